@@ -1,0 +1,1 @@
+"""Syncline's nouns: plain, frozen, validated data with a versioned JSON form."""

@@ -1,0 +1,122 @@
+"""``Network``: how many workers there are and what it costs them to exchange a message."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from syncline.errors import UserError
+from syncline.model.cost import CostCurve, all_reduce_line
+from syncline.model.document import Document, Value
+
+__all__ = ["PRESETS", "Link", "Measurement", "Network"]
+
+
+class Measurement(Value, frozen=True):
+    """One measured size of a collective."""
+
+    size_bytes: int
+    median_s: float
+    """Median over the repetitions of the slowest rank's time."""
+    repetitions: int
+
+
+class Link(Value, frozen=True):
+    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    """Time to add one byte of two arrays in memory, for arrays larger than the caches."""
+
+    def __post_init__(self) -> None:
+        for field in ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"link: {field} must be finite and at least 0, found {value}")
+
+
+class Network(Document, frozen=True):
+    """Worker count and communication costs.
+
+    Raises:
+        UserError: on construction, for fewer than one worker, a contention below 1, or a fit error
+            that is not a fraction.
+    """
+
+    KIND: ClassVar[str] = "network"
+    VERSION: ClassVar[int] = 1
+
+    name: str
+    workers: int
+    all_reduce: CostCurve
+    backend: str = "unknown"
+    """The communication library, such as ``"gloo"`` or ``"nccl"``."""
+    contention: float = 1.0
+    """How many times slower computing and communicating each run while both run.
+
+    1: independent (separate engines). 2: they share one resource evenly, so that overlapping them
+    gains nothing, as on a host whose every core computes.
+    """
+    link: Link | None = None
+    points: tuple[Measurement, ...] = ()
+    """The measured all-reduces that the curve was fitted to."""
+    fit_error: float | None = None
+    """Mean relative error of the curve over the points (0.05: 5 %)."""
+    fit_error_max: float | None = None
+    """Largest relative error over the points."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"network: workers must be at least 1, found {self.workers}")
+        if not (math.isfinite(self.contention) and self.contention >= 1):
+            raise UserError(f"network: contention must be at least 1, found {self.contention}")
+        for point in self.points:
+            if point.size_bytes < 0 or not (math.isfinite(point.median_s) and point.median_s >= 0):
+                raise UserError(
+                    f"network: a measured point of {point.size_bytes} bytes in "
+                    f"{point.median_s} s is not possible"
+                )
+
+    @classmethod
+    def line(cls, *, workers: int, a_s: float, b_s_per_byte: float, name: str = "line") -> Network:
+        """Return a network whose all-reduce costs ``a + b M``. Source: MG-WFBP, Eq. 10."""
+        return cls(name=name, workers=workers, all_reduce=CostCurve.line(a_s, b_s_per_byte))
+
+    def with_workers(self, workers: int, *, algorithm: str = "ring") -> Network:
+        """Return this network's prediction for another worker count, from its link.
+
+        Args:
+            workers: the new worker count.
+            algorithm: which row of MG-WFBP, Table 2 gives the cost.
+
+        Raises:
+            UserError: the link was never measured, or the algorithm is unknown.
+        """
+        if self.link is None:
+            raise UserError(
+                f"network {self.name!r} has no point-to-point measurement to extrapolate from; "
+                "probe it again with 'syncline probe'"
+            )
+        return Network(
+            name=f"{self.name} at {workers} workers ({algorithm})",
+            workers=workers,
+            backend=self.backend,
+            contention=self.contention,
+            link=self.link,
+            all_reduce=all_reduce_line(
+                algorithm,
+                workers=workers,
+                alpha_s=self.link.alpha_s,
+                beta_s_per_byte=self.link.beta_s_per_byte,
+                gamma_s_per_byte=self.link.gamma_s_per_byte,
+            ),
+        )
+
+
+PRESETS: dict[str, Network] = {
+    "10gbe-k80": Network.line(workers=16, a_s=9.72e-4, b_s_per_byte=1.97e-9, name="10gbe-k80"),
+    "10gbe-v100": Network.line(workers=16, a_s=9.08e-4, b_s_per_byte=7.4e-10, name="10gbe-v100"),
+    "56gbib-v100": Network.line(workers=16, a_s=2.36e-4, b_s_per_byte=4.06e-10, name="56gbib-v100"),
+}
+"""Measured all-reduce lines of three 16-GPU clusters. Source: MG-WFBP, Fig. 4."""

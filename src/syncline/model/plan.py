@@ -1,0 +1,193 @@
+"""``Plan``: which gradients are exchanged together, and in what order.
+
+A message is a contiguous slice of the gradients in the order in which they become ready, counted in
+elements. Merging is a slice over several tensors; splitting is a slice of one. The order of the
+messages is fixed and the same on every rank, so no rank has to negotiate.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal
+
+from syncline.errors import UserError
+from syncline.model.document import Document, Value
+from syncline.model.dtypes import bytes_per_element
+from syncline.model.profile import Gradient, Profile
+
+__all__ = ["Collective", "Message", "Plan", "Tensor"]
+
+Collective = Literal["all-reduce"]
+
+
+class Tensor(Value, frozen=True):
+    """A gradient tensor as the plan sees it."""
+
+    name: str
+    elements: int
+    dtype: str = "float32"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor in its own dtype."""
+        return self.elements * bytes_per_element(self.dtype)
+
+
+class Message(Value, frozen=True):
+    """One exchange of the elements ``[start, stop)`` of the concatenated gradients."""
+
+    start: int
+    stop: int
+    collective: Collective = "all-reduce"
+
+
+class Plan(Document, frozen=True):
+    """An ordered list of messages that covers every gradient element exactly once.
+
+    Raises:
+        UserError: on construction, if there is no tensor or the messages overlap or leave a gap.
+    """
+
+    KIND: ClassVar[str] = "plan"
+    VERSION: ClassVar[int] = 1
+
+    planner: str
+    model: str
+    workers: int
+    tensors: tuple[Tensor, ...]
+    """In the order in which their gradients become ready."""
+    messages: tuple[Message, ...]
+    """In the order in which they are sent."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"plan: workers must be at least 1, found {self.workers}")
+        if not self.tensors:
+            raise UserError("plan: no tensors to exchange")
+        for tensor in self.tensors:
+            if tensor.elements < 0:
+                raise UserError(f"plan: tensor {tensor.name!r} has {tensor.elements} elements")
+            bytes_per_element(tensor.dtype)
+        covered = 0
+        for message in sorted(self.messages, key=lambda m: (m.start, m.stop)):
+            if message.start != covered or message.stop < message.start:
+                raise UserError(
+                    f"plan: expected a message that starts at element {covered}, found "
+                    f"[{message.start}, {message.stop}); messages must cover every gradient once"
+                )
+            covered = message.stop
+        if covered != self.elements:
+            raise UserError(
+                f"plan: the messages cover {covered} of {self.elements} gradient elements"
+            )
+
+    @classmethod
+    def merging(
+        cls, planner: str, profile: Profile, workers: int, last_tensors: Iterable[int]
+    ) -> Plan:
+        """Build the plan whose messages end with the given tensors.
+
+        Args:
+            planner: name of the planner.
+            profile: gives the tensors in ready order.
+            workers: the worker count planned for.
+            last_tensors: increasing indices of the last tensor of each message; the last one must
+                be the last tensor of the profile.
+        """
+        tensors = tuple(
+            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
+        )
+        ends = list(itertools.accumulate(t.elements for t in tensors))
+        stops = [ends[last] for last in last_tensors]
+        starts = [0, *stops[:-1]]
+        return cls(
+            planner=planner,
+            model=profile.model,
+            workers=workers,
+            tensors=tensors,
+            messages=tuple(
+                Message(start=a, stop=b) for a, b in zip(starts, stops, strict=True) if a < b
+            )
+            or (Message(start=0, stop=0),),
+        )
+
+    @property
+    def elements(self) -> int:
+        """Gradient elements in all."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    def tensors_of(self, message: Message) -> range:
+        """Return the indices of the tensors that the message holds some of.
+
+        A tensor without elements belongs to the message that holds the element before it.
+        """
+        ends = list(itertools.accumulate(t.elements for t in self.tensors))
+        return _tensors_between(ends, message)
+
+    def message_tensors(self) -> tuple[range, ...]:
+        """Return :meth:`tensors_of` for every message, in one pass."""
+        ends = list(itertools.accumulate(t.elements for t in self.tensors))
+        return tuple(_tensors_between(ends, message) for message in self.messages)
+
+    def message_bytes(self) -> tuple[int, ...]:
+        """Return the bytes of each message."""
+        ends = list(itertools.accumulate(t.elements for t in self.tensors))
+        sizes = []
+        for message in self.messages:
+            size = 0
+            for index in _tensors_between(ends, message):
+                start = ends[index] - self.tensors[index].elements
+                taken = min(message.stop, ends[index]) - max(message.start, start)
+                size += max(taken, 0) * bytes_per_element(self.tensors[index].dtype)
+            sizes.append(size)
+        return tuple(sizes)
+
+    def label(self, tensors: range) -> str:
+        """Return a short name for a message over ``tensors``, such as ``"fc.weight ... conv1"``."""
+        names = [self.tensors[index].name for index in tensors]
+        if not names:
+            return "(empty)"
+        if len(names) == 1:
+            return names[0]
+        return f"{names[0]} .. {names[-1]} ({len(names)})"
+
+    def difference(self, tensors: Sequence[Gradient | Tensor], workers: int) -> str | None:
+        """Say how a model's gradients differ from those planned for, or None if they match.
+
+        Args:
+            tensors: the model's gradients, in any order.
+            workers: the worker count of the job.
+        """
+        if workers != self.workers:
+            return f"the plan is for {self.workers} workers, this job has {workers}"
+        planned = {t.name: t for t in self.tensors}
+        present = {t.name: t for t in tensors}
+        if len(planned) != len(present):
+            extra = sorted(present.keys() - planned.keys()) or sorted(
+                planned.keys() - present.keys()
+            )
+            return (
+                f"the plan has {len(planned)} gradients of {self.model!r}, this model has "
+                f"{len(present)}; the first difference is {extra[0]!r}"
+            )
+        for name, tensor in present.items():
+            if name not in planned:
+                return f"the plan for {self.model!r} has no gradient {name!r}, this model does"
+            expected = planned[name]
+            if (tensor.elements, tensor.dtype) != (expected.elements, expected.dtype):
+                return (
+                    f"gradient {name!r} has {expected.elements} elements of {expected.dtype} in "
+                    f"the plan, {tensor.elements} of {tensor.dtype} in this model"
+                )
+        return None
+
+
+def _tensors_between(ends: list[int], message: Message) -> range:
+    first = bisect.bisect_right(ends, message.start) if message.start else 0
+    stop = bisect.bisect_right(ends, message.stop)
+    whole = ends[stop - 1] if stop else 0
+    if whole < message.stop:  # the message ends inside the next tensor
+        stop += 1
+    return range(first, max(stop, first))

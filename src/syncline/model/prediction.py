@@ -1,0 +1,69 @@
+"""``Prediction`` and ``Comparison``: what the simulator says of one plan, and of all of them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from syncline.errors import UserError
+from syncline.model.document import Document, Value
+
+__all__ = ["Comparison", "Prediction"]
+
+
+class Prediction(Value, frozen=True):
+    """What one iteration under one plan is predicted to take."""
+
+    planner: str
+    messages: int
+    iteration_s: float
+    computation_s: float
+    """All operations of the profile, run without communication."""
+    communication_s: float
+    """All messages, run without computation."""
+    exposed_s: float
+    """Iteration time beyond computation: t_c^no of MG-WFBP, Table 1."""
+    lower_bound_s: float
+    """max(computation, least communication): no schedule can be faster."""
+
+    @property
+    def exposed_fraction(self) -> float:
+        """Share of the communication that is not hidden behind computation (0 to 1)."""
+        if self.communication_s <= 0:
+            return 0.0
+        return min(max(self.exposed_s / self.communication_s, 0.0), 1.0)
+
+    @property
+    def distance_to_bound(self) -> float:
+        """How far the iteration is above the lower bound, as a fraction of the bound."""
+        return self.iteration_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
+
+
+class Comparison(Document, frozen=True):
+    """The predictions of several planners for one profile and network."""
+
+    KIND: ClassVar[str] = "comparison"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    network: str
+    workers: int
+    predictions: tuple[Prediction, ...]
+    chosen: str
+    """The planner that ``auto`` takes."""
+    reason: str
+    """Why, in a sentence."""
+
+    def __post_init__(self) -> None:
+        if self.chosen not in {p.planner for p in self.predictions}:
+            raise UserError(f"comparison: chosen planner {self.chosen!r} is not in the table")
+
+    def of(self, planner: str) -> Prediction:
+        """Return the prediction for ``planner``.
+
+        Raises:
+            UserError: the planner is not in the table.
+        """
+        for prediction in self.predictions:
+            if prediction.planner == planner:
+                return prediction
+        raise UserError(f"no prediction for planner {planner!r} in this comparison")

@@ -1,0 +1,176 @@
+"""``Profile``: what one training iteration costs on one worker.
+
+A profile is a DAG of operations (dag-model, section IV: the computing tasks of one worker and the
+communication tasks that read and copy its data) and the gradient tensors that must be exchanged.
+Operations are listed in the order in which the worker runs them, so every operation comes after
+those it waits for; the simulator may use the order (a real device), the dependencies alone (PACE's
+view), or both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from syncline.errors import UserError
+from syncline.model.document import Document, Value
+from syncline.model.dtypes import bytes_per_element
+
+__all__ = ["Baseline", "Gradient", "Operation", "Phase", "Profile"]
+
+Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
+"""What an operation is part of.
+
+``data``: reading the batch (t_io); ``copy``: host to device (t_h2d); ``forward`` (t_f);
+``backward`` (t_b); ``finalize``: unpacking exchanged gradients, after the last message;
+``update``: the optimizer (t_u). Symbols: dag-model, Table I.
+"""
+
+
+class Operation(Value, frozen=True):
+    """One node of the computation DAG."""
+
+    name: str
+    phase: Phase
+    duration_s: float
+    """Median seconds over the profiled iterations, without communication in flight."""
+    after: tuple[int, ...] = ()
+    """Indices of the operations whose results it needs; all smaller than its own."""
+
+
+class Gradient(Value, frozen=True):
+    """One gradient tensor."""
+
+    name: str
+    elements: int
+    dtype: str = "float32"
+    ready_after: int
+    """Index of the operation after which the gradient is final."""
+    needed_by: int | None = None
+    """Index of the forward operation that first reads the parameter; None if none does."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor in its own dtype."""
+        return self.elements * bytes_per_element(self.dtype)
+
+
+class Baseline(Value, frozen=True):
+    """What stock DistributedDataParallel took, measured beside the profile."""
+
+    iteration_s: float
+    """Median seconds an iteration."""
+    noise_s: float
+    """Standard error of that median, in seconds (1.2533 sigma / sqrt(n), sigma from the MAD)."""
+    iterations: int
+    """Iterations measured."""
+
+    def __post_init__(self) -> None:
+        _require_time("baseline: iteration_s", self.iteration_s)
+        _require_time("baseline: noise_s", self.noise_s)
+        if self.iterations < 1:
+            raise UserError(f"baseline: iterations must be at least 1, found {self.iterations}")
+
+
+class Profile(Document, frozen=True):
+    """What one iteration costs on one worker.
+
+    Raises:
+        UserError: on construction, if there is no gradient, an operation waits for itself or a
+            later one (a cycle), a time is negative or not finite, an index is out of range, or two
+            gradients share a name.
+    """
+
+    KIND: ClassVar[str] = "profile"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    device: str
+    """Kind of the device that computed, such as ``"cpu"`` or ``"cuda"``."""
+    workers: int
+    """Workers over which the medians were taken."""
+    iterations: int
+    """Iterations over which the medians were taken."""
+    operations: tuple[Operation, ...]
+    """In execution order."""
+    gradients: tuple[Gradient, ...]
+    """In the order in which they become ready."""
+    baseline: Baseline | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"profile: workers must be at least 1, found {self.workers}")
+        if self.iterations < 1:
+            raise UserError(f"profile: iterations must be at least 1, found {self.iterations}")
+        for index, operation in enumerate(self.operations):
+            where = f"profile: operations[{index}] {operation.name!r}"
+            _require_time(f"{where}: duration_s", operation.duration_s)
+            for before in operation.after:
+                if not 0 <= before < index:
+                    raise UserError(
+                        f"{where} waits for operation {before}, which does not come before it; "
+                        "the operations must form a DAG listed in execution order (no cycles)"
+                    )
+        if not self.gradients:
+            raise UserError("profile: no gradient tensors; a model without them needs no exchange")
+        self._check_gradients()
+
+    def _check_gradients(self) -> None:
+        seen: set[str] = set()
+        for index, gradient in enumerate(self.gradients):
+            where = f"profile: gradients[{index}] {gradient.name!r}"
+            if gradient.name in seen:
+                raise UserError(f"{where}: another gradient has this name")
+            seen.add(gradient.name)
+            if gradient.elements < 0:
+                raise UserError(f"{where}: elements must not be negative: {gradient.elements}")
+            bytes_per_element(gradient.dtype)
+            for field, operation in (
+                ("ready_after", gradient.ready_after),
+                ("needed_by", gradient.needed_by),
+            ):
+                if operation is not None and not 0 <= operation < len(self.operations):
+                    raise UserError(
+                        f"{where}: {field} is {operation}, but there are "
+                        f"{len(self.operations)} operations"
+                    )
+        ready = [gradient.ready_after for gradient in self.gradients]
+        for index in range(1, len(ready)):
+            if ready[index] < ready[index - 1]:
+                raise UserError(
+                    f"profile: gradients[{index}] {self.gradients[index].name!r} is ready before "
+                    "the one listed ahead of it; list gradients in the order they become ready"
+                )
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients together."""
+        return sum(gradient.size_bytes for gradient in self.gradients)
+
+    @property
+    def computation_s(self) -> float:
+        """Seconds of all operations, run one after the other."""
+        return math.fsum(operation.duration_s for operation in self.operations)
+
+    def phase_s(self, *phases: Phase) -> float:
+        """Seconds of the operations of the given phases."""
+        return math.fsum(o.duration_s for o in self.operations if o.phase in phases)
+
+    def ready_s(self) -> tuple[float, ...]:
+        """When each gradient is ready on a device that runs one operation at a time.
+
+        Returns:
+            Seconds from the start of the iteration, one a gradient, non-decreasing.
+            Corresponds to ``tau_b + t_b`` of MG-WFBP, Eq. 6, from the iteration's start.
+        """
+        finished: list[float] = []
+        clock = 0.0
+        for operation in self.operations:
+            clock += operation.duration_s
+            finished.append(clock)
+        return tuple(finished[gradient.ready_after] for gradient in self.gradients)
+
+
+def _require_time(what: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise UserError(f"{what} must be a finite time of at least 0 s, found {seconds}")
