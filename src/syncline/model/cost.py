@@ -17,7 +17,7 @@ from syncline.model.document import Value
 __all__ = ["ALL_REDUCE_ALGORITHMS", "CostCurve", "CostSegment", "all_reduce_line"]
 
 
-class CostSegment(Value, frozen=True):
+class CostSegment(Value, frozen=True, kw_only=True):
     """A straight piece of a cost curve, from ``start_bytes`` to the start of the next piece."""
 
     start_bytes: int
@@ -26,7 +26,7 @@ class CostSegment(Value, frozen=True):
     s_per_byte: float
 
 
-class CostCurve(Value, frozen=True):
+class CostCurve(Value, frozen=True, kw_only=True):
     """Seconds that a collective takes as a function of the message size in bytes.
 
     Raises:

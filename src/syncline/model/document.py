@@ -25,7 +25,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of the frozen, validated records that documents are made of."""
 
 
-class Document(Value, frozen=True):
+class Document(Value, frozen=True, kw_only=True):
     """A noun that has a versioned JSON file form.
 
     Subclasses set ``KIND`` (the name in the header) and ``VERSION`` (raised when the form changes).

@@ -12,7 +12,7 @@ from syncline.model.document import Document, Value
 __all__ = ["PRESETS", "Link", "Measurement", "Network"]
 
 
-class Measurement(Value, frozen=True):
+class Measurement(Value, frozen=True, kw_only=True):
     """One measured size of a collective."""
 
     size_bytes: int
@@ -21,7 +21,7 @@ class Measurement(Value, frozen=True):
     repetitions: int
 
 
-class Link(Value, frozen=True):
+class Link(Value, frozen=True, kw_only=True):
     """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""
 
     alpha_s: float
@@ -36,7 +36,7 @@ class Link(Value, frozen=True):
                 raise UserError(f"link: {field} must be finite and at least 0, found {value}")
 
 
-class Network(Document, frozen=True):
+class Network(Document, frozen=True, kw_only=True):
     """Worker count and communication costs.
 
     Raises:

@@ -22,7 +22,7 @@ __all__ = ["Collective", "Message", "Plan", "Tensor"]
 Collective = Literal["all-reduce"]
 
 
-class Tensor(Value, frozen=True):
+class Tensor(Value, frozen=True, kw_only=True):
     """A gradient tensor as the plan sees it."""
 
     name: str
@@ -35,7 +35,7 @@ class Tensor(Value, frozen=True):
         return self.elements * bytes_per_element(self.dtype)
 
 
-class Message(Value, frozen=True):
+class Message(Value, frozen=True, kw_only=True):
     """One exchange of the elements ``[start, stop)`` of the concatenated gradients."""
 
     start: int
@@ -43,7 +43,7 @@ class Message(Value, frozen=True):
     collective: Collective = "all-reduce"
 
 
-class Plan(Document, frozen=True):
+class Plan(Document, frozen=True, kw_only=True):
     """An ordered list of messages that covers every gradient element exactly once.
 
     Raises:

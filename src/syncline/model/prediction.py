@@ -10,7 +10,7 @@ from syncline.model.document import Document, Value
 __all__ = ["Comparison", "Prediction"]
 
 
-class Prediction(Value, frozen=True):
+class Prediction(Value, frozen=True, kw_only=True):
     """What one iteration under one plan is predicted to take."""
 
     planner: str
@@ -38,7 +38,7 @@ class Prediction(Value, frozen=True):
         return self.iteration_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
 
 
-class Comparison(Document, frozen=True):
+class Comparison(Document, frozen=True, kw_only=True):
     """The predictions of several planners for one profile and network."""
 
     KIND: ClassVar[str] = "comparison"

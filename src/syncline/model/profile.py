@@ -27,7 +27,7 @@ Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """
 
 
-class Operation(Value, frozen=True):
+class Operation(Value, frozen=True, kw_only=True):
     """One node of the computation DAG."""
 
     name: str
@@ -38,7 +38,7 @@ class Operation(Value, frozen=True):
     """Indices of the operations whose results it needs; all smaller than its own."""
 
 
-class Gradient(Value, frozen=True):
+class Gradient(Value, frozen=True, kw_only=True):
     """One gradient tensor."""
 
     name: str
@@ -55,7 +55,7 @@ class Gradient(Value, frozen=True):
         return self.elements * bytes_per_element(self.dtype)
 
 
-class Baseline(Value, frozen=True):
+class Baseline(Value, frozen=True, kw_only=True):
     """What stock DistributedDataParallel took, measured beside the profile."""
 
     iteration_s: float
@@ -72,7 +72,7 @@ class Baseline(Value, frozen=True):
             raise UserError(f"baseline: iterations must be at least 1, found {self.iterations}")
 
 
-class Profile(Document, frozen=True):
+class Profile(Document, frozen=True, kw_only=True):
     """What one iteration costs on one worker.
 
     Raises:

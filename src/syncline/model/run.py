@@ -13,14 +13,14 @@ Decision = Literal["planned", "ddp", "reverted", "undecided"]
 tried, lost and was dropped; ``undecided``: training ended before the measurement did."""
 
 
-class Event(Value, frozen=True):
+class Event(Value, frozen=True, kw_only=True):
     """Something the run decided, with its iteration."""
 
     iteration: int
     text: str
 
 
-class Rate(Value, frozen=True):
+class Rate(Value, frozen=True, kw_only=True):
     """Measured iteration time of one way of training."""
 
     name: str
@@ -32,7 +32,7 @@ class Rate(Value, frozen=True):
     samples_per_s: float | None = None
 
 
-class Run(Document, frozen=True):
+class Run(Document, frozen=True, kw_only=True):
     """The record that a run leaves beside its profile, network, plan and timelines."""
 
     KIND: ClassVar[str] = "run"

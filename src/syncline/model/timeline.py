@@ -16,7 +16,7 @@ COMPUTE = "compute"
 COMMUNICATION = "communication"
 
 
-class Span(Value, frozen=True):
+class Span(Value, frozen=True, kw_only=True):
     """One thing that ran on one lane from ``start_ns`` to ``stop_ns``."""
 
     lane: str
@@ -28,7 +28,7 @@ class Span(Value, frozen=True):
     """Bytes of the message; None for computation."""
 
 
-class Timeline(Document, frozen=True):
+class Timeline(Document, frozen=True, kw_only=True):
     """Spans on an integer-nanosecond clock that starts with the iteration.
 
     Raises:

@@ -1,0 +1,29 @@
+#include "cost_curve.hpp"
+
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+namespace syncline {
+
+CostCurve::CostCurve(std::vector<CostSegment> segments) : segments_(std::move(segments)) {
+    if (segments_.empty() || segments_.front().start_bytes != 0) {
+        throw std::invalid_argument("a cost curve needs a first segment that starts at 0 bytes");
+    }
+    for (std::size_t i = 1; i < segments_.size(); ++i) {
+        if (segments_[i].start_bytes <= segments_[i - 1].start_bytes) {
+            throw std::invalid_argument("the segments of a cost curve must be in increasing order");
+        }
+    }
+}
+
+std::int64_t CostCurve::operator()(std::int64_t size_bytes) const {
+    // Measured curves have a handful of segments: a backward scan beats a binary search.
+    std::size_t index = segments_.size() - 1;
+    while (index > 0 && segments_[index].start_bytes > size_bytes) --index;
+    const CostSegment& segment = segments_[index];
+    const double offset = static_cast<double>(size_bytes - segment.start_bytes);
+    return std::llround(segment.cost_ns + segment.ns_per_byte * offset);
+}
+
+}  // namespace syncline

@@ -1,0 +1,53 @@
+// A deterministic discrete-event simulator of tasks on lanes, on an integer-nanosecond clock.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace syncline {
+
+// A resource that runs tasks: a compute stream, a communication channel, a disk.
+struct Lane {
+    // How many tasks it runs at once (the credits of a channel); at least 1.
+    std::int32_t capacity = 1;
+    // true: tasks start in the order in which they are listed, so that a late one holds up those
+    // behind it (a static plan). false: whichever task is ready starts, the lowest index first.
+    bool in_order = true;
+};
+
+// While both lanes are busy, each runs `slowdown` times slower. A lane in several pairs is slowed
+// by the largest.
+struct Contention {
+    std::int32_t lane_a;
+    std::int32_t lane_b;
+    double slowdown;  // at least 1
+};
+
+struct Task {
+    std::int32_t lane;
+    std::int64_t duration_ns;
+};
+
+// The task graph: task i starts after every task in predecessors[offsets[i] .. offsets[i + 1]).
+struct TaskGraph {
+    std::vector<Lane> lanes;
+    std::vector<Contention> contentions;
+    std::vector<Task> tasks;
+    std::vector<std::int64_t> offsets;
+    std::vector<std::int32_t> predecessors;
+};
+
+struct Schedule {
+    std::vector<std::int64_t> start_ns;
+    std::vector<std::int64_t> stop_ns;
+};
+
+// Runs the graph from time 0 and returns when each task starts and stops.
+//
+// Throws std::invalid_argument for an index out of range, a negative duration or an impossible
+// lane, and std::runtime_error when tasks can never start (a cycle of dependencies and orders).
+// O((tasks + dependencies) log tasks), and a further log for each change of a lane's speed.
+[[nodiscard]] Schedule simulate(const TaskGraph& graph);
+
+}  // namespace syncline

@@ -1,0 +1,1 @@
+"""Fast synchronous data-parallel training on the network you have."""

@@ -1,0 +1,92 @@
+"""``auto``: simulate every planner's plan and take the best, or DDP's buckets if none gains enough."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.prediction import Comparison
+from syncline.model.profile import Profile
+from syncline.planners.base import Planner
+from syncline.planners.buckets import Buckets
+from syncline.planners.ddp import Ddp
+from syncline.planners.merge import Merge
+from syncline.planners.mgwfbp import MgWfbp
+from syncline.planners.single import Single
+from syncline.planners.wfbp import Wfbp
+from syncline.simulator.predict import Forecast, predict
+
+__all__ = ["Auto", "Choice", "choose"]
+
+CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(), Merge())
+CONFIDENCE = 2.0
+"""Standard errors that a predicted gain must exceed: two, for 95 %."""
+
+
+class Choice(NamedTuple):
+    """What was compared, and what is taken."""
+
+    comparison: Comparison
+    plan: Plan
+    """The plan of ``comparison.chosen``."""
+    forecast: Forecast
+    """The forecast of that plan."""
+    plans: dict[str, Plan]
+    """Every candidate's plan, by planner."""
+
+
+def choose(profile: Profile, network: Network) -> Choice:
+    """Simulate the plan of every planner and choose.
+
+    The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
+    kept unless the predicted gain over them exceeds twice the standard error of the measured
+    iteration time (when the profile has one).
+    """
+    plans = {planner.NAME: planner.plan(profile, network) for planner in CANDIDATES}
+    forecasts = {name: predict(profile, network, plan) for name, plan in plans.items()}
+    predictions = tuple(forecast.prediction for forecast in forecasts.values())
+    best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
+    ddp = forecasts[Ddp.NAME].prediction
+    gain_s = ddp.iteration_s - best.iteration_s
+    noise_s = CONFIDENCE * profile.baseline.noise_s if profile.baseline else 0.0
+    if gain_s > noise_s:
+        chosen = best.planner
+        reason = (
+            f"{best.planner} is predicted to take {gain_s * 1e3:.2f} ms "
+            f"({gain_s / ddp.iteration_s:.1%}) less an iteration than DDP's buckets"
+        )
+    elif gain_s > 0:
+        chosen = Ddp.NAME
+        reason = (
+            f"the best predicted gain over DDP's buckets, {gain_s * 1e3:.2f} ms an iteration with "
+            f"{best.planner}, is within the measured noise of {noise_s * 1e3:.2f} ms"
+        )
+    else:
+        chosen = Ddp.NAME
+        reason = "no planner is predicted to be faster than DDP's own buckets"
+    comparison = Comparison(
+        model=profile.model,
+        network=network.name,
+        workers=network.workers,
+        predictions=predictions,
+        chosen=chosen,
+        reason=reason,
+    )
+    return Choice(comparison, plans[chosen], forecasts[chosen], plans)
+
+
+class Auto(Planner, frozen=True, kw_only=True):
+    """Take the plan that the simulator finds fastest; see :func:`choose`."""
+
+    NAME: ClassVar[str] = "auto"
+    SUMMARY: ClassVar[str] = "simulates all of them and takes the fastest, DDP's if none gains"
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the chosen plan, under the name of the planner that made it."""
+        return choose(profile, network).plan
+
+    def last_tensors(self, profile: Profile, network: Network) -> list[int]:
+        """Return the chosen plan's cuts."""
+        plan = self.plan(profile, network)
+        return [tensors.stop - 1 for tensors in plan.message_tensors()]

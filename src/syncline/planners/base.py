@@ -1,0 +1,48 @@
+"""What every planner is: a frozen value with one function from data to a plan."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from syncline.model.document import Value
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+
+__all__ = ["NS_PER_S", "Planner", "curve_segments", "ready_ns"]
+
+NS_PER_S = 1_000_000_000
+
+
+class Planner(Value, frozen=True, kw_only=True):
+    """A way to cut the gradients into messages.
+
+    Subclasses are frozen values whose fields are their settings. ``plan`` is a pure function: the
+    same profile and network give the same plan on every rank and every machine.
+    """
+
+    NAME: ClassVar[str]
+    SUMMARY: ClassVar[str]
+    """One line for tables and help texts."""
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        return Plan.merging(
+            self.NAME, profile, network.workers, self.last_tensors(profile, network)
+        )
+
+    @abstractmethod
+    def last_tensors(self, profile: Profile, network: Network) -> list[int]:
+        """Return the increasing indices of the last tensor of each message."""
+        raise NotImplementedError
+
+
+def ready_ns(profile: Profile) -> list[int]:
+    """Return when each gradient is ready, in integer nanoseconds of the iteration."""
+    return [round(seconds * NS_PER_S) for seconds in profile.ready_s()]
+
+
+def curve_segments(network: Network) -> list[tuple[int, float, float]]:
+    """Return the network's all-reduce cost in the form that the native core takes."""
+    return [(s.start_bytes, s.cost_s, s.s_per_byte) for s in network.all_reduce.segments]

@@ -1,0 +1,22 @@
+"""Single-layer exchange (SyncEASGD): everything in one message, after the backward pass."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from syncline.planners.base import Planner
+
+__all__ = ["Single"]
+
+
+class Single(Planner, frozen=True, kw_only=True):
+    """Send all gradients at once. Source: MG-WFBP, section 2.4, Eq. 9."""
+
+    NAME: ClassVar[str] = "single"
+    SUMMARY: ClassVar[str] = "one message after the backward pass (SyncEASGD)"
+
+    def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
+        """Return the last tensor as the end of the only message."""
+        return [len(profile.gradients) - 1]

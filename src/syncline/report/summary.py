@@ -1,0 +1,391 @@
+"""``Summary``: the content of a report, computed once for the page, the JSON and the terminal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from syncline.model.document import Document, Value
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.prediction import Comparison
+from syncline.model.profile import Phase, Profile
+from syncline.model.run import Decision, Event, Rate
+from syncline.model.timeline import Timeline
+from syncline.report.lanes import busy_ns, exposed_intervals, union
+from syncline.report.verdict import KeyFigure, Verdict, key_figures, verdict
+
+if TYPE_CHECKING:
+    from syncline.report.bundle import Bundle
+
+__all__ = [
+    "Check",
+    "FittedPoint",
+    "LargeGradient",
+    "LargeOperation",
+    "MessageFacts",
+    "NetworkFacts",
+    "PlannerRow",
+    "PlannerTable",
+    "ProfileFacts",
+    "RunFacts",
+    "Summary",
+    "TimelineFacts",
+    "network_facts",
+    "planner_table",
+    "summarise",
+    "timeline_facts",
+]
+
+LARGEST = 10
+"""How many of the largest gradients and operations a report lists."""
+
+
+class TimelineFacts(Value, frozen=True):
+    """Totals of one timeline, in seconds."""
+
+    name: str
+    source: str
+    iteration_s: float
+    computation_s: float
+    """While at least one operation runs."""
+    communication_s: float
+    """While at least one message is under way."""
+    exposed_s: float
+    """While a message is under way and nothing computes."""
+    spans: int
+
+
+class PlannerRow(Value, frozen=True):
+    """One planner of the table, with what follows from its prediction."""
+
+    planner: str
+    chosen: bool
+    iteration_s: float
+    messages: int
+    computation_s: float
+    communication_s: float
+    exposed_s: float
+    exposed_fraction: float
+    lower_bound_s: float
+    distance_to_bound: float
+
+
+class PlannerTable(Value, frozen=True):
+    """The planners, fastest first."""
+
+    model: str
+    network: str
+    workers: int
+    rows: tuple[PlannerRow, ...]
+    chosen: str
+    reason: str
+
+
+class Check(Value, frozen=True):
+    """One quantity that was predicted and measured."""
+
+    what: str
+    predicted_s: float
+    measured_s: float
+    noise_s: float | None
+    error: float | None
+    """Predicted relative to measured, signed; None where nothing was measured to differ from."""
+
+
+class FittedPoint(Value, frozen=True):
+    """A measured all-reduce beside what the fitted curve says of it."""
+
+    size_bytes: int
+    median_s: float
+    fitted_s: float
+    error: float | None
+    """Fitted relative to measured, signed; None for a point of 0 s."""
+
+
+class NetworkFacts(Value, frozen=True):
+    """What the network costs, and how well that is known."""
+
+    name: str
+    workers: int
+    backend: str
+    startup_s: float
+    alpha_s: float | None
+    beta_s_per_byte: float | None
+    gamma_s_per_byte: float | None
+    contention: float
+    fit_error: float | None
+    fit_error_max: float | None
+    points: tuple[FittedPoint, ...]
+
+
+class MessageFacts(Value, frozen=True):
+    """One message of the plan."""
+
+    number: int
+    label: str
+    tensors: tuple[str, ...]
+    size_bytes: int
+
+
+class LargeGradient(Value, frozen=True):
+    """A gradient with its share of all gradient bytes."""
+
+    name: str
+    elements: int
+    dtype: str
+    size_bytes: int
+    share: float
+
+
+class LargeOperation(Value, frozen=True):
+    """An operation with its share of the computing time."""
+
+    name: str
+    phase: Phase
+    duration_s: float
+    share: float
+
+
+class ProfileFacts(Value, frozen=True):
+    """What was profiled, and its totals."""
+
+    model: str
+    device: str
+    workers: int
+    iterations: int
+    operations: int
+    gradients: int
+    gradient_bytes: int
+    computation_s: float
+    phases_s: dict[str, float]
+    largest_gradients: tuple[LargeGradient, ...]
+    largest_operations: tuple[LargeOperation, ...]
+
+
+class RunFacts(Value, frozen=True):
+    """What the run was, and what it decided and reached."""
+
+    model: str
+    workers: int
+    backend: str
+    machine: str
+    decision: Decision
+    reason: str
+    planner: str
+    messages: int
+    rates: tuple[Rate, ...]
+    results: dict[str, float]
+    events: tuple[Event, ...]
+
+
+class Summary(Document, frozen=True):
+    """The content of a report. Spans are not repeated: they stand in the timelines' own files."""
+
+    KIND: ClassVar[str] = "report"
+    VERSION: ClassVar[int] = 1
+
+    verdict: Verdict
+    figures: tuple[KeyFigure, ...] = ()
+    timelines: tuple[TimelineFacts, ...] = ()
+    planners: PlannerTable | None = None
+    checks: tuple[Check, ...] = ()
+    network: NetworkFacts | None = None
+    messages: tuple[MessageFacts, ...] = ()
+    profile: ProfileFacts | None = None
+    run: RunFacts | None = None
+
+
+def summarise(bundle: Bundle) -> Summary:
+    """Return what a report on ``bundle`` says; what the bundle lacks is left out."""
+    run = bundle.run
+    return Summary(
+        verdict=verdict(bundle),
+        figures=key_figures(bundle),
+        timelines=tuple(timeline_facts(t) for t in bundle.timelines()),
+        planners=planner_table(bundle.comparison) if bundle.comparison else None,
+        checks=_checks(bundle),
+        network=network_facts(bundle.network) if bundle.network else None,
+        messages=_messages(bundle.plan) if bundle.plan else (),
+        profile=_profile(bundle.profile) if bundle.profile else None,
+        run=RunFacts(
+            model=run.model,
+            workers=run.workers,
+            backend=run.backend,
+            machine=run.machine,
+            decision=run.decision,
+            reason=run.reason,
+            planner=run.planner,
+            messages=run.messages,
+            rates=run.rates,
+            results=run.results,
+            events=run.events,
+        )
+        if run
+        else None,
+    )
+
+
+def timeline_facts(timeline: Timeline) -> TimelineFacts:
+    """Return the totals of a timeline."""
+    computing = union(s for s in timeline.spans if s.kind != "message")
+    communicating = union(s for s in timeline.spans if s.kind == "message")
+    return TimelineFacts(
+        name=timeline.name,
+        source=timeline.source,
+        iteration_s=timeline.iteration_ns / 1e9,
+        computation_s=busy_ns(computing) / 1e9,
+        communication_s=busy_ns(communicating) / 1e9,
+        exposed_s=busy_ns(exposed_intervals(timeline)) / 1e9,
+        spans=len(timeline.spans),
+    )
+
+
+def planner_table(comparison: Comparison) -> PlannerTable:
+    """Return the planners of a comparison, fastest first."""
+    fastest_first = sorted(comparison.predictions, key=lambda p: (p.iteration_s, p.planner))
+    return PlannerTable(
+        model=comparison.model,
+        network=comparison.network,
+        workers=comparison.workers,
+        rows=tuple(
+            PlannerRow(
+                planner=p.planner,
+                chosen=p.planner == comparison.chosen,
+                iteration_s=p.iteration_s,
+                messages=p.messages,
+                computation_s=p.computation_s,
+                communication_s=p.communication_s,
+                exposed_s=p.exposed_s,
+                exposed_fraction=p.exposed_fraction,
+                lower_bound_s=p.lower_bound_s,
+                distance_to_bound=p.distance_to_bound,
+            )
+            for p in fastest_first
+        ),
+        chosen=comparison.chosen,
+        reason=comparison.reason,
+    )
+
+
+def network_facts(network: Network) -> NetworkFacts:
+    """Return what a network costs; the fit's error is taken from its points if not recorded."""
+    points = []
+    for point in sorted(network.points, key=lambda p: p.size_bytes):
+        fitted_s = network.all_reduce.seconds(point.size_bytes)
+        error = fitted_s / point.median_s - 1 if point.median_s > 0 else None
+        points.append(
+            FittedPoint(
+                size_bytes=point.size_bytes,
+                median_s=point.median_s,
+                fitted_s=fitted_s,
+                error=error,
+            )
+        )
+    errors = [abs(p.error) for p in points if p.error is not None]
+    mean, largest = network.fit_error, network.fit_error_max
+    if errors:
+        mean = math.fsum(errors) / len(errors) if mean is None else mean
+        largest = max(errors) if largest is None else largest
+    link = network.link
+    return NetworkFacts(
+        name=network.name,
+        workers=network.workers,
+        backend=network.backend,
+        startup_s=network.all_reduce.startup_s,
+        alpha_s=link.alpha_s if link else None,
+        beta_s_per_byte=link.beta_s_per_byte if link else None,
+        gamma_s_per_byte=link.gamma_s_per_byte if link else None,
+        contention=network.contention,
+        fit_error=mean,
+        fit_error_max=largest,
+        points=tuple(points),
+    )
+
+
+def _check(what: str, predicted_s: float, measured_s: float, noise_s: float | None) -> Check:
+    error = predicted_s / measured_s - 1 if measured_s > 0 else None
+    return Check(
+        what=what, predicted_s=predicted_s, measured_s=measured_s, noise_s=noise_s, error=error
+    )
+
+
+def _checks(bundle: Bundle) -> tuple[Check, ...]:
+    checks = []
+    run = bundle.run
+    if run and run.baseline and run.predicted_baseline_s is not None:
+        rate = run.baseline
+        checks.append(
+            _check(
+                "iteration, stock DDP", run.predicted_baseline_s, rate.iteration_s, rate.noise_s
+            )
+        )
+    if run and run.planned and run.predicted_planned_s is not None:
+        rate = run.planned
+        what = f"iteration, {run.planner} plan"
+        checks.append(_check(what, run.predicted_planned_s, rate.iteration_s, rate.noise_s))
+    if bundle.timeline_predicted and bundle.timeline_measured:
+        predicted = timeline_facts(bundle.timeline_predicted)
+        measured = timeline_facts(bundle.timeline_measured)
+        for what in ("iteration", "computation", "communication", "exposed"):
+            checks.append(
+                _check(
+                    f"timeline: {what}",
+                    getattr(predicted, f"{what}_s"),
+                    getattr(measured, f"{what}_s"),
+                    None,
+                )
+            )
+    return tuple(checks)
+
+
+def _messages(plan: Plan) -> tuple[MessageFacts, ...]:
+    facts = zip(itertools.count(1), plan.message_tensors(), plan.message_bytes(), strict=False)
+    return tuple(
+        MessageFacts(
+            number=number,
+            label=plan.label(tensors),
+            tensors=tuple(plan.tensors[index].name for index in tensors),
+            size_bytes=size_bytes,
+        )
+        for number, tensors, size_bytes in facts
+    )
+
+
+def _profile(profile: Profile) -> ProfileFacts:
+    gradient_bytes = profile.gradient_bytes
+    computation_s = profile.computation_s
+    phases = dict.fromkeys(operation.phase for operation in profile.operations)
+    gradients = sorted(profile.gradients, key=lambda g: -g.size_bytes)[:LARGEST]
+    operations = sorted(profile.operations, key=lambda o: -o.duration_s)[:LARGEST]
+    return ProfileFacts(
+        model=profile.model,
+        device=profile.device,
+        workers=profile.workers,
+        iterations=profile.iterations,
+        operations=len(profile.operations),
+        gradients=len(profile.gradients),
+        gradient_bytes=gradient_bytes,
+        computation_s=computation_s,
+        phases_s={phase: profile.phase_s(phase) for phase in phases},
+        largest_gradients=tuple(
+            LargeGradient(
+                name=g.name,
+                elements=g.elements,
+                dtype=g.dtype,
+                size_bytes=g.size_bytes,
+                share=g.size_bytes / gradient_bytes if gradient_bytes else 0.0,
+            )
+            for g in gradients
+        ),
+        largest_operations=tuple(
+            LargeOperation(
+                name=o.name,
+                phase=o.phase,
+                duration_s=o.duration_s,
+                share=o.duration_s / computation_s if computation_s else 0.0,
+            )
+            for o in operations
+        ),
+    )

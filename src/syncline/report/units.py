@@ -1,0 +1,109 @@
+"""Numbers as people read them: with a unit, and with no more digits than they deserve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+__all__ = [
+    "TimeUnit",
+    "byte_time",
+    "counted",
+    "duration",
+    "percent",
+    "plain",
+    "rate",
+    "size",
+    "with_noise",
+]
+
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"), (1e-12, "ps"))
+# Decimal multiples, as link rates and model sizes are usually quoted.
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def _significant(value: float, digits: int) -> str:
+    """Return ``value`` with ``digits`` significant digits, never in scientific notation."""
+    if value == 0:
+        return "0"
+    before_point = math.floor(math.log10(abs(value))) + 1
+    return f"{value:.{max(digits - before_point, 0)}f}"
+
+
+def _time_scale(magnitude_s: float) -> tuple[float, str]:
+    # 0.9995 so that a value that rounds up to 1000 takes the next unit: 1.00 ms, not 1000 µs.
+    return next((u for u in _TIMES if magnitude_s >= u[0] * 0.9995), _TIMES[-1])
+
+
+def duration(seconds: float, digits: int = 3) -> str:
+    """Return a duration in the unit that suits it, such as ``"478 ms"``."""
+    if seconds == 0:
+        return "0 s"
+    factor, unit = _time_scale(abs(seconds))
+    return f"{_significant(seconds / factor, digits)} {unit}"
+
+
+def with_noise(seconds: float, noise_s: float) -> str:
+    """Return a duration with its noise and no digits beyond it, such as ``"478.2 ± 1.3 ms"``."""
+    if noise_s <= 0 or seconds == 0:
+        return duration(seconds, 4)
+    factor, unit = _time_scale(abs(seconds))
+    decimals = max(1 - math.floor(math.log10(noise_s / factor)), 0)
+    decimals = min(decimals, 4)
+    return f"{seconds / factor:.{decimals}f} ± {noise_s / factor:.{decimals}f} {unit}"
+
+
+def size(size_bytes: int | float) -> str:
+    """Return a number of bytes, such as ``"102 MB"`` (10^6 bytes)."""
+    for factor, unit in _SIZES:
+        if abs(size_bytes) >= factor * 0.9995:
+            return f"{_significant(size_bytes / factor, 3)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def rate(bytes_per_s: float) -> str:
+    """Return a transfer rate, such as ``"117 MB/s"``."""
+    return f"{size(bytes_per_s)}/s"
+
+
+def byte_time(s_per_byte: float) -> str:
+    """Return a time a byte, such as ``"8.50 ns/B"``."""
+    return f"{duration(s_per_byte)}/B"
+
+
+def percent(fraction: float, *, signed: bool = False) -> str:
+    """Return a fraction in percent, such as ``"21.9 %"``; with a sign if ``signed``."""
+    text = f"{fraction * 100:.1f}"
+    if float(text) == 0:
+        return "0.0 %"
+    return f"{'+' if signed and fraction > 0 else ''}{text} %"
+
+
+def plain(value: float) -> str:
+    """Return a number without a unit with four significant digits: ``0.9812``, ``12``."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):d}"
+    if 1e-4 <= abs(value) < 1e6:
+        return _significant(value, 4)
+    return f"{value:.4g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 message"``, ``"7 messages"``, ``"2 processes"``."""
+    suffix = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else suffix}".replace(",", "\u2009")
+
+
+class TimeUnit:
+    """One unit for a whole column: milliseconds when everything is below 1 s, seconds otherwise."""
+
+    def __init__(self, values_s: Iterable[float]) -> None:
+        largest_s = max((abs(v) for v in values_s), default=0.0)
+        self.name = "ms" if largest_s < 1 else "s"
+        self._factor = 1e-3 if largest_s < 1 else 1.0
+        largest = largest_s / self._factor
+        self._decimals = 3 if self.name == "s" or largest < 10 else 2 if largest < 100 else 1
+
+    def text(self, seconds: float) -> str:
+        """Return the number alone, with as many decimals as the rest of the column."""
+        return f"{seconds / self._factor:.{self._decimals}f}"

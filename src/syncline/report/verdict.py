@@ -1,0 +1,303 @@
+"""The verdict in a sentence, and the figures that it rests on."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from syncline.model.document import Value
+from syncline.model.prediction import Comparison, Prediction
+from syncline.model.profile import Baseline
+from syncline.model.run import Rate, Run
+from syncline.report import units
+
+if TYPE_CHECKING:
+    from syncline.report.bundle import Bundle
+
+__all__ = ["KeyFigure", "Verdict", "figure_text", "key_figures", "verdict"]
+
+DDP = "ddp"
+"""The planner that mirrors what stock DistributedDataParallel does."""
+
+
+class Verdict(Value, frozen=True):
+    """The outcome: what happened, then what was expected and why it was decided so."""
+
+    headline: str
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Headline and detail as one sentence."""
+        return f"{self.headline}; {self.detail}." if self.detail else f"{self.headline}."
+
+
+class KeyFigure(Value, frozen=True):
+    """One number worth knowing first."""
+
+    name: str
+    label: str
+    value: float
+    unit: str
+    """``s``, ``fraction``, ``iterations``, ``samples/s``, or empty."""
+    noise: float | None = None
+    """Standard error, in the unit of the value."""
+    note: str = ""
+
+
+def figure_text(figure: KeyFigure) -> str:
+    """Return the figure's value with its noise and unit, as people read it."""
+    if figure.unit == "s":
+        return units.with_noise(figure.value, figure.noise or 0.0)
+    if figure.unit == "fraction":
+        if figure.noise is None:
+            return units.percent(figure.value)
+        return f"{figure.value * 100:.1f} ± {figure.noise * 100:.1f} %"
+    return f"{units.plain(figure.value)} {figure.unit}".strip()
+
+
+def _gain(baseline: Rate, planned: Rate) -> tuple[float, float]:
+    """Return the time saved as a fraction of the baseline, with its standard error."""
+    ratio = planned.iteration_s / baseline.iteration_s
+    noise = ratio * math.hypot(
+        planned.noise_s / planned.iteration_s, baseline.noise_s / baseline.iteration_s
+    )
+    return 1 - ratio, noise
+
+
+def _against(gain: float, noise: float | None = None) -> str:
+    """Say how much less time something takes: ``21.9 ± 0.7 % less``."""
+    more_or_less = "less" if gain >= 0 else "more"
+    error = "" if noise is None else f" ± {noise * 100:.1f}"
+    return f"{abs(gain) * 100:.1f}{error} % {more_or_less}"
+
+
+def _baseline(bundle: Bundle) -> Rate | Baseline | None:
+    if bundle.run and bundle.run.baseline:
+        return bundle.run.baseline
+    return bundle.profile.baseline if bundle.profile else None
+
+
+def _prediction(bundle: Bundle) -> Prediction | None:
+    """Return the prediction for the plan that ran or, without a run, was chosen."""
+    if bundle.comparison is None:
+        return None
+    by_name = {p.planner: p for p in bundle.comparison.predictions}
+    planner = bundle.run.planner if bundle.run else bundle.comparison.chosen
+    return by_name.get(planner, by_name[bundle.comparison.chosen])
+
+
+def verdict(bundle: Bundle) -> Verdict:
+    """Return what was measured, predicted and decided, and why."""
+    if bundle.run:
+        return _verdict_on_run(bundle.run, bundle.comparison)
+    if bundle.comparison:
+        return _verdict_on_comparison(bundle.comparison)
+    if bundle.profile:
+        profile = bundle.profile
+        return Verdict(
+            headline=f"One iteration of {profile.model} computes for "
+            f"{units.duration(profile.computation_s)} and leaves "
+            f"{units.size(profile.gradient_bytes)} of gradients to exchange"
+        )
+    if bundle.plan:
+        plan = bundle.plan
+        return Verdict(
+            headline=f"The {plan.planner} plan sends the "
+            f"{units.counted(len(plan.tensors), 'gradient')} of {plan.model} in "
+            f"{units.counted(len(plan.messages), 'message')}"
+        )
+    if bundle.network:
+        network = bundle.network
+        return Verdict(
+            headline=f"An all-reduce among {units.counted(network.workers, 'worker')} of "
+            f"{network.name} takes {units.duration(network.all_reduce.startup_s)} to start and "
+            f"{units.duration(network.all_reduce.seconds(10**8))} for 100 MB"
+        )
+    timeline = bundle.timelines()[0]
+    return Verdict(
+        headline=f"One iteration of {timeline.name} takes "
+        f"{units.duration(timeline.iteration_ns / 1e9)} ({timeline.source})"
+    )
+
+
+def _verdict_on_run(run: Run, comparison: Comparison | None) -> Verdict:
+    where = f"{run.model} on {units.counted(run.workers, 'worker')}"
+    reason = run.reason.rstrip(". ")
+    headline = ""
+    if run.decision in ("planned", "reverted") and run.planned and run.baseline:
+        change = _against(*_gain(run.baseline, run.planned))
+        planned = units.with_noise(run.planned.iteration_s, run.planned.noise_s)
+        baseline = units.with_noise(run.baseline.iteration_s, run.baseline.noise_s)
+        if run.decision == "planned":
+            headline = (
+                f"Syncline's {run.planner} plan trains {where} in {planned} an iteration, "
+                f"{change} than the {baseline} of stock DDP"
+            )
+        else:
+            headline = (
+                f"Syncline's plan for {where} took {planned} an iteration, {change} than the "
+                f"{baseline} of stock DDP, and was dropped"
+            )
+    elif run.decision == "ddp" and run.baseline:
+        baseline = units.with_noise(run.baseline.iteration_s, run.baseline.noise_s)
+        headline = f"Stock DDP stays for {where}, at {baseline} an iteration"
+    if not headline:
+        headline = {
+            "planned": f"Syncline's {run.planner} plan trains {where}",
+            "reverted": f"Syncline's plan for {where} lost against stock DDP and was dropped",
+            "ddp": f"Stock DDP stays for {where}",
+            "undecided": f"The run of {where} ended before Syncline had decided",
+        }[run.decision]
+    if run.decision == "planned" and run.messages:
+        reason = f"the plan of {units.counted(run.messages, 'message')} stays: {reason}"
+    return Verdict(
+        headline=headline, detail="; ".join(filter(None, (_expected(run, comparison), reason)))
+    )
+
+
+def _expected(run: Run, comparison: Comparison | None) -> str:
+    if run.decision in ("planned", "reverted") and run.predicted_planned_s is not None:
+        text = f"{units.duration(run.predicted_planned_s)} was predicted"
+        if run.planned is None:
+            return text
+        error = run.predicted_planned_s / run.planned.iteration_s - 1
+        return f"{text} ({units.percent(error, signed=True)})"
+    if run.decision == "ddp" and comparison and run.predicted_baseline_s:
+        best = min(comparison.predictions, key=lambda p: p.iteration_s)
+        change = _against(1 - best.iteration_s / run.predicted_baseline_s)
+        return (
+            f"the best plan, {best.planner}, was predicted to take "
+            f"{units.duration(best.iteration_s)}, {change} than the "
+            f"{units.duration(run.predicted_baseline_s)} predicted for stock DDP"
+        )
+    return ""
+
+
+def _verdict_on_comparison(comparison: Comparison) -> Verdict:
+    chosen = comparison.of(comparison.chosen)
+    where = f"{comparison.model} on {units.counted(comparison.workers, 'worker')}"
+    headline = (
+        f"For {where} of {comparison.network}, {chosen.planner} is predicted to take "
+        f"{units.duration(chosen.iteration_s)} an iteration"
+    )
+    ddp = next((p for p in comparison.predictions if p.planner == DDP), None)
+    if ddp is not None and ddp is not chosen and ddp.iteration_s > 0:
+        change = _against(1 - chosen.iteration_s / ddp.iteration_s)
+        headline += f", {change} than the {units.duration(ddp.iteration_s)} of stock DDP"
+    return Verdict(headline=headline, detail=comparison.reason.rstrip(". "))
+
+
+def key_figures(bundle: Bundle) -> tuple[KeyFigure, ...]:
+    """Return the figures worth knowing first, in the order in which they are read."""
+    return (
+        *_measured_figures(bundle),
+        *_predicted_figures(bundle),
+        *(_training_figures(bundle.run) if bundle.run else ()),
+    )
+
+
+def _measured_figures(bundle: Bundle) -> list[KeyFigure]:
+    figures = []
+    baseline = _baseline(bundle)
+    planned = bundle.run.planned if bundle.run else None
+    if baseline:
+        figures.append(_time("baseline", "Stock DDP, measured", baseline))
+    if planned:
+        figures.append(_time("planned", "Syncline, measured", planned))
+    if bundle.run and bundle.run.baseline and planned:
+        gain, noise = _gain(bundle.run.baseline, planned)
+        figures.append(
+            KeyFigure(
+                name="gain",
+                label="Gain" if gain >= 0 else "Loss",
+                value=abs(gain),
+                unit="fraction",
+                noise=noise,
+                note=f"{'less' if gain >= 0 else 'more'} time an iteration than stock DDP",
+            )
+        )
+    return figures
+
+
+def _time(name: str, label: str, rate: Rate | Baseline) -> KeyFigure:
+    return KeyFigure(
+        name=name,
+        label=label,
+        value=rate.iteration_s,
+        unit="s",
+        noise=rate.noise_s,
+        note=f"median of {units.counted(rate.iterations, 'iteration')} ± standard error",
+    )
+
+
+def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
+    figures = []
+    run, prediction = bundle.run, _prediction(bundle)
+    predicted_s = run.predicted_planned_s if run else None
+    if predicted_s is None and prediction:
+        predicted_s = prediction.iteration_s
+    if predicted_s is not None:
+        planner = run.planner if run else prediction.planner if prediction else ""
+        note = f"an iteration under {planner}"
+        if run and run.planned and run.predicted_planned_s is not None:
+            error = run.predicted_planned_s / run.planned.iteration_s - 1
+            note = f"{units.percent(error, signed=True)} against the measurement"
+        figures.append(
+            KeyFigure(name="predicted", label="Predicted", value=predicted_s, unit="s", note=note)
+        )
+    if prediction:
+        figures.append(
+            KeyFigure(
+                name="exposed",
+                label="Exposed communication",
+                value=prediction.exposed_s,
+                unit="s",
+                note=f"{units.percent(prediction.exposed_fraction)} of the communication is not "
+                "hidden",
+            )
+        )
+        figures.append(
+            KeyFigure(
+                name="above_bound",
+                label="Above the lower bound",
+                value=prediction.distance_to_bound,
+                unit="fraction",
+                note=f"no schedule can be below {units.duration(prediction.lower_bound_s)}",
+            )
+        )
+    return figures
+
+
+def _training_figures(run: Run) -> list[KeyFigure]:
+    figures = []
+    if run.overhead_iterations is not None:
+        figures.append(
+            KeyFigure(
+                name="overhead",
+                label="Cost of measuring",
+                value=run.overhead_iterations,
+                unit="iterations",
+                note="of stock DDP, spent on measuring and planning",
+            )
+        )
+    for rate in run.rates:
+        by_samples = rate.samples_per_s is not None
+        figures.append(
+            KeyFigure(
+                name=f"rate: {rate.name}",
+                label=f"{rate.name}, whole run",
+                value=rate.samples_per_s if rate.samples_per_s is not None else rate.iteration_s,
+                unit="samples/s" if by_samples else "s",
+                noise=None if by_samples else rate.noise_s,
+                note=f"{units.counted(rate.iterations, 'iteration')} of "
+                f"{units.with_noise(rate.iteration_s, rate.noise_s)}"
+                if by_samples
+                else f"over {units.counted(rate.iterations, 'iteration')}",
+            )
+        )
+    for name, value in run.results.items():
+        figures.append(
+            KeyFigure(name=f"result: {name}", label=name.capitalize(), value=value, unit="")
+        )
+    return figures

@@ -1,0 +1,1 @@
+"""The event simulator: profile, network and plan to a predicted timeline."""

@@ -1,0 +1,1 @@
+"""Reference training: models, data and the loop behind ``syncline train``."""

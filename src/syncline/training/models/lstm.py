@@ -1,0 +1,60 @@
+"""Two-layer LSTM language model. Source: gTop-k, section IV-A (LSTM-PTB), sized as said below."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from syncline.training.models.spec import TextModel
+
+__all__ = ["MODEL", "LstmLanguageModel", "LstmState"]
+
+LstmState = tuple[Tensor, Tensor]
+"""Hidden and cell state, each of shape (layers, N, hidden)."""
+
+WORD_VOCABULARY = 1000
+"""From this many tokens on, tokens are taken for words and the larger sizes are used."""
+
+
+class LstmLanguageModel(nn.Module):
+    """Embedding, LSTM layers with dropout between them, and a linear layer to the vocabulary.
+
+    For words, the "medium" size of Zaremba et al. (650 units, dropout 0.5); the 1,500 units of the
+    papers that gTop-k follows want a GPU. For characters, 200 units and dropout 0.2. The embedding
+    and the output share their matrix (Press and Wolf), as those papers do.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        words = vocabulary >= WORD_VOCABULARY
+        hidden, dropout = (650, 0.5) if words else (200, 0.2)
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(hidden, hidden, num_layers=2, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+        self.head.weight = self.embedding.weight
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -hidden**-0.5, hidden**-0.5)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens: Tensor, state: LstmState | None) -> tuple[Tensor, LstmState]:
+        """Return the logits of the next tokens and the state after the window.
+
+        Args:
+            tokens: (N, T), int64.
+            state: the state before the window; None starts from zeros.
+
+        Returns:
+            (N, T, vocabulary) logits and the state to hand to the next window.
+        """
+        x, state = self.lstm(self.dropout(self.embedding(tokens)), state)
+        return self.head(self.dropout(x)), state
+
+
+MODEL = TextModel(
+    name="lstm",
+    summary="two-layer LSTM language model; 13.3 M parameters for Penn Treebank",
+    build=LstmLanguageModel,
+    carries_state=True,
+    window=35,
+)
