@@ -1,0 +1,1 @@
+"""Measuring: a training iteration and the network."""

@@ -1,0 +1,70 @@
+"""Exchanging small JSON values between the ranks of a process group, on any backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from syncline.errors import PeerError
+
+__all__ = ["gather_json", "share_json"]
+
+
+def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+    """Return every rank's ``value`` on every rank, in rank order.
+
+    Args:
+        value: anything that JSON can hold.
+        group: the process group; all its ranks must call.
+        device: where the backend wants its tensors.
+
+    Raises:
+        PeerError: another rank failed or did not answer within the group's timeout.
+    """
+    text = bytearray(msgspec.json.encode(value))
+    world = dist.get_world_size(group)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    try:
+        own_size = torch.tensor([len(text)], dtype=torch.int64, device=device)
+        dist.all_gather(sizes, own_size, group=group)
+        longest = max(int(size.item()) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
+        texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world)]
+        dist.all_gather(texts, padded.to(device), group=group)
+    except RuntimeError as error:
+        raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
+    return [
+        msgspec.json.decode(bytes(t[: int(size.item())].cpu().tolist()))
+        for t, size in zip(texts, sizes, strict=True)
+    ]
+
+
+def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
+    """Return the first rank's ``value`` on every rank.
+
+    Args:
+        value: anything that JSON can hold; only the group's rank 0 is asked for it.
+        group: the process group; all its ranks must call.
+        device: where the backend wants its tensors.
+
+    Raises:
+        PeerError: another rank failed or did not answer within the group's timeout.
+    """
+    source = dist.get_global_rank(group, 0)
+    is_source = dist.get_rank(group) == 0
+    text = bytearray(msgspec.json.encode(value)) if is_source else bytearray()
+    try:
+        size = torch.tensor([len(text)], dtype=torch.int64, device=device)
+        dist.broadcast(size, source, group=group)
+        if is_source:
+            data = torch.frombuffer(text, dtype=torch.uint8).to(device)
+        else:
+            data = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
+        dist.broadcast(data, source, group=group)
+    except RuntimeError as error:
+        raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
+    return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))

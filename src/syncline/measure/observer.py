@@ -1,0 +1,175 @@
+"""Hooks that note when things happen in a training iteration, without a change to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from syncline.measure.autograd_graph import AutogradGraph, read_graph, sequence_number
+from syncline.measure.clock import Clock
+
+__all__ = ["Event", "Iteration", "Moment", "Observer"]
+
+
+class Moment(Enum):
+    """Kinds of events."""
+
+    FORWARD = "forward"  # the model's forward begins: the iteration begins
+    ENTER = "enter"  # a submodule's forward begins; key: its name
+    EXIT = "exit"  # it ends
+    OUTPUT = "output"  # the model's forward is over
+    WALKED = "walked"  # our own walk of the autograd graph is over, in detailed iterations
+    NODE = "node"  # a backward operation begins; key: its index in the autograd graph
+    READY = "ready"  # a gradient is final and, under DDP, in its bucket; key: parameter name
+    STEP = "step"  # the optimizer begins
+    STEPPED = "stepped"  # the optimizer is done
+
+
+class Event(NamedTuple):
+    """Something that happened, with the clock's stamp."""
+
+    moment: Moment
+    key: str | int
+    stamp: Any
+
+
+class Iteration(NamedTuple):
+    """The events of one iteration, in order, and what ended it."""
+
+    events: list[Event]
+    end_stamp: Any
+    """When the next iteration began."""
+    graph: AutogradGraph | None
+    """Present in iterations observed in detail."""
+    sequence_at: list[int]
+    """Autograd's sequence number at each event up to ``OUTPUT``, in detailed iterations."""
+
+
+class Observer:
+    """Observes the iterations of one module between :meth:`attach` and :meth:`detach`.
+
+    An iteration begins with :meth:`begin` (the wrapper or loop calls it just before the forward
+    pass) and ends with the next one. With ``detail``, every backward operation is noted, which
+    costs a few microseconds each; without, only the gradients are.
+    """
+
+    def __init__(
+        self, module: nn.Module, parameters: Mapping[str, nn.Parameter], clock: Clock
+    ) -> None:
+        self._module = module
+        self._parameters = {n: p for n, p in parameters.items() if p.requires_grad}
+        self._identities = {id(parameter) for parameter in self._parameters.values()}
+        self._clock = clock
+        self._handles: list[RemovableHandle] = []
+        self._kept_alive: list[Any] = []
+        self._events: list[Event] = []
+        self._graph: AutogradGraph | None = None
+        self._sequence_at: list[int] = []
+        self._active = False
+        self._in_forward = False
+        self.detail = False
+        """Whether iterations that begin from now on note every backward operation."""
+
+    def attach(self) -> None:
+        """Register the hooks."""
+        add = self._handles.append
+        compiled = isinstance(self._module, torch._dynamo.OptimizedModule)
+        if not compiled:  # hooks inside a compiled module would make it compile again
+            for name, child in self._module.named_modules():
+                is_leaf = next(child.children(), None) is None
+                if name and (is_leaf or next(child.parameters(recurse=False), None) is not None):
+                    add(child.register_forward_pre_hook(self._module_hook(Moment.ENTER, name)))
+                    add(child.register_forward_hook(self._module_hook(Moment.EXIT, name)))
+        for name, parameter in self._parameters.items():
+            node = get_gradient_edge(parameter).node
+            self._kept_alive.append(node)
+            add(node.register_hook(self._ready_hook(name)))
+        add(register_optimizer_step_pre_hook(self._step_hook(Moment.STEP)))
+        add(register_optimizer_step_post_hook(self._step_hook(Moment.STEPPED)))
+
+    def detach(self) -> None:
+        """Remove every hook and forget what was noted."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._kept_alive.clear()
+        self._active = False
+        self._events = []
+        self._graph = None
+
+    def begin(self) -> Iteration | None:
+        """Begin an iteration and return the one that ends with it, if one was being observed."""
+        stamp = self._clock.stamp()
+        finished = None
+        if self._active and self._events:
+            finished = Iteration(self._events, stamp, self._graph, self._sequence_at)
+        self._events = [Event(Moment.FORWARD, "", stamp)]
+        self._graph = None
+        self._sequence_at = [sequence_number()] if self.detail else []
+        self._active = True
+        self._in_forward = True
+        return finished
+
+    def output(self, output: Any) -> None:
+        """Note that the model's forward is over and, in detail, read the graph behind it."""
+        if not self._active:
+            return
+        self._note(Moment.OUTPUT, "")
+        self._in_forward = False
+        if self.detail:
+            self._graph = read_graph(output)
+            for index, node in enumerate(self._graph.nodes):
+                node.register_prehook(self._node_hook(index))
+            self._note(Moment.WALKED, "")
+
+    def pause(self) -> None:
+        """Stop noting until the next :meth:`begin` (a forward that will not be exchanged)."""
+        self._active = False
+
+    def _note(self, moment: Moment, key: str | int) -> None:
+        self._events.append(Event(moment, key, self._clock.stamp()))
+        if self.detail and self._in_forward:
+            self._sequence_at.append(sequence_number())
+
+    def _module_hook(self, moment: Moment, name: str) -> Any:
+        def hook(*_: Any) -> None:
+            # Checkpointed modules run again in backward; only the forward pass counts here.
+            if self._active and self._in_forward:
+                self._note(moment, name)
+
+        return hook
+
+    def _node_hook(self, index: int) -> Any:
+        def hook(_: Any) -> None:
+            if self._active:
+                self._note(Moment.NODE, index)
+
+        return hook
+
+    def _ready_hook(self, name: str) -> Any:
+        def hook(*_: Any) -> None:
+            if self._active and not self._in_forward:
+                self._note(Moment.READY, name)
+
+        return hook
+
+    def _step_hook(self, moment: Moment) -> Any:
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if self._active and not self._in_forward and self._owns(optimizer):
+                self._note(moment, "")
+
+        return hook
+
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        groups = optimizer.param_groups
+        return any(id(p) in self._identities for group in groups for p in group["params"])

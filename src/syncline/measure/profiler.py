@@ -1,0 +1,343 @@
+"""Building a profile from observed iterations, and profiling a model by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline.errors import MismatchError, UserError
+from syncline.measure.clock import clock_for
+from syncline.measure.exchange import gather_json, share_json
+from syncline.measure.observer import Observer
+from syncline.measure.segments import (
+    Segment,
+    Trace,
+    first_forward_segment,
+    median_trace,
+    read_iteration,
+)
+from syncline.measure.statistics import median
+from syncline.model.profile import Gradient, Operation, Profile
+
+__all__ = ["dtype_name", "profile", "profile_from_trace", "trainable_parameters", "unpack_seconds"]
+
+NS_PER_S = 1_000_000_000
+
+
+def profile(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Callable[[Any, Any], torch.Tensor],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    iterations: int = 8,
+    warmup: int = 3,
+    group: dist.ProcessGroup | None = None,
+    name: str | None = None,
+) -> Profile:
+    """Train a model for a few iterations and return what one of them costs.
+
+    The model is trained for real: pass a copy if its parameters matter. It needs no change; hooks
+    on its modules, on the nodes of its autograd graph and on its parameters note what happens
+    (:class:`syncline.measure.observer.Observer`). A third of the iterations are observed in
+    detail; the others give the durations. The model must not be wrapped for data-parallel
+    training: communication would disturb the computation that is measured here.
+
+    Args:
+        model: the model, on the device where it shall compute.
+        batches: yields ``(inputs, targets)``; read again from its start when it ends.
+        loss: ``loss(model(inputs), targets)`` returns the scalar to differentiate.
+        optimizer: updates the parameters; without one the profile has no update.
+        iterations: how many iterations to measure, at least 3.
+        warmup: how many to run before.
+        group: take medians across the ranks of this process group (all must call); by default
+            across the default group if there is one.
+        name: the model's name in the profile; by default its class name.
+
+    Raises:
+        UserError: the model has no parameter to train, ``batches`` is empty, or too few
+            iterations are asked for.
+        PeerError: another rank failed or did not answer within the group's timeout.
+    """
+    if iterations < 3:
+        raise UserError(f"profiling needs at least 3 iterations, found {iterations}")
+    parameters = trainable_parameters(model)
+    if not parameters:
+        raise UserError("this model has no parameter that requires a gradient")
+    device = next(iter(parameters.values())).device
+    clock = clock_for(device)
+    observer = Observer(model, parameters, clock)
+    lean: list[Trace] = []
+    detailed: list[Trace] = []
+    waiting_s: list[float] = []
+    copying_s: list[float] = []
+    reader = _endless(batches)
+    model.train()
+    observer.attach()
+    try:
+        for index in range(warmup + iterations + 1):
+            start = time.perf_counter()
+            inputs, targets = next(reader)
+            read = time.perf_counter()
+            inputs, targets = _to_device(inputs, device), _to_device(targets, device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            copied = time.perf_counter()
+            was_detailed = observer.detail
+            observer.detail = index >= warmup and (index - warmup) % 3 == 2
+            finished = observer.begin()
+            if finished is not None and index > warmup:
+                clock.settle()
+                (detailed if was_detailed else lean).append(read_iteration(finished, clock))
+                waiting_s.append(read - start)
+                copying_s.append(copied - read)
+            output = model(inputs)
+            observer.output(output)
+            loss(output, targets).backward()
+            if optimizer is not None:
+                optimizer.step()
+            model.zero_grad(set_to_none=True)
+    finally:
+        observer.detach()
+    trace = median_trace(lean, detailed)
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    workers = 1
+    if group is not None and dist.get_world_size(group) > 1:
+        workers = dist.get_world_size(group)
+        trace = across_ranks(trace, group, device)
+    return profile_from_trace(
+        trace,
+        model,
+        name=name or type(model).__name__,
+        workers=workers,
+        iterations=len(lean),
+        data_s=median(waiting_s),
+        copy_s=median(copying_s) if device.type == "cuda" else None,
+        exchange=(),
+    )
+
+
+def profile_from_trace(
+    trace: Trace,
+    model: nn.Module,
+    *,
+    name: str,
+    workers: int,
+    iterations: int,
+    data_s: float | None = None,
+    copy_s: float | None = None,
+    exchange: tuple[tuple[str, float], ...] = (),
+) -> Profile:
+    """Turn segments into the DAG of operations and the gradients in ready order.
+
+    Args:
+        trace: the segments of one (median) iteration.
+        model: the observed model.
+        name: the model's name in the profile.
+        workers: over how many workers the medians were taken.
+        iterations: over how many iterations.
+        data_s: seconds of data loading, where it was measured apart; otherwise all that passed
+            between the update and the next forward pass.
+        copy_s: seconds of copying to the device, likewise.
+        exchange: names and seconds of what follows the last message, before the update.
+    """
+    data = sum(s.duration_ns for s in trace.segments if s.phase == "data") / NS_PER_S
+    operations = [
+        Operation(
+            name="data loading", phase="data", duration_s=data if data_s is None else data_s
+        )
+    ]
+    if copy_s is not None:
+        operations.append(
+            Operation(name="host to device", phase="copy", duration_s=copy_s, after=(0,))
+        )
+    first = len(operations)
+    computing = [s for s in trace.segments if s.phase in ("forward", "backward")]
+    after = _dependencies(trace, computing)
+    for index, segment in enumerate(computing):
+        waits_for = [first + before for before in after[index]] or [first - 1]
+        operations.append(
+            Operation(
+                name=segment.name,
+                phase=segment.phase,
+                duration_s=segment.duration_ns / NS_PER_S,
+                after=tuple(sorted(waits_for)),
+            )
+        )
+    gradients = _gradients(trace, computing, model, first)
+    for label, seconds in exchange:
+        operations.append(
+            Operation(
+                name=label,
+                phase="finalize",
+                duration_s=seconds,
+                after=(len(operations) - 1,),
+            )
+        )
+    operations += [
+        Operation(
+            name=segment.name,
+            phase="update",
+            duration_s=segment.duration_ns / NS_PER_S,
+            after=(len(operations) - 1,),
+        )
+        for segment in trace.segments
+        if segment.phase == "update"
+    ]
+    parameters = trainable_parameters(model)
+    return Profile(
+        model=name,
+        device=next(iter(parameters.values())).device.type,
+        workers=workers,
+        iterations=iterations,
+        operations=tuple(operations),
+        gradients=tuple(gradients),
+    )
+
+
+def across_ranks(trace: Trace, group: dist.ProcessGroup, device: torch.device) -> Trace:
+    """Return rank 0's trace with every duration replaced by the median over the ranks.
+
+    A rank whose operations differ from rank 0's (a branch that depends on the data) is left out.
+    """
+    names = [segment.name for segment in trace.segments]
+    mine = {"names": names, "ns": [segment.duration_ns for segment in trace.segments]}
+    everyone = gather_json(mine, group, device)
+    same = [other["ns"] for other in everyone if other["names"] == everyone[0]["names"]]
+    medians = [round(median(values)) for values in zip(*same, strict=True)]
+    shared = share_json(
+        [
+            (s.name, s.phase, d, s.ready, s.node, s.first_event)
+            for s, d in zip(trace.segments, medians, strict=False)
+        ],
+        group,
+        device,
+    )
+    segments = [Segment(n, p, d, tuple(r), node, e) for n, p, d, r, node, e in shared]
+    return trace._replace(segments=segments)
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that get gradients, by name; a shared one once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a torch dtype as profiles and plans write it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def unpack_seconds(parameters: Mapping[str, nn.Parameter]) -> float:
+    """Return how long it takes to copy exchanged buckets back into gradients.
+
+    DistributedDataParallel does so after the last all-reduce, unless gradients are views of the
+    buckets. On CUDA the copies run behind the launches and cost next to nothing: 0 is returned.
+    """
+    first = next(iter(parameters.values()))
+    if first.device.type != "cpu":
+        return 0.0
+    flat = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype)
+    copies = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters.values()]
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        offset = 0
+        for copy in copies:
+            copy.view(-1).copy_(flat[offset : offset + copy.numel()])
+            offset += copy.numel()
+        times.append(time.perf_counter() - start)
+    return median(times[1:])
+
+
+def _dependencies(trace: Trace, computing: list[Segment]) -> list[list[int]]:
+    """Return, for each computing segment, the earlier ones whose results it needs."""
+    after: list[list[int]] = [[index - 1] if index else [] for index in range(len(computing))]
+    if trace.graph is None:
+        return after
+    graph = trace.graph
+    forward_of = _forward_segments_of_nodes(trace, computing)
+    backward_of = {s.node: i for i, s in enumerate(computing) if s.node is not None}
+    last_forward = max((i for i, s in enumerate(computing) if s.phase == "forward"), default=0)
+    found: list[set[int]] = [set() for _ in computing]
+    for node, consumers in enumerate(graph.consumers):
+        made_in = forward_of.get(node)
+        for consumer in consumers:
+            used_in = forward_of.get(consumer)
+            if made_in is not None and used_in is not None and made_in < used_in:
+                found[used_in].add(made_in)
+        runs_in = backward_of.get(node)
+        if runs_in is None:
+            continue
+        if made_in is not None:
+            found[runs_in].add(made_in)
+        found[runs_in].update(backward_of[c] for c in consumers if c in backward_of)
+        if not consumers:
+            found[runs_in].add(last_forward)
+    return [
+        sorted(before for before in known if before < index) or after[index]
+        for index, known in enumerate(found)
+    ]
+
+
+def _forward_segments_of_nodes(trace: Trace, computing: list[Segment]) -> dict[int, int]:
+    """Return the forward segment in which each autograd node was made, by sequence numbers."""
+    assert trace.graph is not None
+    forward = [(i, s.first_event) for i, s in enumerate(computing) if s.first_event >= 0]
+    begins = [(trace.sequence_at[event], index) for index, event in forward]
+    made_in: dict[int, int] = {}
+    for node, sequence in enumerate(trace.graph.sequence):
+        before = [index for begin, index in begins if begin < sequence]
+        if before:
+            made_in[node] = before[-1]
+    return made_in
+
+
+def _gradients(
+    trace: Trace, computing: list[Segment], model: nn.Module, first: int
+) -> list[Gradient]:
+    parameters = trainable_parameters(model)
+    ready_after = {name: i for i, s in enumerate(computing) for name in s.ready}
+    unknown = ready_after.keys() - parameters.keys()
+    if unknown:
+        raise MismatchError(f"gradients of unknown parameters were seen: {sorted(unknown)}")
+    # A parameter without a gradient is exchanged all the same, from when backward begins.
+    begin = max((i for i, s in enumerate(computing) if s.phase == "forward"), default=0)
+    entered = first_forward_segment(trace)
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name.rpartition(".")[0])
+    unused = [name for name in parameters if name not in ready_after]
+    result = []
+    for name in [*unused, *trace.ready_order]:
+        parameter = parameters[name]
+        needed = [entered[owner] for owner in owners[id(parameter)] if owner in entered]
+        result.append(
+            Gradient(
+                name=name,
+                elements=parameter.numel(),
+                dtype=dtype_name(parameter.dtype),
+                ready_after=first + (begin if name in unused else ready_after[name]),
+                needed_by=first + min(needed) if needed else None,
+            )
+        )
+    return sorted(result, key=lambda gradient: gradient.ready_after)
+
+
+def _endless(batches: Iterable[Any]) -> Any:
+    while True:
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty:
+            raise UserError("profiling needs at least one batch, the given batches are empty")
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value

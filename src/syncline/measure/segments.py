@@ -1,0 +1,218 @@
+"""From the events of observed iterations to the operations and gradients of a profile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from syncline.measure.autograd_graph import AutogradGraph
+from syncline.measure.clock import Clock
+from syncline.measure.observer import Event, Iteration, Moment
+from syncline.measure.statistics import median
+from syncline.model.profile import Phase
+
+__all__ = ["Segment", "Trace", "median_trace", "read_iteration"]
+
+
+class Segment(NamedTuple):
+    """A stretch of an iteration between two events: one operation."""
+
+    name: str
+    phase: Phase
+    duration_ns: int
+    ready: tuple[str, ...] = ()
+    """Parameters whose gradients are final when it ends."""
+    node: int | None = None
+    """Index of the autograd node that it runs."""
+    first_event: int = -1
+    """Forward segments: index of the event that it begins with."""
+
+
+class Trace(NamedTuple):
+    """One iteration as segments in order; the graph if it was observed in detail."""
+
+    segments: list[Segment]
+    graph: AutogradGraph | None
+    sequence_at: list[int]
+
+    @property
+    def ready_order(self) -> tuple[str, ...]:
+        """Parameters in the order in which their gradients became final."""
+        return tuple(name for segment in self.segments for name in segment.ready)
+
+
+def read_iteration(iteration: Iteration, clock: Clock) -> Trace:
+    """Cut an iteration into segments.
+
+    The forward pass is cut where submodules begin and end and a stretch is named by the innermost
+    of them; the backward pass where an operation begins or a gradient becomes final; then come the
+    exchange, the update and, as ``data``, everything until the next forward pass.
+    """
+    events = iteration.events
+    stamps = [event.stamp for event in events] + [iteration.end_stamp]
+    times = [clock.between_ns(stamps[0], stamp) for stamp in stamps]
+    output = _index_of(events, Moment.OUTPUT, default=len(events) - 1)
+    segments = _forward(events, times, output)
+    begin = output + 1 if _is(events, output + 1, Moment.WALKED) else output
+    last_ready = _last_index_of(events, Moment.READY, default=begin)
+    segments += _backward(events, times, begin, last_ready, iteration.graph)
+    step = _index_of(events, Moment.STEP, default=len(events))
+    stepped = _last_index_of(events, Moment.STEPPED, default=step)
+    segments.append(Segment("exchange", "finalize", times[step] - times[last_ready]))
+    if stepped > step:
+        segments.append(Segment("optimizer", "update", times[stepped] - times[step]))
+    segments.append(Segment("data loading", "data", times[-1] - times[stepped]))
+    return Trace(segments, iteration.graph, iteration.sequence_at)
+
+
+def _forward(events: Sequence[Event], times: Sequence[int], output: int) -> list[Segment]:
+    segments: list[Segment] = []
+    active: list[str] = []
+    for index in range(output):
+        event = events[index]
+        if event.moment is Moment.ENTER:
+            active.append(str(event.key))
+        elif event.moment is Moment.EXIT and str(event.key) in active:
+            while active.pop() != event.key:  # a module left by an exception never exits
+                pass
+        name = active[-1] if active else "(between modules)"
+        duration_ns = times[index + 1] - times[index]
+        if segments and segments[-1].name == name:
+            merged = segments[-1].duration_ns + duration_ns
+            segments[-1] = segments[-1]._replace(duration_ns=merged)
+        else:
+            segments.append(Segment(name, "forward", duration_ns, first_event=index))
+    return segments
+
+
+def _backward(
+    events: Sequence[Event],
+    times: Sequence[int],
+    begin: int,
+    last_ready: int,
+    graph: AutogradGraph | None,
+) -> list[Segment]:
+    """Cut from the end of the forward pass to the last gradient."""
+    segments: list[Segment] = []
+    name, phase, node = "loss", "forward", None
+    start_ns = times[begin]
+    for index in range(begin + 1, last_ready + 1):
+        event = events[index]
+        if event.moment is Moment.NODE:
+            # What passes between a gradient and the next operation belongs to the latter.
+            if name:
+                segments.append(_segment(name, phase, times[index] - start_ns, node))
+                start_ns = times[index]
+            assert graph is not None
+            node = int(event.key)
+            name, phase = graph.names[node], "backward"
+        elif event.moment is Moment.READY:
+            if name == "loss":  # without detail, loss and backward are not told apart
+                name = "backward" if graph is None else name
+                phase = "backward" if graph is None else phase
+            label = name or f"gradient of {event.key}"
+            segment = _segment(label, phase if name else "backward", times[index] - start_ns, node)
+            segments.append(segment._replace(ready=(str(event.key),)))
+            start_ns = times[index]
+            name, node = "", None
+    return segments
+
+
+def _segment(name: str, phase: str, duration_ns: int, node: int | None) -> Segment:
+    return Segment(name, "forward" if phase == "forward" else "backward", duration_ns, (), node)
+
+
+def median_trace(lean: Sequence[Trace], detailed: Sequence[Trace]) -> Trace:
+    """Join traces of one model into one of medians.
+
+    Args:
+        lean: iterations observed without detail; at least one. They give every duration.
+        detailed: iterations observed in detail. They only share out what passes between two
+            gradients over the operations there, since noting each operation costs time itself.
+
+    Only iterations with the most frequent structure count: a stray one (a logging step, another
+    branch) would mix up its operations with theirs.
+    """
+    lean_trace = _median_of(lean)
+    if not detailed:
+        return lean_trace
+    detailed_trace = _median_of(detailed)
+    if detailed_trace.ready_order != lean_trace.ready_order:
+        return lean_trace
+    lean_groups = _groups(lean_trace)
+    detailed_groups = _groups(detailed_trace)
+    segments: list[Segment] = []
+    for lean_group, detailed_group in zip(lean_groups, detailed_groups, strict=True):
+        if any(segment.phase in ("finalize", "update", "data") for segment in lean_group):
+            segments += lean_group
+            continue
+        forward = [s for s in lean_group if s.first_event >= 0]
+        same_forward = [s.name for s in forward] == [
+            s.name for s in detailed_group if s.first_event >= 0
+        ]
+        rest = [s for s in detailed_group if s.first_event < 0]
+        if forward and same_forward:
+            segments += [
+                d._replace(duration_ns=s.duration_ns)
+                for s, d in zip(forward, detailed_group, strict=False)
+            ]
+        else:
+            segments += forward
+        total_ns = sum(s.duration_ns for s in lean_group if s.first_event < 0)
+        segments += _scaled(rest, total_ns)
+    return Trace(segments, detailed_trace.graph, detailed_trace.sequence_at)
+
+
+def _median_of(traces: Sequence[Trace]) -> Trace:
+    signatures = [tuple((s.name, s.ready) for s in trace.segments) for trace in traces]
+    common, _ = Counter(signatures).most_common(1)[0]
+    same = [t for t, signature in zip(traces, signatures, strict=True) if signature == common]
+    segments = [
+        first._replace(duration_ns=round(median([t.segments[i].duration_ns for t in same])))
+        for i, first in enumerate(same[-1].segments)
+    ]
+    return same[-1]._replace(segments=segments)
+
+
+def _groups(trace: Trace) -> list[list[Segment]]:
+    """Split after every segment that makes a gradient final."""
+    groups: list[list[Segment]] = [[]]
+    for segment in trace.segments:
+        groups[-1].append(segment)
+        if segment.ready:
+            groups.append([])
+    return groups
+
+
+def _scaled(segments: Sequence[Segment], total_ns: int) -> list[Segment]:
+    """Stretch the segments so that together they take ``total_ns``."""
+    found_ns = sum(segment.duration_ns for segment in segments)
+    factor = total_ns / found_ns if found_ns else 0.0
+    scaled = [s._replace(duration_ns=round(s.duration_ns * factor)) for s in segments]
+    if scaled:
+        left_ns = total_ns - sum(s.duration_ns for s in scaled)
+        scaled[-1] = scaled[-1]._replace(duration_ns=max(scaled[-1].duration_ns + left_ns, 0))
+    return scaled
+
+
+def first_forward_segment(trace: Trace) -> Mapping[str, int]:
+    """Return, for each submodule that ran, the first segment in which it was innermost."""
+    first: dict[str, int] = {}
+    for index, segment in enumerate(trace.segments):
+        if segment.first_event >= 0:
+            first.setdefault(segment.name, index)
+    return first
+
+
+def _is(events: Sequence[Event], index: int, moment: Moment) -> bool:
+    return index < len(events) and events[index].moment is moment
+
+
+def _index_of(events: Sequence[Event], moment: Moment, default: int) -> int:
+    return next((i for i, e in enumerate(events) if e.moment is moment), default)
+
+
+def _last_index_of(events: Sequence[Event], moment: Moment, default: int) -> int:
+    found = [i for i, e in enumerate(events) if e.moment is moment]
+    return found[-1] if found else default

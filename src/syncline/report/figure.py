@@ -1,0 +1,87 @@
+"""The section with the timelines: what surrounds the chart that the page's script draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from syncline.report.markup import Html, tag
+from syncline.report.picture import KINDS, kinds_of, span_table, static_picture
+from syncline.report.summary import Summary
+
+if TYPE_CHECKING:
+    from syncline.report.bundle import Bundle
+
+__all__ = ["timelines_figure"]
+
+BUTTONS = (
+    ("pan-left", "\u2190", "Earlier"),
+    ("pan-right", "\u2192", "Later"),
+    ("zoom-out", "\u2212", "Zoom out"),
+    ("zoom-in", "+", "Zoom in"),
+    ("reset", "All", "Show the whole iteration"),
+)
+HELP = (
+    "Drag to pan; scroll or pinch to zoom. ",
+    "Keys: + and \u2212 zoom, \u2190 and \u2192 pan, 0 shows all, N and P step from span to span, "
+    "Enter fits the selected one, Esc lets go.",
+)
+
+
+def timelines_figure(bundle: Bundle, _: Summary) -> Html | None:
+    """Return the timelines on one axis with their controls, legend, details and table."""
+    timelines = bundle.timelines()
+    if not timelines:
+        return None
+    title = "One iteration, predicted and measured" if len(timelines) == 2 else (
+        f"One iteration, {timelines[0].source}"
+    )
+    buttons = [
+        tag("button", sign, type="button", data_do=action, aria_label=label, title=label)
+        for action, sign, label in BUTTONS
+    ]
+    return tag(
+        "section",
+        tag("h2", title),
+        tag(
+            "div",
+            tag("ul", _legend(kinds_of(timelines)), class_="legend"),
+            tag(
+                "div",
+                tag("output", id="range", aria_label="Visible time"),
+                buttons,
+                class_="tools",
+                id="tools",
+                role="toolbar",
+                aria_label="Zoom and pan",
+                hidden=True,
+            ),
+            class_="above",
+        ),
+        tag(
+            "div",
+            static_picture(timelines),
+            id="chart",
+            class_="chart",
+            tabindex=0,
+            role="application",
+            aria_label=f"{title}: the timelines as a chart. The table below says the same.",
+            aria_describedby="help",
+        ),
+        tag("div", id="details", class_="details", aria_live="polite", hidden=True),
+        tag(
+            "p", HELP[0], tag("span", HELP[1], class_="keys"), id="help", class_="note", hidden=True
+        ),
+        tag(
+            "details",
+            tag("summary", "The spans as a table"),
+            [span_table(timeline) for timeline in timelines],
+        ),
+        id="timelines",
+    )
+
+
+def _legend(kinds: list[str]) -> list[Html]:
+    entries = [(f"k-{kind}", KINDS[kind]) for kind in kinds]
+    if "message" in kinds:
+        entries.append(("exposed", "exposed: a message is under way, nothing computes"))
+    return [tag("li", tag("span", class_=f"swatch {css}"), " ", text) for css, text in entries]

@@ -1,0 +1,119 @@
+"""HTML that is escaped by construction: plain strings are text, only ``Html`` is markup."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Column", "Html", "embedded_json", "escaped", "tag", "table", "typeset"]
+
+VOID = {"br", "col", "meta", "link"}
+_MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[pnµm]?s|%|[kMGT]?B(?:/s)?|samples/s)(?!\w))")
+
+
+class Html(str):
+    """Text that is markup already, and is not escaped again."""
+
+    __slots__ = ()
+
+
+Child = str | Iterable["Child"] | None
+
+
+def escaped(child: Child) -> Html:
+    """Return ``child`` as markup: escaped if it is text, as it is if it is ``Html``."""
+    if child is None:
+        return Html()
+    if isinstance(child, Html):
+        return child
+    if isinstance(child, str):
+        return Html(html.escape(child))
+    return Html("".join(escaped(part) for part in child))
+
+
+def tag(name: str, *children: Child, **attributes: str | int | float | bool | None) -> Html:
+    """Return an element; strings among ``children`` and ``attributes`` are escaped.
+
+    Args:
+        name: name of the element.
+        children: text, ``Html``, None for nothing, or iterables of them.
+        attributes: ``class_`` stands for ``class``, ``aria_label`` for ``aria-label``; None and
+            False leave the attribute out, True writes it without a value.
+    """
+    written = []
+    for key, value in attributes.items():
+        attribute = key.rstrip("_").replace("_", "-")
+        if value is True:
+            written.append(f" {attribute}")
+        elif value is not None and value is not False:
+            written.append(f' {attribute}="{html.escape(str(value))}"')
+    opening = f"<{name}{''.join(written)}>"
+    if name in VOID:
+        return Html(opening)
+    return Html(f"{opening}{escaped(children)}</{name}>")
+
+
+def typeset(text: str) -> str:
+    """Return text with true minus signs, and units that stay with their numbers at line ends."""
+    return _BEFORE_UNIT.sub("\u00a0", _MINUS.sub("\u2212", text.replace(" ± ", "\u00a0±\u00a0")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table."""
+
+    title: Child
+    numeric: bool = False
+    """Right-aligned, in tabular figures."""
+    wide: bool = False
+    """Left out on narrow screens."""
+    css: str = ""
+
+    @property
+    def classes(self) -> str | None:
+        """Value of the cells' ``class`` attribute."""
+        names = ["n" if self.numeric else "", "wide" if self.wide else "", self.css]
+        return " ".join(filter(None, names)) or None
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Child]],
+    *,
+    caption: Child = None,
+    marked: int | None = None,
+) -> Html:
+    """Return a table whose first column names the rows.
+
+    Args:
+        columns: the columns.
+        rows: one cell a column.
+        caption: what the table shows, for those who cannot see the section around it.
+        marked: index of the row to set off.
+    """
+    head = tag("tr", [tag("th", c.title, scope="col", class_=c.classes) for c in columns])
+    body = []
+    for index, cells in enumerate(rows):
+        written = []
+        for position, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+            if column.numeric and isinstance(cell, str) and not isinstance(cell, Html):
+                cell = typeset(cell)
+            element, scope = ("td", None) if position else ("th", "row")
+            written.append(tag(element, cell, scope=scope, class_=column.classes))
+        body.append(tag("tr", written, class_="marked" if index == marked else None))
+    return tag(
+        "table",
+        tag("caption", caption, class_="unseen") if caption else None,
+        tag("thead", head),
+        tag("tbody", body),
+    )
+
+
+def embedded_json(text: str) -> Html:
+    """Return JSON text that is safe inside a ``script`` element, whatever names it holds."""
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Html(text)

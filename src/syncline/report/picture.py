@@ -1,0 +1,156 @@
+"""The timelines: the data that the page's script draws, and a picture for where none runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from syncline.model.profile import Phase
+from syncline.model.timeline import Span, Timeline
+from syncline.report import units
+from syncline.report.lanes import Row, exposed_intervals, rows
+from syncline.report.markup import Column, Html, embedded_json, table, tag
+from syncline.report.summary import timeline_facts
+
+__all__ = ["KINDS", "describe", "kinds_of", "span_table", "static_picture", "timeline_data"]
+
+KINDS: dict[str, str] = {
+    "data": "reading data",
+    "copy": "copy to the device",
+    "forward": "forward",
+    "backward": "backward",
+    "finalize": "unpacking gradients",
+    "update": "update",
+    "message": "message",
+}
+"""Kind of a span -> how the legend names it."""
+assert set(KINDS) == {*get_args(Phase), "message"}
+
+MOST_DRAWN = 2000
+"""Spans of one timeline in the picture without script: more would only make the file large."""
+MOST_LISTED = 1000
+"""Spans of one timeline in the table."""
+
+ROW, GAP, STRIP = 22, 3, 5
+
+
+def kinds_of(timelines: Sequence[Timeline]) -> list[str]:
+    """Return the kinds that occur, in the order of an iteration."""
+    present = {span.kind for timeline in timelines for span in timeline.spans}
+    return [kind for kind in KINDS if kind in present]
+
+
+def describe(timeline: Timeline) -> str:
+    """Return a timeline's totals in a line: ``478 ms, of which 43 ms exposed communication``."""
+    facts = timeline_facts(timeline)
+    text = f"{timeline.name}: {units.duration(facts.iteration_s)} an iteration"
+    if any(span.kind == "message" for span in timeline.spans):
+        text += f", {units.duration(facts.exposed_s)} of communication exposed"
+    return text
+
+
+def timeline_data(timelines: Sequence[Timeline]) -> Html:
+    """Return what the script draws, as JSON that is safe inside a ``script`` element."""
+    kinds = list(KINDS)
+    data = {
+        "kinds": KINDS,
+        "timelines": [
+            {
+                "source": timeline.source,
+                "title": describe(timeline),
+                "iteration": timeline.iteration_ns,
+                "exposed": exposed_intervals(timeline),
+                "rows": [_row_data(row, kinds) for row in rows(timeline)],
+            }
+            for timeline in timelines
+        ],
+    }
+    return embedded_json(msgspec.json.encode(data).decode())
+
+
+def _row_data(row: Row, kinds: list[str]) -> dict[str, Any]:
+    # A list a span, not an object: half the size for thousands of them.
+    return {
+        "name": row.lane if row.index == 0 else "",
+        "spans": [
+            [s.start_ns, s.stop_ns, kinds.index(s.kind), s.label, s.size_bytes] for s in row.spans
+        ],
+    }
+
+
+def static_picture(timelines: Sequence[Timeline]) -> Html:
+    """Return the whole timelines as plain SVG on one axis, for readers without scripts."""
+    end_ns = max(max(_end_ns(timeline) for timeline in timelines), 1)
+    return tag("div", [_static(timeline, end_ns) for timeline in timelines], class_="static")
+
+
+def _end_ns(timeline: Timeline) -> int:
+    return max((span.stop_ns for span in timeline.spans), default=0) or timeline.iteration_ns
+
+
+def _static(timeline: Timeline, end_ns: int) -> Html:
+    drawn = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)[:MOST_DRAWN]
+    shown = set(map(id, drawn))
+    scale = 1000 / end_ns
+    marks = []
+    top = 0
+    for row in rows(timeline):
+        spans = [span for span in row.spans if id(span) in shown]
+        marks += [_rect(s.start_ns, s.stop_ns, top, ROW, f"k-{s.kind}", scale) for s in spans]
+        top += ROW + GAP
+    for start, stop in exposed_intervals(timeline)[:MOST_DRAWN]:
+        marks.append(_rect(start, stop, top, STRIP, "exposed", scale))
+    heading = tag("b", timeline.source.capitalize())
+    return tag(
+        "figure",
+        tag("figcaption", heading, " ", describe(timeline)),
+        tag(
+            "svg",
+            marks,
+            viewBox=f"0 0 1000 {top + STRIP}",
+            preserveAspectRatio="none",
+            height=top + STRIP,
+            aria_hidden="true",
+        ),
+    )
+
+
+def _rect(start: int, stop: int, y: int, height: int, css: str, scale: float) -> Html:
+    width = max((stop - start) * scale, 0.3)
+    return tag("rect", x=f"{start * scale:.2f}", y=y, width=f"{width:.2f}", height=height, class_=css)
+
+
+def span_table(timeline: Timeline) -> Html:
+    """Return the spans as a table in order of time; the longest if there are very many."""
+    longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)[:MOST_LISTED]
+    listed = sorted(longest, key=lambda s: (s.start_ns, s.stop_ns))
+    left_out = len(timeline.spans) - len(listed)
+    note = f"{left_out} shorter spans are left out here; trace.json holds them." if left_out else ""
+    caption = f"Spans of the {timeline.source} iteration"
+    columns = [
+        Column(title="What", css="name"),
+        Column(title="Kind", wide=True),
+        Column(title="Lane", wide=True),
+        Column(title="Start", numeric=True),
+        Column(title="Duration", numeric=True),
+        Column(title="Size", numeric=True),
+    ]
+    return tag(
+        "div",
+        tag("h3", timeline.source.capitalize()),
+        table(columns, [_cells(span) for span in listed], caption=caption),
+        tag("p", note, class_="note") if note else None,
+    )
+
+
+def _cells(span: Span) -> tuple[str, ...]:
+    return (
+        span.label,
+        KINDS[span.kind],
+        span.lane,
+        units.duration(span.start_ns / 1e9),
+        units.duration((span.stop_ns - span.start_ns) / 1e9),
+        "" if span.size_bytes is None else units.size(span.size_bytes),
+    )

@@ -1,0 +1,122 @@
+"""``TrainingConfig``: all that ``syncline train`` was asked for, checked and frozen."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from syncline.errors import UserError, did_you_mean
+from syncline.model.document import Value
+from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
+
+__all__ = ["DEVICES", "PRECISIONS", "DeviceName", "Precision", "TrainingConfig"]
+
+Precision = Literal["float32", "bf16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
+
+
+class TrainingConfig(Value, frozen=True):
+    """What to train, how, and what to leave behind; the same on every worker.
+
+    Raises:
+        UserError: on construction, if a value is out of its range or two contradict each other.
+    """
+
+    model: str
+    data: str
+    hyper: Hyperparameters
+    data_dir: str | None = None
+    workers: int = 2
+    seed: int = 0
+    precision: Precision = "float32"
+    accumulate: int = 1
+    """Forward and backward passes an optimizer step; only the last exchanges gradients."""
+    steps: int | None = None
+    """Training ends after this many steps, if the epochs do not end it before.
+
+    The learning rate follows the epochs all the same.
+    """
+    device: DeviceName = "auto"
+    planner: str = "auto"
+    plan: str | None = None
+    """Path of a plan to run instead of one by the planner."""
+    profile: str | None = None
+    """Path of a profile to plan from instead of measuring one."""
+    network: str | None = None
+    """Path of a network to plan for instead of measuring it."""
+    baseline: bool = False
+    """Train a twin with torch's own DistributedDataParallel beside it, and compare."""
+    block_steps: int = 10
+    """Steps that one of the twins takes before the other takes its turn."""
+    checkpoint: str | None = None
+    """Folder of the checkpoint."""
+    resume: bool = False
+    report: str = ""
+    """Folder of the report; ``runs/<model>-<data>`` where none is named."""
+    timeout_s: float = 60.0
+    """After this long without an answer a worker counts as lost."""
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("--workers", self.workers),
+            ("--accumulate", self.accumulate),
+            ("--block-steps", self.block_steps),
+        ):
+            if value < 1:
+                raise UserError(f"{name} must be at least 1, found {value}")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"--steps must be at least 1, found {self.steps}")
+        if self.seed < 0:
+            raise UserError(f"--seed must not be negative, found {self.seed}")
+        if not 0 < self.timeout_s <= 86_400:
+            raise UserError(
+                f"--timeout must be above 0 and at most 86400 seconds, found {self.timeout_s}"
+            )
+        if self.resume and self.checkpoint is None:
+            raise UserError("--resume continues a checkpoint; name its folder with --checkpoint")
+        if self.plan is not None:
+            for name, other in (("--profile", self.profile), ("--network", self.network)):
+                if other is not None:
+                    raise UserError(f"--plan leaves nothing to plan, so {name} has no use; drop one")
+            if self.planner != "auto":
+                raise UserError(
+                    f"--plan runs the plan in {self.plan}, --planner {self.planner} would make "
+                    "another; name one of them"
+                )
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        data: str,
+        *,
+        overrides: dict[str, object] | None = None,
+        report: str | None = None,
+        **options: object,
+    ) -> TrainingConfig:
+        """Return a configuration with the model's default hyper-parameters.
+
+        Args:
+            model: name of the model.
+            data: name of the data set.
+            overrides: hyper-parameters that differ from the defaults; None counts as not given.
+            report: folder of the report; None takes ``runs/<model>-<data>``.
+            options: the other fields.
+
+        Raises:
+            UserError: as on construction, and for a precision or device that does not exist.
+        """
+        for option, known in (("precision", PRECISIONS), ("device", DEVICES)):
+            name = options.get(option, known[0])
+            if name not in known:
+                hint = did_you_mean(str(name), known)
+                raise UserError(f"unknown {option} {name!r}{hint} (known: {', '.join(known)})")
+        given = {name: value for name, value in (overrides or {}).items() if value is not None}
+        hyper = msgspec.structs.replace(default_hyperparameters(model, data), **given)
+        report = report or f"runs/{model}-{data}"
+        return cls(model=model, data=data, hyper=hyper, report=report, **options)  # type: ignore[arg-type]

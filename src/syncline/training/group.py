@@ -1,0 +1,106 @@
+"""The place of a worker among the others, and the process group that joins them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import UserError
+from syncline.training.config import DeviceName
+
+__all__ = ["Worker", "pick_device", "process_group", "started_by_launcher"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker of the job."""
+
+    rank: int
+    workers: int
+    device: torch.device
+    backend: str
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """What DistributedDataParallel takes as ``device_ids``."""
+        return None if self.device.type == "cpu" else [self.device.index]
+
+    def sum(self, *values: float) -> list[float]:
+        """Return the sums of the values over all workers, on every worker."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(v) for v in total]
+
+    def largest(self, values: list[float]) -> list[float]:
+        """Return the element-wise largest of the lists of all workers, on every worker."""
+        largest = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return [float(v) for v in largest]
+
+    def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all workers, which have one shape, on every worker, on the CPU."""
+        part = part.to(self.device)
+        parts = [torch.empty_like(part) for _ in range(self.workers)]
+        dist.all_gather(parts, part)
+        return [p.cpu() for p in parts]
+
+
+def started_by_launcher(environment: Mapping[str, str]) -> bool:
+    """Return whether this process is a worker that torchrun, or something like it, has started."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def pick_device(device: DeviceName, workers_here: int) -> str:
+    """Return ``"cuda"`` or ``"cpu"``.
+
+    Args:
+        device: what was asked for; ``auto`` takes GPUs where each worker can have one.
+        workers_here: workers on this host.
+
+    Raises:
+        UserError: GPUs were asked for and there are too few.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cuda" and gpus < workers_here:
+        raise UserError(
+            f"--device cuda needs a GPU for each of the {workers_here} workers of this host, "
+            f"found {gpus}; lower --workers or take --device cpu"
+        )
+    if device == "auto":
+        return "cuda" if gpus >= workers_here else "cpu"
+    return device
+
+
+@contextmanager
+def process_group(device: DeviceName, timeout_s: float) -> Iterator[Worker]:
+    """Join the other workers, as torchrun's environment variables say, and leave them at the end.
+
+    Args:
+        device: see :func:`pick_device`.
+        timeout_s: after this long without an answer a collective fails.
+
+    Raises:
+        UserError: GPUs were asked for and there are too few.
+    """
+    # RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are torchrun's way of passing arguments.
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    kind = pick_device(device, workers_here)
+    if kind == "cuda":
+        torch.cuda.set_device(local_rank)
+        place, backend = torch.device("cuda", local_rank), "nccl"
+    else:
+        place, backend = torch.device("cpu"), "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    worker = Worker(
+        rank=dist.get_rank(), workers=dist.get_world_size(), device=place, backend=backend
+    )
+    yield worker
+    # Not after an error: leaving waits for peers that may be gone, and the process ends anyway.
+    dist.destroy_process_group()

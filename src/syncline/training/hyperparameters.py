@@ -1,0 +1,102 @@
+"""Hyper-parameters, and those that a model is trained with unless others are given."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import msgspec
+
+from syncline.errors import UserError, did_you_mean
+from syncline.model.document import Value
+
+__all__ = ["SCHEDULES", "Hyperparameters", "ScheduleName", "default_hyperparameters"]
+
+ScheduleName = Literal["constant", "step", "cosine"]
+
+SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+
+
+class Hyperparameters(Value, frozen=True):
+    """How the optimizer, SGD with momentum, is driven.
+
+    Raises:
+        UserError: on construction, if a value is out of its range.
+    """
+
+    epochs: int
+    batch_size: int
+    """Samples a worker in one forward pass; for text, rows."""
+    learning_rate: float
+    """The highest, after the warm-up; it is not scaled with the worker count."""
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: ScheduleName = "cosine"
+    """See :func:`syncline.training.schedule.learning_rate_factor`."""
+    warmup_epochs: float = 0.0
+    """Over these the learning rate rises linearly."""
+    clip_norm: float | None = None
+    """Gradients are scaled down to this norm; None leaves them."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("--epochs", self.epochs), ("--batch-size", self.batch_size)):
+            if value < 1:
+                raise UserError(f"{name} must be at least 1, found {value}")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise UserError(f"--lr must be a number above 0, found {self.learning_rate}")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"--momentum must be at least 0 and below 1, found {self.momentum}")
+        for name, number in (
+            ("--weight-decay", self.weight_decay),
+            ("--warmup-epochs", self.warmup_epochs),
+        ):
+            if not (math.isfinite(number) and number >= 0):
+                raise UserError(f"{name} must be a number of at least 0, found {number}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UserError(f"--clip-norm must be above 0, found {self.clip_norm}")
+        if self.schedule not in SCHEDULES:
+            hint = did_you_mean(self.schedule, SCHEDULES)
+            raise UserError(
+                f"unknown schedule {self.schedule!r}{hint} (known: {', '.join(SCHEDULES)})"
+            )
+
+
+_IMAGENET = Hyperparameters(
+    epochs=90,
+    batch_size=64,
+    learning_rate=0.1,
+    weight_decay=1e-4,
+    schedule="step",
+    warmup_epochs=5,
+)
+
+_DEFAULTS: dict[str, Hyperparameters] = {
+    # gTop-k, Table V: 140 epochs, 128 samples over all workers, learning rate 0.1.
+    "resnet20": Hyperparameters(
+        epochs=140, batch_size=64, learning_rate=0.1, weight_decay=1e-4, schedule="step"
+    ),
+    "vgg16": Hyperparameters(
+        epochs=140, batch_size=64, learning_rate=0.05, weight_decay=5e-4, warmup_epochs=1
+    ),
+    # Without batch norm a learning rate of 0.1 diverges; 0.01 is that of gTop-k, Table V.
+    "alexnet": msgspec.structs.replace(_IMAGENET, learning_rate=0.01, weight_decay=5e-4),
+    "resnet50": _IMAGENET,
+    "lstm": Hyperparameters(
+        epochs=40, batch_size=20, learning_rate=1.0, clip_norm=0.25, warmup_epochs=0.5
+    ),
+    "transformer": Hyperparameters(
+        epochs=20, batch_size=16, learning_rate=0.1, clip_norm=1.0, warmup_epochs=0.5
+    ),
+}
+
+_DEFAULTS_ON_DATA: dict[tuple[str, str], Hyperparameters] = {
+    ("resnet20", "digits"): Hyperparameters(
+        epochs=15, batch_size=16, learning_rate=0.1, weight_decay=5e-4, warmup_epochs=1
+    ),
+}
+"""What replaces the above on a certain data set."""
+
+
+def default_hyperparameters(model: str, data: str) -> Hyperparameters:
+    """Return the hyper-parameters that ``model`` is trained with on ``data`` by default."""
+    return _DEFAULTS_ON_DATA.get((model, data), _DEFAULTS[model])

@@ -1,0 +1,185 @@
+"""One model in training: its DDP wrapper, optimizer, random state and the times of its steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from syncline.errors import UserError
+from syncline.training.config import TrainingConfig
+from syncline.training.data.spec import Batch
+from syncline.training.group import Worker
+from syncline.training.schedule import scheduler
+from syncline.training.task import Memory, Task
+
+__all__ = ["Replica", "StepTime"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """How long a step took and whether it tells the speed of steady training."""
+
+    seconds: float
+    measuring: bool
+    """The step was one of those with which Syncline measures, or checks its plan."""
+    first_of_block: bool
+    """The step came after steps of the other twin, whose data fill the caches."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Replica:
+    """A model in training under one kind of DistributedDataParallel.
+
+    Twins that are trained in turns each keep their own random state, so that neither sees that
+    there is another.
+    """
+
+    name: str
+    """Under which its rate is reported."""
+    ddp: TorchDistributedDataParallel
+    task: Task
+    config: TrainingConfig
+    worker: Worker
+    optimizer: torch.optim.SGD = field(init=False)
+    schedule: torch.optim.lr_scheduler.LambdaLR = field(init=False)
+    random_state: list[Tensor] = field(init=False)
+    times: list[StepTime] = field(init=False, default_factory=list)
+    _memory: Memory = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        hyper = self.config.hyper
+        self.optimizer = torch.optim.SGD(
+            self.ddp.parameters(),
+            lr=hyper.learning_rate,
+            momentum=hyper.momentum,
+            weight_decay=hyper.weight_decay,
+        )
+        self.schedule = scheduler(self.optimizer, self.task.steps_per_epoch, hyper)
+        self.random_state = random_state(self.worker.device)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without its wrapper."""
+        module: nn.Module = self.ddp.module
+        return module
+
+    def start_epoch(self) -> None:
+        """Forget the state carried from window to window: the text starts again."""
+        self._memory = None
+
+    def run_block(self, block: Sequence[tuple[Batch, ...]]) -> float:
+        """Take one step for each element of ``block``; return the mean loss of this worker.
+
+        Raises:
+            UserError: the loss is no longer a finite number.
+        """
+        total = 0.0
+        with self._own_random_state():
+            for index, batches in enumerate(block):
+                measuring = self._measuring()
+                start = time.perf_counter()
+                loss = self._step(batches)
+                if self.worker.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - start
+                self.times.append(
+                    StepTime(
+                        seconds=seconds,
+                        measuring=measuring or self._measuring(),
+                        first_of_block=index == 0,
+                    )
+                )
+                total += self._checked(float(loss))
+        return total / len(block)
+
+    def _step(self, batches: tuple[Batch, ...]) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = torch.zeros((), device=self.worker.device)
+        for index, batch in enumerate(batches):
+            last = index == len(batches) - 1
+            with nullcontext() if last else self.ddp.no_sync():
+                part = self._loss(_moved(batch, self.worker.device)) / len(batches)
+                part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+        if self.config.hyper.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.ddp.parameters(), self.config.hyper.clip_norm)
+        self.optimizer.step()
+        self.schedule.step()
+        return loss
+
+    def _loss(self, batch: Batch) -> Tensor:
+        with self._autocast():
+            loss, self._memory = self.task.loss(self.ddp, batch, self._memory)
+        return loss
+
+    def evaluate(self, *, final: bool = False) -> dict[str, float]:
+        """Return the task's figures of merit; ``final`` adds those over data seen only once."""
+        # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
+        # the next forward pass. They are the model's, so all workers evaluate with them.
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, src=0)
+        self.module.eval()
+        try:
+            with torch.no_grad(), self._own_random_state(), self._autocast():
+                figures = self.task.evaluate(self.module, self.worker)
+                if final:
+                    figures |= self.task.final_evaluation(self.module, self.worker)
+        finally:
+            self.module.train()
+        return figures
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(
+            self.worker.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.config.precision == "bf16",
+        )
+
+    def _measuring(self) -> bool:
+        return bool(getattr(self.ddp, "measuring", False))
+
+    def _checked(self, loss: float) -> float:
+        if math.isfinite(loss):
+            return loss
+        raise UserError(
+            f"training diverged: the loss of {self.name} on rank {self.worker.rank} is {loss} "
+            f"after {len(self.times)} steps; lower --lr (now {self.config.hyper.learning_rate}), "
+            "or add --warmup-epochs or --clip-norm"
+        )
+
+    @contextmanager
+    def _own_random_state(self) -> Iterator[None]:
+        outside = random_state(self.worker.device)
+        set_random_state(self.random_state, self.worker.device)
+        try:
+            yield
+        finally:
+            self.random_state = random_state(self.worker.device)
+            set_random_state(outside, self.worker.device)
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return Batch(batch.inputs.to(device), batch.targets.to(device))
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Return the states of torch's generators: the CPU's and, on a GPU, that GPU's."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def set_random_state(states: Sequence[Tensor], device: torch.device) -> None:
+    """Set the states that :func:`random_state` returned."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

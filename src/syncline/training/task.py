@@ -1,0 +1,242 @@
+"""What is trained: the data cut into steps, the loss of a batch, and how the result is judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from syncline.errors import InternalError
+from syncline.training.config import TrainingConfig
+from syncline.training.data.ahead import made_ahead
+from syncline.training.data.seeds import seed_from
+from syncline.training.data.sharding import evaluation_shard, steps_in_epoch, training_shard
+from syncline.training.data.spec import Batch, ImageData, ImageSplit, TextData
+from syncline.training.data.table import load_images, load_text
+from syncline.training.data.windows import (
+    evaluation_windows,
+    training_windows,
+    windows_in_epoch,
+)
+from syncline.training.group import Worker
+from syncline.training.models.spec import ImageModel, TextModel
+from syncline.training.models.table import model_named
+
+__all__ = ["ImageTask", "Memory", "Task", "TextTask", "task_of"]
+
+EVALUATION_BATCH = 128
+"""Images a forward pass in evaluation, where no gradients take memory."""
+
+Memory = Any
+"""The state that a recurrent model carries from one window to the next; None where there is none.
+
+Its form is the model's own business."""
+
+
+class Task(Protocol):
+    """A model and the data it is trained on."""
+
+    @property
+    def classes(self) -> int:
+        """The classes, or the size of the vocabulary: what fixes the model's output."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps an epoch."""
+
+    def build(self) -> nn.Module:
+        """Return a freshly initialised model."""
+
+    def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
+        """Yield the batches of one worker for each optimizer step of an epoch."""
+
+    def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+        """Return the mean loss of a batch and what the next batch needs to know."""
+
+    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Return figures of merit by name; all workers take part and get the same."""
+
+    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Return figures over data that is looked at only once, after training."""
+
+
+def task_of(config: TrainingConfig) -> Task:
+    """Load the data of a configuration.
+
+    Raises:
+        UserError: the model or the data set is unknown, they do not fit, or the data are too few.
+        FileError: a file of the data is missing or broken.
+    """
+    model = model_named(config.model)
+    if isinstance(model, ImageModel):
+        images = load_images(config.data, config.data_dir, model)
+        return ImageTask(config=config, model=model, data=images)
+    return TextTask(config=config, model=model, data=load_text(config.data, config.data_dir, model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTask:
+    """Classification of images."""
+
+    config: TrainingConfig
+    model: ImageModel
+    data: ImageData
+
+    @property
+    def classes(self) -> int:
+        """The classes of the images."""
+        return self.data.classes
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps an epoch."""
+        return steps_in_epoch(
+            len(self.data.train),
+            workers=self.config.workers,
+            batch_size=self.config.hyper.batch_size,
+            accumulate=self.config.accumulate,
+        )
+
+    def build(self) -> nn.Module:
+        """Return a freshly initialised model."""
+        return self.model.build(self.data.channels, self.data.image_size, self.data.classes)
+
+    def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
+        """Yield the shuffled and varied images of one worker."""
+        shard = training_shard(
+            len(self.data.train),
+            workers=worker.workers,
+            rank=worker.rank,
+            batch_size=self.config.hyper.batch_size,
+            accumulate=self.config.accumulate,
+            seed=self.config.seed,
+            epoch=epoch,
+        )
+
+        def batches() -> Iterator[tuple[Batch, ...]]:
+            for step, parts in enumerate(shard):
+                yield tuple(
+                    self.data.train.batch(
+                        part,
+                        augment_seed=seed_from(self.config.seed, epoch, step, index, worker.rank),
+                    )
+                    for index, part in enumerate(parts)
+                )
+
+        return made_ahead(batches()) if self.data.train.decodes else batches()
+
+    def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+        """Return the cross entropy; images carry nothing over."""
+        return functional.cross_entropy(model(batch.inputs), batch.targets), None
+
+    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Return the test accuracy (0 to 1) and the test loss."""
+        shard = evaluation_shard(
+            len(self.data.test), workers=worker.workers, rank=worker.rank
+        )
+        correct = loss = 0.0
+        for batch in _evaluation_batches(self.data.test, shard):
+            targets = batch.targets.to(worker.device)
+            logits = model(batch.inputs.to(worker.device)).float()
+            loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
+            correct += int((logits.argmax(1) == targets).sum())
+        loss, correct, count = worker.sum(loss, correct, len(shard))
+        return {"test accuracy": correct / count, "test loss": loss / count}
+
+    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Return nothing: the test images are looked at after every epoch."""
+        return {}
+
+
+def _evaluation_batches(split: ImageSplit, shard: Tensor) -> Iterator[Batch]:
+    batches = (split.batch(part, augment_seed=None) for part in shard.split(EVALUATION_BATCH))
+    return made_ahead(batches) if split.decodes else batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTask:
+    """Prediction of the next token of a text."""
+
+    config: TrainingConfig
+    model: TextModel
+    data: TextData
+
+    @property
+    def classes(self) -> int:
+        """The size of the vocabulary."""
+        return self.data.vocabulary
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps an epoch."""
+        return windows_in_epoch(
+            len(self.data.train),
+            workers=self.config.workers,
+            batch_size=self.config.hyper.batch_size,
+            accumulate=self.config.accumulate,
+            window=self.model.window,
+        )
+
+    def build(self) -> nn.Module:
+        """Return a freshly initialised model."""
+        return self.model.build(self.data.vocabulary)
+
+    def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
+        """Yield the windows of one worker, in the order of the text."""
+        return training_windows(
+            self.data.train,
+            workers=worker.workers,
+            rank=worker.rank,
+            batch_size=self.config.hyper.batch_size,
+            accumulate=self.config.accumulate,
+            window=self.model.window,
+            seed=self.config.seed,
+            epoch=epoch,
+        )
+
+    def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+        """Return the cross entropy a token and, for a recurrent model, its state, detached."""
+        logits, memory = self._logits(model, batch.inputs, memory)
+        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), memory
+
+    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Return the perplexity on the validation text."""
+        return {
+            "validation perplexity": self._perplexity(model, self.data.validation, worker)
+        }
+
+    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Return the perplexity on the test text, where there is one."""
+        if self.data.test is None:
+            return {}
+        return {"test perplexity": self._perplexity(model, self.data.test, worker)}
+
+    def _perplexity(self, model: nn.Module, stream: Tensor, worker: Worker) -> float:
+        loss = tokens = 0.0
+        memory: Memory = None
+        for batch in evaluation_windows(
+            stream, workers=worker.workers, rank=worker.rank, window=self.model.window
+        ):
+            logits, memory = self._logits(model, batch.inputs.to(worker.device), memory)
+            targets = batch.targets.to(worker.device).flatten()
+            flat = logits.float().flatten(0, 1)
+            loss += float(functional.cross_entropy(flat, targets, reduction="sum"))
+            tokens += len(targets)
+        loss, tokens = worker.sum(loss, tokens)
+        if tokens == 0:
+            raise InternalError("evaluation over no token; the loader lets no empty text through")
+        try:
+            return math.exp(loss / tokens)
+        except OverflowError:
+            return math.inf
+
+    def _logits(self, model: nn.Module, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        if not self.model.carries_state:
+            return model(inputs), None
+        logits, state = model(inputs, memory)
+        return logits, tuple(part.detach() for part in state)
