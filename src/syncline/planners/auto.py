@@ -20,6 +20,7 @@ from syncline.simulator.predict import Forecast, predict
 __all__ = ["Auto", "Choice", "choose"]
 
 CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(), Merge())
+"""All other planners, with their default settings."""
 CONFIDENCE = 2.0
 """Standard errors that a predicted gain must exceed: two, for 95 %."""
 
@@ -36,25 +37,33 @@ class Choice(NamedTuple):
     """Every candidate's plan, by planner."""
 
 
-def choose(profile: Profile, network: Network) -> Choice:
+def choose(profile: Profile, network: Network, *, ddp: Ddp | None = None) -> Choice:
     """Simulate the plan of every planner and choose.
 
     The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
     kept unless the predicted gain over them exceeds twice the standard error of the measured
     iteration time (when the profile has one).
+
+    Args:
+        profile: what the worker computes.
+        network: what messages cost.
+        ddp: DDP's buckets where they are not the default ones.
+
+    O(N^2) for N tensors.
     """
-    plans = {planner.NAME: planner.plan(profile, network) for planner in CANDIDATES}
+    candidates = [ddp if ddp and planner.NAME == Ddp.NAME else planner for planner in CANDIDATES]
+    plans = {planner.NAME: planner.plan(profile, network) for planner in candidates}
     forecasts = {name: predict(profile, network, plan) for name, plan in plans.items()}
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
-    ddp = forecasts[Ddp.NAME].prediction
-    gain_s = ddp.iteration_s - best.iteration_s
+    stock = forecasts[Ddp.NAME].prediction
+    gain_s = stock.iteration_s - best.iteration_s
     noise_s = CONFIDENCE * profile.baseline.noise_s if profile.baseline else 0.0
     if gain_s > noise_s:
         chosen = best.planner
         reason = (
             f"{best.planner} is predicted to take {gain_s * 1e3:.2f} ms "
-            f"({gain_s / ddp.iteration_s:.1%}) less an iteration than DDP's buckets"
+            f"({gain_s / stock.iteration_s:.1%}) less an iteration than DDP's buckets"
         )
     elif gain_s > 0:
         chosen = Ddp.NAME

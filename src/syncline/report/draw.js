@@ -85,11 +85,11 @@ class Picture {
     const name = (text, y, above) => (wide
       ? Picture.shape('text', { x: this.left - 10, y, class: 'name side' }, text)
       : Picture.shape('text', { x: 0, y: above, class: 'name' }, text));
-    const title = Picture.shape('text', { x: 0, y: timeline.top + 14 });
+    const about = timeline.about.slice(0, wide ? undefined : 2).join(', ');
+    const title = Picture.shape('text', { x: 0, y: timeline.top + 14, class: 'title' });
     title.append(
       Picture.shape('tspan', { class: 'source' }, capital(timeline.source)),
-      Picture.shape('tspan', { class: 'about', ...(wide ? { dx: 8 } : { x: 0, dy: 16 }) },
-        timeline.title),
+      Picture.shape('tspan', { class: 'about', dx: 8 }, about),
     );
     const names = timeline.rows.filter((row) => row.name)
       .map((row) => name(row.name, row.y + row.height / 2 + 4, row.y - 3));
@@ -115,21 +115,32 @@ class Picture {
       shapes.push(Picture.shape('rect', { x: start, y, width, height, class: css }));
       last = { start, kind: span.kind };
       const x = Math.max(start, 0) + 4;
-      const text = this.fitted(span.label, Math.min(stop, this.width) - x - 5);
+      const text = this.fitted(span, Math.min(stop, this.width) - x - 5);
       const middle = y + height / 2 + 4;
       if (text) shapes.push(Picture.shape('text', { x, y: middle, class: 'label' }, text));
     }
     return shapes;
   }
 
-  /* The label, shortened to the room there is, or nothing where not even a few letters fit. */
-  fitted(label, room) {
-    if (room < 14) return '';
-    if (!this.widths.has(label)) this.widths.set(label, this.pen.measureText(label).width);
-    const needed = this.widths.get(label);
-    if (needed <= room) return label;
-    const letters = Math.floor((label.length * room) / needed) - 1;
-    return letters < 4 ? '' : `${label.slice(0, letters).trimEnd()}…`;
+  /* The label, shortened to the room there is, or nothing where too little would be left. */
+  fitted({ label, kind }, room) {
+    if (room < 12) return '';
+    if (this.measure(label) <= room) return label;
+    const message = kind === 'message';
+    let letters = Math.floor((label.length * room) / this.measure(label));
+    // A message is told by its first tensor, an operation by the end of its path.
+    const cut = () => (message ? `${label.slice(0, letters).trimEnd()}…`
+      : `…${label.slice(-letters).replace(/^\.+/, '')}`);
+    while (letters > 0 && this.measure(cut()) > room) letters -= 1;
+    if (letters >= (message ? 12 : 5)) return cut();
+    const [, tensors] = (message && label.match(/\((\d+)\)$/)) || [];
+    const short = `${tensors} tensors`;
+    return tensors && this.measure(short) <= room ? short : '';
+  }
+
+  measure(text) {
+    if (!this.widths.has(text)) this.widths.set(text, this.pen.measureText(text).width);
+    return this.widths.get(text);
   }
 
   exposed({ exposed, strip: { y, height } }) {
@@ -156,10 +167,10 @@ class Picture {
     for (const { at, label } of marks) {
       const x = this.left + this.place(at);
       const text = label + (at === marks.at(-1).at ? `\u00a0${unit}` : '');
-      group.append(
-        Picture.shape('line', { x1: x, x2: x, y1: 0, y2: bottom, class: 'grid' }),
-        Picture.shape('text', { x, y: bottom + 15, 'text-anchor': this.anchor(x, 14) }, text),
-      );
+      group.append(Picture.shape('line', { x1: x, x2: x, y1: 0, y2: bottom, class: 'grid' }));
+      const covered = this.pointerX !== null && Math.abs(x - this.pointerX) < 56;
+      const place = { x, y: bottom + 15, 'text-anchor': this.anchor(x, 14) };
+      if (!covered) group.append(Picture.shape('text', place, text));
     }
     return group;
   }

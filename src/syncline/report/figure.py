@@ -11,7 +11,7 @@ from syncline.report.summary import Summary
 if TYPE_CHECKING:
     from syncline.report.bundle import Bundle
 
-__all__ = ["timelines_figure"]
+__all__ = ["timelines_section"]
 
 BUTTONS = (
     ("pan-left", "\u2190", "Earlier"),
@@ -21,19 +21,21 @@ BUTTONS = (
     ("reset", "All", "Show the whole iteration"),
 )
 HELP = (
-    "Drag to pan; scroll or pinch to zoom. ",
+    "Select a span to see what it is. Drag to pan; scroll or pinch to zoom. ",
     "Keys: + and \u2212 zoom, \u2190 and \u2192 pan, 0 shows all, N and P step from span to span, "
     "Enter fits the selected one, Esc lets go.",
 )
 
 
-def timelines_figure(bundle: Bundle, _: Summary) -> Html | None:
+def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
     """Return the timelines on one axis with their controls, legend, details and table."""
     timelines = bundle.timelines()
     if not timelines:
         return None
-    title = "One iteration, predicted and measured" if len(timelines) == 2 else (
-        f"One iteration, {timelines[0].source}"
+    title = (
+        "One iteration, predicted and measured"
+        if len(timelines) == 2
+        else (f"One iteration, {timelines[0].source}")
     )
     buttons = [
         tag("button", sign, type="button", data_do=action, aria_label=label, title=label)
@@ -41,10 +43,9 @@ def timelines_figure(bundle: Bundle, _: Summary) -> Html | None:
     ]
     return tag(
         "section",
-        tag("h2", title),
         tag(
             "div",
-            tag("ul", _legend(kinds_of(timelines)), class_="legend"),
+            tag("h2", title),
             tag(
                 "div",
                 tag("output", id="range", aria_label="Visible time"),
@@ -57,6 +58,7 @@ def timelines_figure(bundle: Bundle, _: Summary) -> Html | None:
             ),
             class_="above",
         ),
+        tag("ul", _legend(kinds_of(timelines)), class_="legend"),
         tag(
             "div",
             static_picture(timelines),
@@ -67,9 +69,11 @@ def timelines_figure(bundle: Bundle, _: Summary) -> Html | None:
             aria_label=f"{title}: the timelines as a chart. The table below says the same.",
             aria_describedby="help",
         ),
-        tag("div", id="details", class_="details", aria_live="polite", hidden=True),
         tag(
-            "p", HELP[0], tag("span", HELP[1], class_="keys"), id="help", class_="note", hidden=True
+            "div",
+            tag("p", HELP[0], tag("span", HELP[1], class_="keys"), id="help", hidden=True),
+            tag("div", id="details", aria_live="polite", hidden=True),
+            class_="panel",
         ),
         tag(
             "details",

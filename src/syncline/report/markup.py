@@ -7,7 +7,17 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Column", "Html", "embedded_json", "escaped", "tag", "table", "typeset"]
+__all__ = [
+    "Column",
+    "Html",
+    "bar",
+    "embedded_json",
+    "escaped",
+    "section",
+    "table",
+    "tag",
+    "typeset",
+]
 
 VOID = {"br", "col", "meta", "link"}
 _MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")
@@ -110,6 +120,27 @@ def table(
         tag("thead", head),
         tag("tbody", body),
     )
+
+
+def section(name: str, title: str, *children: Child) -> Html:
+    """Return a section of the page under its title."""
+    return tag("section", tag("h2", title), *children, id=name)
+
+
+def bar(*parts: tuple[float, float, str]) -> Html:
+    """Return a bar of (start, stop, class) parts on a scale from 0 to 1."""
+    marks = [
+        tag(
+            "rect",
+            x=f"{start * 100:.2f}",
+            width=f"{max((stop - start) * 100, 0):.2f}",
+            y=0,
+            height=10,
+            class_=css,
+        )
+        for start, stop, css in parts
+    ]
+    return tag("svg", marks, viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
 
 
 def embedded_json(text: str) -> Html:

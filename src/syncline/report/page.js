@@ -10,6 +10,7 @@
   const view = new View(Math.max(1, ...ends) * 1.012);
   const picture = new Picture(chart, timelines, view);
   const details = document.getElementById('details');
+  const help = document.getElementById('help');
   const range = document.getElementById('range');
   const buttons = document.querySelectorAll('#tools button');
   let hovered = null;
@@ -18,7 +19,7 @@
   function draw() {
     due = 0;
     picture.draw();
-    range.textContent = `${formatTime(view.from, 4)} – ${formatTime(view.to, 4)}`;
+    range.textContent = `${view.from ? formatTime(view.from, 4) : 0} – ${formatTime(view.to, 4)}`;
     for (const button of buttons) {
       button.disabled = button.dataset.do === 'zoom-in' ? view.span <= view.least : view.whole;
     }
@@ -56,11 +57,9 @@
 
   function describe() {
     const span = picture.selected ?? hovered;
-    details.classList.toggle('idle', !span);
-    if (!span) {
-      details.replaceChildren('Point at a span, or select it, to see what it is.');
-      return;
-    }
+    help.hidden = Boolean(span);
+    details.hidden = !span;
+    if (!span) return;
     const pairs = facts(span).map(([term, value]) => (
       element('div', '', element('dt', '', term), element('dd', '', value))));
     details.replaceChildren(
@@ -229,7 +228,7 @@
     }, { passive: false });
   }
 
-  for (const id of ['tools', 'details', 'help']) document.getElementById(id).hidden = false;
+  document.getElementById('tools').hidden = false;
   chart.classList.add('live');
   describe();
   draw();

@@ -14,7 +14,7 @@ from syncline.report.lanes import Row, exposed_intervals, rows
 from syncline.report.markup import Column, Html, embedded_json, table, tag
 from syncline.report.summary import timeline_facts
 
-__all__ = ["KINDS", "describe", "kinds_of", "span_table", "static_picture", "timeline_data"]
+__all__ = ["KINDS", "kinds_of", "span_table", "static_picture", "timeline_data"]
 
 KINDS: dict[str, str] = {
     "data": "reading data",
@@ -42,13 +42,13 @@ def kinds_of(timelines: Sequence[Timeline]) -> list[str]:
     return [kind for kind in KINDS if kind in present]
 
 
-def describe(timeline: Timeline) -> str:
-    """Return a timeline's totals in a line: ``478 ms, of which 43 ms exposed communication``."""
+def _describe(timeline: Timeline) -> list[str]:
+    """Return what to write beside a timeline: ``["478 ms", "43 ms exposed", "merge"]``."""
     facts = timeline_facts(timeline)
-    text = f"{timeline.name}: {units.duration(facts.iteration_s)} an iteration"
+    parts = [units.duration(facts.iteration_s)]
     if any(span.kind == "message" for span in timeline.spans):
-        text += f", {units.duration(facts.exposed_s)} of communication exposed"
-    return text
+        parts.append(f"{units.duration(facts.exposed_s)} exposed")
+    return [*parts, timeline.name]
 
 
 def timeline_data(timelines: Sequence[Timeline]) -> Html:
@@ -59,7 +59,7 @@ def timeline_data(timelines: Sequence[Timeline]) -> Html:
         "timelines": [
             {
                 "source": timeline.source,
-                "title": describe(timeline),
+                "about": _describe(timeline),
                 "iteration": timeline.iteration_ns,
                 "exposed": exposed_intervals(timeline),
                 "rows": [_row_data(row, kinds) for row in rows(timeline)],
@@ -105,7 +105,7 @@ def _static(timeline: Timeline, end_ns: int) -> Html:
     heading = tag("b", timeline.source.capitalize())
     return tag(
         "figure",
-        tag("figcaption", heading, " ", describe(timeline)),
+        tag("figcaption", heading, " ", ", ".join(_describe(timeline))),
         tag(
             "svg",
             marks,
@@ -119,7 +119,9 @@ def _static(timeline: Timeline, end_ns: int) -> Html:
 
 def _rect(start: int, stop: int, y: int, height: int, css: str, scale: float) -> Html:
     width = max((stop - start) * scale, 0.3)
-    return tag("rect", x=f"{start * scale:.2f}", y=y, width=f"{width:.2f}", height=height, class_=css)
+    return tag(
+        "rect", x=f"{start * scale:.2f}", y=y, width=f"{width:.2f}", height=height, class_=css
+    )
 
 
 def span_table(timeline: Timeline) -> Html:

@@ -12,7 +12,7 @@ from syncline.report.markup import Html, tag
 __all__ = ["fit_plot"]
 
 WIDTH, HEIGHT = 440, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 62, 26, 28, 44
 STEPS = 120
 
 
@@ -85,8 +85,10 @@ def _axes(x: _LogAxis, y: _LogAxis) -> list[Html]:
             tag("line", x1=LEFT, x2=right, y1=y.at(value), y2=y.at(value), class_="grid"),
             tag("text", _round(units.duration(value)), x=LEFT - 8, y=y.at(value) + 4, class_="end"),
         ]
-    title = "size of the message, time of the all-reduce"
-    marks.append(tag("text", title, x=(LEFT + right) / 2, y=HEIGHT - 6, class_="mid"))
+    marks += [
+        tag("text", "time of an all-reduce", x=0, y=12),
+        tag("text", "message size", x=right, y=HEIGHT - 6, class_="end"),
+    ]
     return marks
 
 

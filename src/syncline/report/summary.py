@@ -6,178 +6,35 @@ import itertools
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from syncline.model.document import Document, Value
+from syncline.model.document import Document
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
-from syncline.model.profile import Phase, Profile
-from syncline.model.run import Decision, Event, Rate
+from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
+from syncline.report.facts import (
+    Check,
+    FittedPoint,
+    LargeGradient,
+    LargeOperation,
+    MessageFacts,
+    NetworkFacts,
+    PlannerRow,
+    PlannerTable,
+    ProfileFacts,
+    RunFacts,
+    TimelineFacts,
+)
 from syncline.report.lanes import busy_ns, exposed_intervals, union
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, verdict
 
 if TYPE_CHECKING:
     from syncline.report.bundle import Bundle
 
-__all__ = [
-    "Check",
-    "FittedPoint",
-    "LargeGradient",
-    "LargeOperation",
-    "MessageFacts",
-    "NetworkFacts",
-    "PlannerRow",
-    "PlannerTable",
-    "ProfileFacts",
-    "RunFacts",
-    "Summary",
-    "TimelineFacts",
-    "network_facts",
-    "planner_table",
-    "summarise",
-    "timeline_facts",
-]
+__all__ = ["Summary", "network_facts", "planner_table", "summarise", "timeline_facts"]
 
 LARGEST = 10
 """How many of the largest gradients and operations a report lists."""
-
-
-class TimelineFacts(Value, frozen=True):
-    """Totals of one timeline, in seconds."""
-
-    name: str
-    source: str
-    iteration_s: float
-    computation_s: float
-    """While at least one operation runs."""
-    communication_s: float
-    """While at least one message is under way."""
-    exposed_s: float
-    """While a message is under way and nothing computes."""
-    spans: int
-
-
-class PlannerRow(Value, frozen=True):
-    """One planner of the table, with what follows from its prediction."""
-
-    planner: str
-    chosen: bool
-    iteration_s: float
-    messages: int
-    computation_s: float
-    communication_s: float
-    exposed_s: float
-    exposed_fraction: float
-    lower_bound_s: float
-    distance_to_bound: float
-
-
-class PlannerTable(Value, frozen=True):
-    """The planners, fastest first."""
-
-    model: str
-    network: str
-    workers: int
-    rows: tuple[PlannerRow, ...]
-    chosen: str
-    reason: str
-
-
-class Check(Value, frozen=True):
-    """One quantity that was predicted and measured."""
-
-    what: str
-    predicted_s: float
-    measured_s: float
-    noise_s: float | None
-    error: float | None
-    """Predicted relative to measured, signed; None where nothing was measured to differ from."""
-
-
-class FittedPoint(Value, frozen=True):
-    """A measured all-reduce beside what the fitted curve says of it."""
-
-    size_bytes: int
-    median_s: float
-    fitted_s: float
-    error: float | None
-    """Fitted relative to measured, signed; None for a point of 0 s."""
-
-
-class NetworkFacts(Value, frozen=True):
-    """What the network costs, and how well that is known."""
-
-    name: str
-    workers: int
-    backend: str
-    startup_s: float
-    alpha_s: float | None
-    beta_s_per_byte: float | None
-    gamma_s_per_byte: float | None
-    contention: float
-    fit_error: float | None
-    fit_error_max: float | None
-    points: tuple[FittedPoint, ...]
-
-
-class MessageFacts(Value, frozen=True):
-    """One message of the plan."""
-
-    number: int
-    label: str
-    tensors: tuple[str, ...]
-    size_bytes: int
-
-
-class LargeGradient(Value, frozen=True):
-    """A gradient with its share of all gradient bytes."""
-
-    name: str
-    elements: int
-    dtype: str
-    size_bytes: int
-    share: float
-
-
-class LargeOperation(Value, frozen=True):
-    """An operation with its share of the computing time."""
-
-    name: str
-    phase: Phase
-    duration_s: float
-    share: float
-
-
-class ProfileFacts(Value, frozen=True):
-    """What was profiled, and its totals."""
-
-    model: str
-    device: str
-    workers: int
-    iterations: int
-    operations: int
-    gradients: int
-    gradient_bytes: int
-    computation_s: float
-    phases_s: dict[str, float]
-    largest_gradients: tuple[LargeGradient, ...]
-    largest_operations: tuple[LargeOperation, ...]
-
-
-class RunFacts(Value, frozen=True):
-    """What the run was, and what it decided and reached."""
-
-    model: str
-    workers: int
-    backend: str
-    machine: str
-    decision: Decision
-    reason: str
-    planner: str
-    messages: int
-    rates: tuple[Rate, ...]
-    results: dict[str, float]
-    events: tuple[Event, ...]
 
 
 class Summary(Document, frozen=True):
@@ -317,9 +174,7 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
     if run and run.baseline and run.predicted_baseline_s is not None:
         rate = run.baseline
         checks.append(
-            _check(
-                "iteration, stock DDP", run.predicted_baseline_s, rate.iteration_s, rate.noise_s
-            )
+            _check("iteration, stock DDP", run.predicted_baseline_s, rate.iteration_s, rate.noise_s)
         )
     if run and run.planned and run.predicted_planned_s is not None:
         rate = run.planned
@@ -328,15 +183,13 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
     if bundle.timeline_predicted and bundle.timeline_measured:
         predicted = timeline_facts(bundle.timeline_predicted)
         measured = timeline_facts(bundle.timeline_measured)
-        for what in ("iteration", "computation", "communication", "exposed"):
-            checks.append(
-                _check(
-                    f"timeline: {what}",
-                    getattr(predicted, f"{what}_s"),
-                    getattr(measured, f"{what}_s"),
-                    None,
-                )
-            )
+        for what, field in (
+            ("the iteration drawn above", "iteration_s"),
+            ("its computation", "computation_s"),
+            ("its communication", "communication_s"),
+            ("its exposed communication", "exposed_s"),
+        ):
+            checks.append(_check(what, getattr(predicted, field), getattr(measured, field), None))
     return tuple(checks)
 
 

@@ -84,7 +84,8 @@ def plain(value: float) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):d}"
     if 1e-4 <= abs(value) < 1e6:
-        return _significant(value, 4)
+        text = _significant(value, 4)
+        return text.rstrip("0").rstrip(".") if "." in text else text
     return f"{value:.4g}"
 
 

@@ -48,7 +48,9 @@ class KeyFigure(Value, frozen=True):
 def figure_text(figure: KeyFigure) -> str:
     """Return the figure's value with its noise and unit, as people read it."""
     if figure.unit == "s":
-        return units.with_noise(figure.value, figure.noise or 0.0)
+        if figure.noise is None:
+            return units.duration(figure.value)
+        return units.with_noise(figure.value, figure.noise)
     if figure.unit == "fraction":
         if figure.noise is None:
             return units.percent(figure.value)
@@ -131,12 +133,12 @@ def _verdict_on_run(run: Run, comparison: Comparison | None) -> Verdict:
         baseline = units.with_noise(run.baseline.iteration_s, run.baseline.noise_s)
         if run.decision == "planned":
             headline = (
-                f"Syncline's {run.planner} plan trains {where} in {planned} an iteration, "
+                f"With the {run.planner} plan, {where} trains in {planned} an iteration, "
                 f"{change} than the {baseline} of stock DDP"
             )
         else:
             headline = (
-                f"Syncline's plan for {where} took {planned} an iteration, {change} than the "
+                f"The plan for {where} took {planned} an iteration, {change} than the "
                 f"{baseline} of stock DDP, and was dropped"
             )
     elif run.decision == "ddp" and run.baseline:
@@ -144,8 +146,8 @@ def _verdict_on_run(run: Run, comparison: Comparison | None) -> Verdict:
         headline = f"Stock DDP stays for {where}, at {baseline} an iteration"
     if not headline:
         headline = {
-            "planned": f"Syncline's {run.planner} plan trains {where}",
-            "reverted": f"Syncline's plan for {where} lost against stock DDP and was dropped",
+            "planned": f"{where} trains with the {run.planner} plan",
+            "reverted": f"The plan for {where} lost against stock DDP and was dropped",
             "ddp": f"Stock DDP stays for {where}",
             "undecided": f"The run of {where} ended before Syncline had decided",
         }[run.decision]
@@ -227,7 +229,7 @@ def _time(name: str, label: str, rate: Rate | Baseline) -> KeyFigure:
         value=rate.iteration_s,
         unit="s",
         noise=rate.noise_s,
-        note=f"median of {units.counted(rate.iterations, 'iteration')} ± standard error",
+        note=f"median of {units.counted(rate.iterations, 'iteration')}",
     )
 
 

@@ -119,8 +119,8 @@ function prepare(data) {
 /* Where everything goes, top to bottom, in pixels. `narrow` puts names above their rows. */
 function arrange(timelines, narrow) {
   const size = narrow
-    ? { title: 36, name: 13, row: 30, gap: 4, strip: 6, after: 18, axis: 22 }
-    : { title: 24, name: 0, row: 28, gap: 3, strip: 6, after: 22, axis: 22 };
+    ? { title: 22, name: 16, row: 32, gap: 3, strip: 6, after: 22, axis: 22 }
+    : { title: 26, name: 0, row: 32, gap: 3, strip: 6, after: 24, axis: 22 };
   let y = 0;
   const placed = timelines.map((timeline) => {
     const top = y;

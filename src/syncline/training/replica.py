@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from syncline.training.group import Worker
 from syncline.training.schedule import scheduler
 from syncline.training.task import Memory, Task
 
-__all__ = ["Replica", "StepTime"]
+__all__ = ["Replica", "StepTime", "random_state", "set_random_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class StepTime:
     measuring: bool
     """The step was one of those with which Syncline measures, or checks its plan."""
     first_of_block: bool
-    """The step came after steps of the other twin, whose data fill the caches."""
+    """The twin had its turn before this step, and left its own data in the caches."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,13 +75,17 @@ class Replica:
         """Forget the state carried from window to window: the text starts again."""
         self._memory = None
 
-    def run_block(self, block: Sequence[tuple[Batch, ...]]) -> float:
-        """Take one step for each element of ``block``; return the mean loss of this worker.
+    def run_block(self, block: Sequence[tuple[Batch, ...]], *, after_twin: bool) -> list[float]:
+        """Take one step for each element of ``block``; return this worker's losses.
+
+        Args:
+            block: the batches of each step.
+            after_twin: whether there is a twin that had its turn before.
 
         Raises:
             UserError: the loss is no longer a finite number.
         """
-        total = 0.0
+        losses: list[float] = []
         with self._own_random_state():
             for index, batches in enumerate(block):
                 measuring = self._measuring()
@@ -94,11 +98,11 @@ class Replica:
                     StepTime(
                         seconds=seconds,
                         measuring=measuring or self._measuring(),
-                        first_of_block=index == 0,
+                        first_of_block=after_twin and index == 0,
                     )
                 )
-                total += self._checked(float(loss))
-        return total / len(block)
+                losses.append(self._checked(float(loss)))
+        return losses
 
     def _step(self, batches: tuple[Batch, ...]) -> Tensor:
         self.optimizer.zero_grad()
@@ -120,8 +124,17 @@ class Replica:
             loss, self._memory = self.task.loss(self.ddp, batch, self._memory)
         return loss
 
-    def evaluate(self, *, final: bool = False) -> dict[str, float]:
-        """Return the task's figures of merit; ``final`` adds those over data seen only once."""
+    def evaluate(self) -> dict[str, float]:
+        """Return the task's figures of merit; all workers take part and get the same."""
+        return self._judged(self.task.evaluate)
+
+    def final_evaluation(self) -> dict[str, float]:
+        """Return the figures over data that is looked at only once, after training."""
+        return self._judged(self.task.final_evaluation)
+
+    def _judged(
+        self, judge: Callable[[nn.Module, Worker], dict[str, float]]
+    ) -> dict[str, float]:
         # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
         # the next forward pass. They are the model's, so all workers evaluate with them.
         for buffer in self.module.buffers():
@@ -129,12 +142,9 @@ class Replica:
         self.module.eval()
         try:
             with torch.no_grad(), self._own_random_state(), self._autocast():
-                figures = self.task.evaluate(self.module, self.worker)
-                if final:
-                    figures |= self.task.final_evaluation(self.module, self.worker)
+                return judge(self.module, self.worker)
         finally:
             self.module.train()
-        return figures
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(

@@ -104,7 +104,7 @@ class ImageTask:
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
-        return self.model.build(self.data.channels, self.data.image_size, self.data.classes)
+        return self.model.build(self.data.image_size, self.data.classes)
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
         """Yield the shuffled and varied images of one worker."""

@@ -94,7 +94,6 @@ def load(folder: Path, model: ImageModel) -> ImageData:
         )
 
     return ImageData(
-        channels=CHANNELS,
         image_size=IMAGE_SIZE * enlarge,
         classes=CLASSES,
         train=split(torch.cat([p for p, _ in parts]), torch.cat([label for _, label in parts])),

@@ -30,7 +30,7 @@ def load(folder: Path, model: ImageModel) -> ImageData:
 
     Args:
         folder: not read.
-        model: its needs say how far the images are enlarged and their one channel repeated.
+        model: its needs say how far the images are enlarged.
 
     Raises:
         UserError: scikit-learn is not installed.
@@ -55,7 +55,6 @@ def load(folder: Path, model: ImageModel) -> ImageData:
 
     train_pixels = pixels[~test].float()
     enlarge = enlargement(model, IMAGE_SIZE)
-    repeat = model.channels or 1
 
     def split(chosen: torch.Tensor) -> MemoryImages:
         return MemoryImages(
@@ -64,12 +63,10 @@ def load(folder: Path, model: ImageModel) -> ImageData:
             mean=train_pixels.mean().view(1),
             deviation=train_pixels.std().view(1),
             enlarge=enlarge,
-            repeat=repeat,
             crop_padding=1,
         )
 
     return ImageData(
-        channels=repeat,
         image_size=IMAGE_SIZE * enlarge,
         classes=CLASSES,
         train=split(~test),

@@ -96,7 +96,6 @@ def load(folder: Path, model: ImageModel) -> ImageData:
         _list_images(folder / split, classes, model.folder_image) for split in ("train", "val")
     )
     return ImageData(
-        channels=3,
         image_size=model.folder_image,
         classes=len(classes),
         train=train,

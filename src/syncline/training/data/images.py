@@ -13,13 +13,16 @@ from syncline.training.models.spec import ImageModel
 
 __all__ = ["MemoryImages", "enlargement", "random_crops", "random_flips"]
 
+CHANNELS = 3
+"""What every model takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryImages:
     """A split whose images are one tensor; every batch is normalised and fitted to the model."""
 
     pixels: Tensor
-    """(N, channels, size, size), uint8."""
+    """(N, channels, size, size), uint8; grey images have one channel, which is tripled."""
     labels: Tensor
     """(N,), int64."""
     mean: Tensor
@@ -28,8 +31,6 @@ class MemoryImages:
     """(channels,): divides what is left."""
     enlarge: int = 1
     """Each pixel becomes a square of this many pixels a side."""
-    repeat: int = 1
-    """Each channel becomes this many."""
     crop_padding: int = 0
     """Training images are cropped at random after this many pixels of padding on each side."""
     flip: bool = False
@@ -57,8 +58,8 @@ class MemoryImages:
         inputs = (images.float() - self.mean.view(shape)) / self.deviation.view(shape)
         if self.enlarge > 1:
             inputs = inputs.repeat_interleave(self.enlarge, 2).repeat_interleave(self.enlarge, 3)
-        if self.repeat > 1:
-            inputs = inputs.repeat(1, self.repeat, 1, 1)
+        if inputs.shape[1] == 1:
+            inputs = inputs.repeat(1, CHANNELS, 1, 1)
         return Batch(inputs, self.labels[indices])
 
 

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """Inputs and targets of a forward pass."""
 
     inputs: Tensor
-    """Images: (N, channels, size, size), float32. Text: (N, T), int64."""
+    """Images: (N, 3, size, size), float32. Text: (N, T), int64."""
     targets: Tensor
     """Images: (N,), int64. Text: (N, T), int64."""
 
@@ -53,9 +53,8 @@ class ImageSplit(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageData:
-    """A data set of labelled images, all of one shape."""
+    """A data set of labelled images with three channels, all of one size."""
 
-    channels: int
     image_size: int
     classes: int
     train: ImageSplit

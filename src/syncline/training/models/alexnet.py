@@ -21,14 +21,14 @@ class AlexNet(nn.Module):
     but let a 32x32 image through.
     """
 
-    def __init__(self, channels: int, image_size: int, classes: int) -> None:
+    def __init__(self, image_size: int, classes: int) -> None:
         super().__init__()
         small = image_size < SMALLEST_FULL_IMAGE
         pool = 2 if small else 3
         self.features = nn.Sequential(
-            nn.Conv2d(channels, 64, 3, padding=1)
+            nn.Conv2d(3, 64, 3, padding=1)
             if small
-            else nn.Conv2d(channels, 64, 11, stride=4, padding=2),
+            else nn.Conv2d(3, 64, 11, stride=4, padding=2),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(pool, 2),
             nn.Conv2d(64, 192, 3 if small else 5, padding=1 if small else 2),
@@ -55,7 +55,7 @@ class AlexNet(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, channels, H, W) -> (N, classes)."""
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
         logits: Tensor = self.head(torch.flatten(self.pool(self.features(x)), 1))
         return logits
 
@@ -64,7 +64,6 @@ MODEL = ImageModel(
     name="alexnet",
     summary="AlexNet, 61.1 M parameters at 224x224; a small form below 63x63",
     build=AlexNet,
-    channels=3,
     smallest_image=32,
     folder_image=224,
 )

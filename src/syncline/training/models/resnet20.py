@@ -41,9 +41,9 @@ class BasicBlock(nn.Module):
 class ResNet20(nn.Module):
     """Three stages of three blocks with 16, 32 and 64 channels, for images of any size."""
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.stage1 = _stage(16, 16, stride=1)
         self.stage2 = _stage(16, 32, stride=2)
@@ -54,7 +54,7 @@ class ResNet20(nn.Module):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, channels, H, W) -> (N, classes)."""
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
         x = functional.relu(self.bn1(self.conv1(x)))
         x = self.stage3(self.stage2(self.stage1(x)))
         x = torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1)
@@ -70,8 +70,7 @@ def _stage(channels_in: int, channels: int, stride: int) -> nn.Sequential:
 MODEL = ImageModel(
     name="resnet20",
     summary="ResNet-20 for small images, 0.27 M parameters",
-    build=lambda channels, image_size, classes: ResNet20(channels, classes),
-    channels=None,
+    build=lambda image_size, classes: ResNet20(classes),
     smallest_image=8,
     folder_image=32,
 )

@@ -51,9 +51,9 @@ class Bottleneck(nn.Module):
 class ResNet50(nn.Module):
     """Four stages of 3, 4, 6 and 3 bottlenecks; 25.56 M parameters at 1,000 classes."""
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         stages = []
         width = 64
@@ -70,7 +70,7 @@ class ResNet50(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, channels, H, W) -> (N, classes)."""
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
         x = functional.relu(self.bn1(self.conv1(x)))
         x = functional.max_pool2d(x, 3, stride=2, padding=1)
         x = functional.adaptive_avg_pool2d(self.stages(x), 1)
@@ -81,8 +81,7 @@ class ResNet50(nn.Module):
 MODEL = ImageModel(
     name="resnet50",
     summary="ResNet-50 for ImageNet, 25.56 M parameters",
-    build=lambda channels, image_size, classes: ResNet50(channels, classes),
-    channels=3,
+    build=lambda image_size, classes: ResNet50(classes),
     smallest_image=32,
     folder_image=224,
 )

@@ -12,14 +12,12 @@ __all__ = ["ImageModel", "ModelSpec", "TextModel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageModel:
-    """A classifier of images of shape (channels, size, size)."""
+    """A classifier of square images with three channels."""
 
     name: str
     summary: str
-    build: Callable[[int, int, int], nn.Module]
-    """(channels, image_size, classes) -> module; (N, channels, size, size) -> (N, classes)."""
-    channels: int | None
-    """The channels that it must have, or None where it takes any number."""
+    build: Callable[[int, int], nn.Module]
+    """(image_size, classes) -> module; (N, 3, image_size, image_size) -> (N, classes) logits."""
     smallest_image: int
     """Smaller images are enlarged by a whole factor to at least this many pixels a side."""
     folder_image: int

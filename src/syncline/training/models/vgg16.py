@@ -21,9 +21,10 @@ class Vgg16(nn.Module):
     leaves 14.7 M parameters. The convolutions have no bias, since batch norm would cancel it.
     """
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
+        channels = 3
         for stage in STAGES:
             for width in stage:
                 conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
@@ -35,7 +36,7 @@ class Vgg16(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, channels, H, W) -> (N, classes), H and W at least 32."""
+        """Return logits; (N, 3, H, W) -> (N, classes), H and W at least 32."""
         x = functional.adaptive_avg_pool2d(self.features(x), 1)
         logits: Tensor = self.head(torch.flatten(x, 1))
         return logits
@@ -44,8 +45,7 @@ class Vgg16(nn.Module):
 MODEL = ImageModel(
     name="vgg16",
     summary="VGG-16 with batch norm for 32x32 images, 14.7 M parameters",
-    build=lambda channels, image_size, classes: Vgg16(channels, classes),
-    channels=3,
+    build=lambda image_size, classes: Vgg16(classes),
     smallest_image=32,
     folder_image=32,
 )

@@ -1,0 +1,36 @@
+"""``syncline report``: render the report of a directory again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from syncline.model.document import write_text_atomically
+from syncline.report import html
+from syncline.report.bundle import Bundle
+from syncline.report.summary import summarise
+
+__all__ = ["report"]
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the path.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the page to FILE, and nothing into DIR.",
+)
+def report(directory: Path, as_json: bool, output: Path | None) -> None:
+    """Render report.html, report.json and trace.json again from the files in DIR."""
+    bundle = Bundle.load(directory)
+    if output is None:
+        output = bundle.save_report(directory)
+    else:
+        write_text_atomically(output, html.render(bundle))
+    if as_json:
+        click.echo(summarise(bundle).to_json(), nl=False)
+    else:
+        click.echo(output)

@@ -1,0 +1,57 @@
+"""Plans as the buckets of DistributedDataParallel's reducer, and the check that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from syncline.model.plan import Plan
+
+__all__ = ["bucket_caps_mb", "difference_from_plan"]
+
+BYTES_PER_MIB = 1024 * 1024
+
+
+def bucket_caps_mb(plan: Plan) -> list[float]:
+    """Return the caps for ``bucket_cap_mb_list`` that make DDP's buckets the plan's messages.
+
+    DDP closes a bucket once it holds at least its cap, so a cap of exactly the message's bytes
+    closes it exactly there (a division by 2^20 is exact in floating point).
+    """
+    return [size / BYTES_PER_MIB for size in plan.message_bytes()]
+
+
+def difference_from_plan(
+    plan: Plan, parameter_names: Sequence[str], logging_data: dict[str, Any]
+) -> str | None:
+    """Say how the reducer's buckets differ from the plan's messages, or None if they do not.
+
+    Args:
+        plan: what the buckets should be.
+        parameter_names: the names of the reducer's parameters, in its order.
+        logging_data: ``DistributedDataParallel._get_ddp_logging_data()``.
+    """
+    planned = [
+        frozenset(plan.tensors[index].name for index in tensors)
+        for tensors in plan.message_tensors()
+    ]
+    listed = logging_data.get("rebuilt_per_bucket_param_indices", "")
+    if not listed:
+        # DDP does not rebuild when it looks for unused parameters, and then tells only sizes.
+        sizes = [int(size) for size in logging_data["bucket_sizes"].split(", ")]
+        if sizes == list(plan.message_bytes()):
+            return None
+        return f"planned messages of {list(plan.message_bytes())} bytes, DDP made {sizes}"
+    found = [
+        frozenset(parameter_names[int(index)] for index in bucket.split())
+        for bucket in listed.split(", ")
+    ]
+    if found == planned:
+        return None
+    if len(found) != len(planned):
+        return f"planned {len(planned)} messages, DDP made {len(found)} buckets"
+    for number, (expected, actual) in enumerate(zip(planned, found, strict=True)):
+        if expected != actual:
+            odd = sorted(expected ^ actual)[0]
+            return f"bucket {number} differs from the planned message: see {odd!r}"
+    return None

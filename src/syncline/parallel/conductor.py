@@ -1,0 +1,189 @@
+"""Runs the tuning script beside training: counts iterations, feeds it, and changes the buckets."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from syncline.measure.exchange import gather_json
+from syncline.measure.observer import Observer
+from syncline.measure.segments import read_iteration
+from syncline.model.plan import Plan
+from syncline.parallel.drift import WINDOW, DriftWatch, Pace
+from syncline.parallel.recording import BucketRecorder
+from syncline.parallel.stages import Stage, StageResult
+from syncline.parallel.tuning import Job, Tuning
+
+__all__ = ["PACE_EVERY", "Buckets", "Conductor"]
+
+DETAIL_EVERY = 3
+PACE_EVERY = 10
+"""In the steady state, every how many iterations the reducer's own timers are read."""
+HISTORY = 1000
+
+
+class Buckets(Protocol):
+    """The side of the wrapper that owns the reducer."""
+
+    def use(self, plan: Plan | None, recorder: BucketRecorder | None) -> None:
+        """Give the reducer the plan's messages (None: DDP's own buckets)."""
+
+    def mismatch(self, plan: Plan) -> str | None:
+        """Say how the reducer's buckets differ from the plan."""
+
+    def pace(self) -> Pace | None:
+        """Return what the reducer's timers say of the last iteration that they sampled."""
+
+
+class Conductor:
+    """Moves through the stages of a :class:`Tuning`, an iteration at a time.
+
+    An iteration begins where a forward pass begins whose gradients will be exchanged. All ranks
+    count the same iterations, so all change their buckets at the same one.
+    """
+
+    def __init__(self, job: Job, tuning: Tuning, buckets: Buckets) -> None:
+        self._job = job
+        self._tuning = tuning
+        self._buckets = buckets
+        self._clock = job.clock
+        self._script = tuning.script()
+        self._running: tuple[Plan | None, bool] = (None, False)
+        self._observer: Observer | None = None
+        self._recorder: BucketRecorder | None = None
+        self._drift = DriftWatch()
+        self._began_s: float | None = None
+        self._start: Any = None
+        self._history: deque[float] = deque(maxlen=HISTORY)
+        self._before_steady = 0
+        self._enter(next(self._script))
+        self.measuring_s: float | None = None
+        """Wall time from the first iteration to the steady state, once that is reached."""
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that training is in."""
+        return self._stage
+
+    @property
+    def steady(self) -> bool:
+        """Whether measuring is over."""
+        return self._stage.iterations == 0
+
+    @property
+    def iterations_before_steady(self) -> int:
+        """How many iterations the measuring took."""
+        return self._before_steady
+
+    @property
+    def steady_iteration_s(self) -> list[float]:
+        """Seconds of the last steady iterations, at most 1,000."""
+        return list(self._history)
+
+    def begin_iteration(self) -> None:
+        """Call just before a forward pass whose gradients will be exchanged."""
+        if self._start is None:
+            self._began_s = time.perf_counter()
+        elif self.steady:
+            self._end_steady_iteration()
+            return
+        else:
+            self._end_measured_iteration()
+        self._start = time.perf_counter() if self.steady else self._clock.stamp()
+
+    def output(self, output: Any) -> None:
+        """Call when that forward pass is over."""
+        if self._observer is not None:
+            self._observer.output(output)
+
+    def skip_iteration(self) -> None:
+        """Call before a forward pass whose gradients will not be exchanged."""
+        if self._observer is not None:
+            self._observer.pause()
+
+    def _end_measured_iteration(self) -> None:
+        stamp = self._clock.stamp()
+        measured = self._done >= self._stage.warmup
+        self._done += 1
+        self._tuning.iteration += 1
+        if measured:
+            self._stamps.append((self._start, stamp))
+        if self._observer is not None:
+            self._observe(measured)
+        if self._done == self._stage.warmup + self._stage.iterations:
+            self._clock.settle()
+            self._result.iteration_s = [
+                self._clock.between_ns(start, stop) / 1e9 for start, stop in self._stamps
+            ]
+            self._advance()
+
+    def _observe(self, measured: bool) -> None:
+        assert self._observer is not None
+        self._observer.detail = self._wants_detail()
+        finished = self._observer.begin()
+        exchanges = self._recorder.take() if self._recorder is not None else []
+        if finished is None or not measured:
+            return
+        self._clock.settle()
+        if self._recorder is not None:
+            self._result.recorded.append((finished, exchanges))
+        else:
+            kind = self._result.lean if finished.graph is None else self._result.detailed
+            kind.append(read_iteration(finished, self._clock))
+
+    def _wants_detail(self) -> bool:
+        """Whether the iteration that begins now shall be observed in detail."""
+        since = self._done - self._stage.warmup
+        return self._stage.record or (since >= 0 and since % DETAIL_EVERY == DETAIL_EVERY - 1)
+
+    def _end_steady_iteration(self) -> None:
+        now = time.perf_counter()
+        self._history.append(now - self._start)
+        self._start = now
+        self._done += 1
+        self._tuning.iteration += 1
+        if self._done % PACE_EVERY:
+            return
+        pace = self._buckets.pace()
+        if pace is not None:
+            self._drift.add(pace)
+        if self._done % WINDOW == 0:
+            if self._drift.close_window(
+                lambda own: gather_json(own, self._job.group, self._job.device)
+            ):
+                self._advance()
+            self._start = time.perf_counter() if self.steady else self._clock.stamp()
+
+    def _advance(self) -> None:
+        if self._stage.plan is not None:
+            self._result.mismatch = self._buckets.mismatch(self._stage.plan)
+        if self._observer is not None:
+            self._observer.detach()
+            self._observer = None
+        self._enter(self._script.send(self._result))
+
+    def _enter(self, stage: Stage) -> None:
+        self._stage = stage
+        self._result = StageResult()
+        self._stamps: list[tuple[Any, Any]] = []
+        self._done = 0
+        if (stage.plan, stage.record) != self._running:
+            self._recorder = (
+                BucketRecorder(self._job.group, self._clock) if stage.record else None
+            )
+            self._buckets.use(stage.plan, self._recorder)
+            self._running = (stage.plan, stage.record)
+        if stage.observe:
+            # Attached after the reducer's own hooks, so that a gradient counts as ready when it
+            # is in its bucket.
+            self._observer = Observer(self._job.module, self._job.parameters, self._clock)
+            self._observer.attach()
+            self._observer.detail = self._wants_detail()
+            self._observer.begin()
+        if stage.iterations == 0:
+            self._history.clear()
+            self._drift.restart()
+            self._before_steady = self._tuning.iteration
+            if self._began_s is not None:
+                self.measuring_s = time.perf_counter() - self._began_s

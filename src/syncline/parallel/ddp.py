@@ -1,0 +1,451 @@
+"""``DistributedDataParallel``: torch's, with measured, planned and checked gradient exchange."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import platform
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline.errors import MismatchError, UserError
+from syncline.measure.clock import Clock, clock_for
+from syncline.measure.profiler import dtype_name
+from syncline.measure.statistics import median, standard_error
+from syncline.model.network import Network
+from syncline.model.plan import Plan, Tensor
+from syncline.model.profile import Profile
+from syncline.model.run import Event, Rate, Run
+from syncline.parallel.buckets import bucket_caps_mb, difference_from_plan
+from syncline.parallel.conductor import PACE_EVERY, Conductor
+from syncline.parallel.drift import Pace
+from syncline.parallel.recording import BucketRecorder
+from syncline.parallel.tuning import Settings, Tuning, logger
+from syncline.planners import planner_named
+from syncline.planners.ddp import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES, Ddp
+
+__all__ = ["DistributedDataParallel"]
+
+TorchDDP = nn.parallel.DistributedDataParallel
+NS_PER_S = 1_000_000_000
+MIN_STEADY = 5
+
+
+class _Job:
+    """What the tuning script needs to know of a wrapped module."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.group: dist.ProcessGroup = ddp.process_group
+        self.module: nn.Module = ddp.module
+        self.parameters: dict[str, nn.Parameter] = ddp._exchanged_parameters()
+        first = next(iter(self.parameters.values()))
+        self.device: torch.device = (
+            first.device if first.device.type == "cuda" else torch.device("cpu")
+        )
+        self.clock: Clock = clock_for(first.device)
+        self.gradients_are_views: bool = ddp.gradient_as_bucket_view
+
+
+class DistributedDataParallel(TorchDDP):
+    """A drop-in for ``torch.nn.parallel.DistributedDataParallel`` that plans its messages.
+
+    It runs torch's own class for the first iterations while it measures them and the network,
+    plans on rank 0, gives the reducer the plan's messages as its buckets, and trains on. If the
+    planned iterations are slower than the measured baseline beyond noise it goes back to DDP's own
+    buckets and says so once. When computation or communication drifts by more than 20 % for 50
+    iterations it measures again. Every stage is real training: no iteration is spent, and at two
+    ranks results are those of torch's class to the last bit.
+
+    Args:
+        module: as for torch's class; all its other arguments are taken too.
+        planner: ``"auto"`` or the name of a planner; the plan is made by it.
+        plan: use this plan instead of measuring and planning.
+        profile: use this profile instead of measuring one.
+        network: use this network instead of probing.
+        check: go back to DDP's own buckets if the plan is slower than they are.
+
+    Raises:
+        UserError: an unknown planner, or arguments that exclude each other.
+        MismatchError: the plan or profile is for another model or worker count.
+
+    What cannot be planned (sparse gradients, gradients of several dtypes, torch's experimental
+    ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python
+    reducer) trains with DDP's own buckets; the reason is logged once.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *args: Any,
+        planner: str = "auto",
+        plan: Plan | None = None,
+        profile: Profile | None = None,
+        network: Network | None = None,
+        check: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        planner_named(planner)
+        if plan is not None and (profile is not None or network is not None):
+            raise UserError(
+                "a plan was given, so a profile or network would be ignored; give one or the other"
+            )
+        if kwargs.get("bucket_cap_mb_list"):
+            raise UserError(
+                "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
+                "DistributedDataParallel"
+            )
+        bound = inspect.signature(TorchDDP.__init__).bind(self, module, *args, **kwargs)
+        self._arguments = {
+            name: value for name, value in bound.arguments.items() if name not in ("self", "module")
+        }
+        self._conductor: Conductor | None = None
+        self._in_torch = True
+        self._plan_order: Plan | None = None
+        super().__init__(module, **self._arguments)
+        self._in_torch = False
+        self._settings = Settings(
+            planner=planner,
+            plan=plan,
+            profile=profile,
+            network=network,
+            check=check,
+            ddp=_own_buckets(self._arguments.get("bucket_cap_mb")),
+        )
+        self._check_given()
+        self._why_not_planned = self._obstacle()
+        if self._why_not_planned is not None:
+            if dist.get_rank(self.process_group) == 0:
+                logger.warning("training with DDP's own buckets: %s", self._why_not_planned)
+            return
+        self._tuning = Tuning(_Job(self), self._settings)
+        self._conductor = Conductor(_Job(self), self._tuning, _Buckets(self))
+
+    # ------------------------------------------------------------------ training
+
+    @torch._disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module, and at the start of an iteration do whatever the measuring needs."""
+        conductor = self._conductor
+        if conductor is None or not self._counts():
+            if conductor is not None:
+                conductor.skip_iteration()
+            return super().forward(*inputs, **kwargs)
+        conductor.begin_iteration()
+        output = super().forward(*inputs, **kwargs)
+        conductor.output(output)
+        return output
+
+    def _counts(self) -> bool:
+        """Whether this forward pass begins an iteration: the same answer on every rank.
+
+        Under ``join``, ranks run different numbers of iterations; nothing is measured or changed.
+        """
+        return (
+            self.training
+            and torch.is_grad_enabled()
+            and self.require_backward_grad_sync
+            and not self._join_config.enable
+        )
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Refuse the user's communication hooks: a hook replaces the exchange that is planned.
+
+        Raises:
+            UserError: always, except for torch's own use during construction.
+        """
+        if not self._in_torch:
+            raise UserError(
+                "register_comm_hook is not available: a hook would replace the exchange that "
+                "Syncline plans and measures; use torch's DistributedDataParallel for this hook"
+            )
+        super().register_comm_hook(state, hook)
+
+    def _lazy_init(self) -> None:
+        with self._torch_may_hook():
+            super()._lazy_init()
+
+    @contextlib.contextmanager
+    def _torch_may_hook(self) -> Iterator[None]:
+        self._in_torch = True
+        try:
+            yield
+        finally:
+            self._in_torch = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        # Measurements belong to this process; a copy trains with DDP's own buckets.
+        state.pop("_tuning", None)
+        state["_conductor"] = None
+        state["_plan_order"] = None
+        return state
+
+    # ------------------------------------------------------------------ what is going on
+
+    @property
+    def phase(self) -> str:
+        """What the wrapper is doing: ``"baseline"``, ``"profiling"``, ..., ``"steady"``."""
+        return "steady" if self._conductor is None else self._conductor.stage.name
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the measurement and the check are still going on."""
+        return self._conductor is not None and not self._conductor.steady
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that runs now; None while DDP's own buckets do."""
+        return self._conductor.stage.plan if self._conductor is not None else None
+
+    @property
+    def profile(self) -> Profile | None:
+        """The measured or given profile, once there is one."""
+        return self._tuning.profile if self._conductor is not None else None
+
+    @property
+    def network(self) -> Network | None:
+        """The probed or given network, once there is one."""
+        return self._tuning.network if self._conductor is not None else None
+
+    @property
+    def exposed_communication_s(self) -> float | None:
+        """How long the last sampled backward pass waited for communication, in seconds."""
+        data = self._get_ddp_logging_data()
+        if not data.get("backward_comm_time_end"):
+            return None
+        waited_ns = data["backward_comm_time_end"] - data["backward_compute_time_end"]
+        return float(max(waited_ns, 0)) / NS_PER_S
+
+    def run_record(self) -> Run:
+        """Return the record of this run so far."""
+        model = type(self.module).__name__
+        workers = dist.get_world_size(self.process_group)
+        backend = str(dist.get_backend(self.process_group))
+        if self._conductor is None:
+            return Run(
+                model=model,
+                workers=workers,
+                backend=backend,
+                machine=_machine(),
+                decision="ddp",
+                reason=self._why_not_planned or "a copy of a wrapped module is not measured",
+                planner=Ddp.NAME,
+                messages=max(len(self._bucket_sizes()), 1),
+                events=(Event(iteration=0, text=self._why_not_planned or "copied"),),
+            )
+        tuning = self._tuning
+        baseline, planned = tuning.baseline, tuning.planned
+        steady = self._conductor.steady_iteration_s
+        if len(steady) >= MIN_STEADY:
+            rate = Rate(
+                name=tuning.plan.planner if tuning.plan else "stock DDP",
+                iteration_s=median(steady),
+                noise_s=standard_error(steady),
+                iterations=len(steady),
+            )
+            if tuning.plan is not None:
+                planned = rate
+        overhead = None
+        if self._conductor.measuring_s is not None and baseline is not None:
+            spent = self._conductor.measuring_s / baseline.iteration_s
+            overhead = max(spent - self._conductor.iterations_before_steady, 0.0)
+        return Run(
+            model=model,
+            workers=workers,
+            backend=backend,
+            machine=_machine(),
+            decision=tuning.decision,
+            reason=tuning.reason,
+            planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
+            messages=len(tuning.plan.messages) if tuning.plan else len(self._bucket_sizes()),
+            baseline=baseline,
+            planned=planned,
+            predicted_baseline_s=tuning.predicted_baseline_s,
+            predicted_planned_s=tuning.predicted_planned_s,
+            overhead_iterations=overhead,
+            events=tuple(tuning.events),
+        )
+
+    def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
+        """Write everything that is known into a directory, with ``report.html``.
+
+        Call on one rank.
+
+        Args:
+            directory: is made if missing; files of earlier reports are replaced.
+            run: the record to save; by default :meth:`run_record`.
+
+        Returns:
+            The path of ``report.html``.
+
+        Raises:
+            FileError: the directory cannot be written.
+        """
+        from syncline.report.bundle import Bundle
+
+        tuning = self._tuning if self._conductor is not None else None
+        plan = tuning.plan if tuning else None
+        if tuning and plan is None and tuning.profile and tuning.network:
+            plan = self._settings.ddp.plan(tuning.profile, tuning.network)
+        bundle = Bundle(
+            run=run or self.run_record(),
+            profile=tuning.profile if tuning else None,
+            network=tuning.network if tuning else None,
+            plan=plan,
+            comparison=tuning.comparison if tuning else None,
+            predicted=tuning.predicted_timeline if tuning else None,
+            measured=tuning.measured_timeline if tuning else None,
+        )
+        bundle.save(directory)
+        return Path(directory) / "report.html"
+
+    # ------------------------------------------------------------------ the reducer
+
+    def _exchanged_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that DDP exchanges, by name; a shared one once."""
+        return {
+            name: parameter
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad and name not in self.parameters_to_ignore
+        }
+
+    def _bucket_sizes(self) -> list[int]:
+        data = self._get_ddp_logging_data()
+        listed = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
+        return [int(size) for size in listed.split(", ") if size]
+
+    def _check_given(self) -> None:
+        tensors = [
+            Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
+            for name, p in self._exchanged_parameters().items()
+        ]
+        workers = dist.get_world_size(self.process_group)
+        plan, profile = self._settings.plan, self._settings.profile
+        if profile is not None:
+            plan = Ddp().plan(profile, Network.line(workers=workers, a_s=0, b_s_per_byte=0))
+        if plan is not None:
+            difference = plan.difference(tensors, workers)
+            if difference is not None:
+                what = "profile" if profile is not None else "plan"
+                raise MismatchError(
+                    f"the given {what} does not fit: {difference}; "
+                    "profile and plan this model at this worker count again"
+                )
+
+    def _obstacle(self) -> str | None:
+        """Say why this model's buckets cannot be planned, or None if they can."""
+        parameters = self._exchanged_parameters()
+        if self._use_python_reducer:
+            return "torch._dynamo's Python reducer is in use"
+        if self.mixed_precision is not None:
+            return "the mixed_precision argument uses DDP's only communication hook"
+        if self._delay_all_reduce_params:
+            return "some parameters are reduced later (delay_all_reduce_named_params)"
+        if any(hasattr(p, "_in_backward_optimizers") for p in parameters.values()):
+            return "the optimizer runs inside backward and uses DDP's only communication hook"
+        if len({(p.dtype, p.device) for p in parameters.values()}) > 1:
+            return "gradients are of several dtypes or devices, which DDP never merges"
+        if any(getattr(m, "sparse", False) for m in self.module.modules()):
+            return "some gradients are sparse"
+        return None
+
+    def _build_params_for_reducer(self) -> Any:
+        parameters, sparse = super()._build_params_for_reducer()
+        plan = self._plan_order
+        if plan is None or not self.find_unused_parameters or self.static_graph:
+            return parameters, sparse
+        # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
+        # buckets it made at first, from the last parameter to the first.
+        position = {tensor.name: index for index, tensor in enumerate(plan.tensors)}
+        names = {id(p): name for name, p in self._exchanged_parameters().items()}
+        order = sorted(
+            range(len(parameters)), key=lambda i: -position[names[id(parameters[i])]]
+        )
+        return [parameters[i] for i in order], [sparse[i] for i in order]
+
+
+class _Buckets:
+    """Changes and reads the reducer of a wrapped module."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+
+    def use(self, plan: Plan | None, recorder: BucketRecorder | None) -> None:
+        """Construct torch's class anew in place, with the plan's messages as its buckets.
+
+        The module and whatever the user has attached to the wrapper stay; only the reducer is new.
+        """
+        ddp = self._ddp
+        module = ddp.module
+        kept = {
+            name: value
+            for name, value in ddp.__dict__.items()
+            if "hooks" in name and name not in ("_comm_hooks", "_accum_grad_hooks")
+        }
+        kept |= {
+            name: ddp.__dict__[name]
+            for name in ("training", "require_backward_grad_sync", "require_forward_param_sync")
+        }
+        del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
+        changed: dict[str, Any] = {"init_sync": False}
+        if plan is not None:
+            caps = bucket_caps_mb(plan)
+            backwards = ddp.find_unused_parameters and not ddp.static_graph
+            changed["bucket_cap_mb_list"] = caps[::-1] if backwards else caps
+            changed["bucket_cap_mb"] = None
+        ddp._plan_order = plan
+        with ddp._torch_may_hook(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # said once, at the first construction
+            TorchDDP.__init__(ddp, module, **(ddp._arguments | changed))
+            if recorder is not None:
+                ddp.register_comm_hook(None, recorder.hook)
+        ddp.__dict__.update(kept)
+        ddp._set_ddp_runtime_logging_sample_rate(PACE_EVERY)
+
+    def mismatch(self, plan: Plan) -> str | None:
+        """Say how the reducer's buckets differ from the plan."""
+        ddp = self._ddp
+        names = {id(p): name for name, p in ddp._exchanged_parameters().items()}
+        parameters, _ = ddp._build_params_for_reducer()
+        return difference_from_plan(
+            plan, [names[id(p)] for p in parameters], ddp._get_ddp_logging_data()
+        )
+
+    def pace(self) -> Pace | None:
+        """Return the reducer's timers of the last iteration that it sampled."""
+        data = self._ddp._get_ddp_logging_data()
+        if not data.get("backward_compute_time"):
+            return None
+        return Pace(
+            computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
+            communication_s=data["backward_comm_time"] / NS_PER_S,
+        )
+
+
+def _own_buckets(bucket_cap_mb: float | None) -> Ddp:
+    """Return the buckets that torch's class makes under the user's arguments."""
+    if bucket_cap_mb is None:
+        return Ddp(
+            bucket_bytes=DEFAULT_BUCKET_BYTES, first_bucket_bytes=DEFAULT_FIRST_BUCKET_BYTES
+        )
+    cap_bytes = int(bucket_cap_mb * 1024 * 1024)
+    return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes)
+
+
+def _machine() -> str:
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
+                break
+    return (
+        f"{processor}, {torch.get_num_threads()} threads a worker, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )

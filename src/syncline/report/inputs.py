@@ -1,0 +1,186 @@
+"""The sections on what it rests on: network, plan, profile, and what the run did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from syncline.report import units
+from syncline.report.facts import NetworkFacts
+from syncline.report.markup import Child, Column, Html, bar, section, table, tag, typeset
+from syncline.report.plot import fit_plot
+from syncline.report.summary import Summary
+
+if TYPE_CHECKING:
+    from syncline.report.bundle import Bundle
+
+__all__ = [
+    "events_section",
+    "largest_section",
+    "messages_section",
+    "network_section",
+    "profile_section",
+]
+
+MOST_MESSAGES = 24
+"""Messages shown at once; the rest unfolds."""
+
+
+def network_section(bundle: Bundle, summary: Summary) -> Html | None:
+    """Return the fit of the network: its plot and its terms."""
+    facts = summary.network
+    if facts is None or bundle.network is None:
+        return None
+    plot = fit_plot(bundle.network)
+    return section(
+        "network",
+        "The network",
+        tag(
+            "p",
+            f"An all-reduce among {units.counted(facts.workers, 'worker')} of {facts.name}"
+            f" ({facts.backend})",
+            ": measured points and the fitted curve." if plot else ".",
+            class_="note",
+        ),
+        tag("div", plot, _network_terms(facts), class_="beside" if plot else None),
+    )
+
+
+def _network_terms(facts: NetworkFacts) -> Html:
+    terms: list[tuple[str, str, str]] = [
+        ("start", units.duration(facts.startup_s), "an all-reduce of no bytes, by the fit")
+    ]
+    if facts.alpha_s is not None:
+        why = "before the first byte arrives, between two workers"
+        terms.append(("\u03b1", units.duration(facts.alpha_s), why))
+    if facts.beta_s_per_byte is not None:
+        beta = facts.beta_s_per_byte
+        speed = f", that is {units.rate(1 / beta)}" if beta > 0 else ""
+        terms.append(("\u03b2", units.byte_time(beta), f"each further byte between two workers{speed}"))
+    if facts.gamma_s_per_byte is not None:
+        why = "adding one byte of two arrays in memory"
+        terms.append(("\u03b3", units.byte_time(facts.gamma_s_per_byte), why))
+    if facts.fit_error is not None:
+        why = "mean distance of the curve from the measured points"
+        terms.append(("fit error", units.percent(facts.fit_error), why))
+    if facts.fit_error_max is not None:
+        why = "at the point that it fits worst"
+        terms.append(("worst", units.percent(facts.fit_error_max), why))
+    why = "how many times slower computing and communicating each run while both run; 1 is free"
+    terms.append(("contention", f"{facts.contention:.2f}", why))
+    columns = [Column(title="Term"), Column(title="Value", numeric=True), Column(title="Meaning")]
+    return table(columns, terms, caption="Terms of the network's cost")
+
+
+def messages_section(_: Bundle, summary: Summary) -> Html | None:
+    """Return the messages of the plan in the order in which they are sent."""
+    messages = summary.messages
+    if not messages:
+        return None
+    largest = max(message.size_bytes for message in messages) or 1
+    columns = [
+        Column(title="No.", numeric=True),
+        Column(title="Tensors, in the order they become ready", css="name"),
+        Column(title="", wide=True, css="bar"),
+        Column(title="Size", numeric=True),
+    ]
+    cells = [
+        (
+            str(message.number),
+            message.label,
+            bar((0, message.size_bytes / largest, "k-message")),
+            units.size(message.size_bytes),
+        )
+        for message in messages
+    ]
+    total = units.size(sum(message.size_bytes for message in messages))
+    caption = "Messages of the plan in the order in which they are sent"
+    rest = cells[MOST_MESSAGES:]
+    return section(
+        "messages",
+        "The messages of the plan",
+        tag("p", typeset(f"{total} in {units.counted(len(messages), 'message')}."), class_="note"),
+        table(columns, cells[:MOST_MESSAGES], caption=caption),
+        tag(
+            "details",
+            tag("summary", f"{len(rest)} more"),
+            table(columns, rest, caption=f"{caption}, continued"),
+        )
+        if rest
+        else None,
+    )
+
+
+def largest_section(_: Bundle, summary: Summary) -> Html | None:
+    """Return the largest gradients and the longest operations."""
+    profile = summary.profile
+    if profile is None:
+        return None
+    gradients = table(
+        [
+            Column(title="Gradient", css="name"),
+            Column(title="Size", numeric=True),
+            Column(title="Share", numeric=True),
+        ],
+        [
+            (g.name, units.size(g.size_bytes), units.percent(g.share))
+            for g in profile.largest_gradients
+        ],
+        caption="The largest gradients, with their share of all gradient bytes",
+    )
+    operations = table(
+        [
+            Column(title="Operation", css="name"),
+            Column(title="Phase", wide=True),
+            Column(title="Time", numeric=True),
+            Column(title="Share", numeric=True),
+        ],
+        [
+            (o.name, o.phase, units.duration(o.duration_s), units.percent(o.share))
+            for o in profile.largest_operations
+        ],
+        caption="The longest operations, with their share of the computing time",
+    )
+    return section(
+        "largest",
+        "The largest gradients and the longest operations",
+        tag("div", tag("div", gradients), tag("div", operations), class_="beside"),
+    )
+
+
+def profile_section(_: Bundle, summary: Summary) -> Html | None:
+    """Return what was profiled, and how an iteration's time divides into phases."""
+    profile = summary.profile
+    if profile is None:
+        return None
+    total_s = profile.computation_s or 1.0
+    parts: list[tuple[float, float, str]] = []
+    legend: list[Child] = []
+    clock_s = 0.0
+    for phase, seconds in profile.phases_s.items():
+        parts.append((clock_s / total_s, (clock_s + seconds) / total_s, f"k-{phase}"))
+        clock_s += seconds
+        name = typeset(f" {phase} {units.duration(seconds)}")
+        legend.append(tag("li", tag("span", class_=f"swatch k-{phase}"), name))
+    text = (
+        f"{profile.model} on {profile.device}, {units.counted(profile.workers, 'worker')}, medians "
+        f"over {units.counted(profile.iterations, 'iteration')}. One iteration computes for "
+        f"{units.duration(profile.computation_s)} in "
+        f"{units.counted(profile.operations, 'operation')} and leaves {units.counted(profile.gradients, 'gradient')} of "
+        f"{units.size(profile.gradient_bytes)} to exchange."
+    )
+    return section(
+        "profile",
+        "What was profiled",
+        tag("p", typeset(text)),
+        tag("div", bar(*parts), class_="phases"),
+        tag("ul", legend, class_="legend"),
+    )
+
+
+def events_section(_: Bundle, summary: Summary) -> Html | None:
+    """Return what the run did, and when."""
+    if summary.run is None or not summary.run.events:
+        return None
+    columns = [Column(title="Iteration", numeric=True), Column(title="What happened", css="text")]
+    cells = [(str(event.iteration), typeset(event.text)) for event in summary.run.events]
+    return section("events", "What the run did", table(columns, cells, caption="Events"))

@@ -1,0 +1,324 @@
+"""Our files as short tables for a terminal. Names are shown as they are: no markup is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from syncline.model.document import Document
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.prediction import Comparison
+from syncline.model.profile import Profile
+from syncline.model.run import Run
+from syncline.model.timeline import Timeline
+from syncline.report import units
+from syncline.report.lanes import Row, rows
+from syncline.report.summary import Summary, network_facts, planner_table, timeline_facts
+from syncline.report.verdict import figure_text
+
+__all__ = [
+    "comparison_table",
+    "document_table",
+    "network_table",
+    "plan_table",
+    "profile_table",
+    "run_table",
+    "summary_table",
+    "timeline_table",
+]
+
+LIMIT = 12
+"""Rows of the tables that could be long, so that a file takes no more than a screen."""
+BAR_COLUMNS = 56
+SHADES = " ░▒▓█"
+
+
+def _facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(_text(name), _text(value))
+    return grid
+
+
+def _table(
+    columns: Sequence[str],
+    cells: Iterable[Sequence[str]],
+    *,
+    left: frozenset[int] = frozenset({0}),
+    marked: int | None = None,
+) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for index, column in enumerate(columns):
+        is_name = index in left
+        table.add_column(
+            column,
+            justify="left" if is_name else "right",
+            no_wrap=not is_name,
+            overflow="fold" if is_name else "ellipsis",
+        )
+    for index, row in enumerate(cells):
+        table.add_row(*map(_text, row), style="bold" if index == marked else None)
+    return table
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return text as it is, with what would steer the terminal made visible."""
+    seen = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return Text("".join(seen), style=style)
+
+
+def _title(text: str) -> Text:
+    return _text(text, "bold")
+
+
+def _below(renderable: RenderableType) -> Padding:
+    return Padding(renderable, (1, 0, 0, 0), expand=False)
+
+
+def _left_out(number: int, noun: str) -> list[RenderableType]:
+    return [Text(f"and {units.counted(number, f'more {noun}')}", style="dim")] if number > 0 else []
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """Return the planners with what each is predicted to take, fastest first, the chosen marked.
+
+    Iteration times share one unit: milliseconds if all are below 1 s, else seconds.
+    """
+    planners = planner_table(comparison)
+    time = units.TimeUnit(row.iteration_s for row in planners.rows)
+    cells = [
+        (
+            "*" if row.chosen else "",
+            row.planner,
+            time.text(row.iteration_s),
+            str(row.messages),
+            f"{row.exposed_s * 1e3:.1f}",
+            units.percent(row.exposed_fraction),
+            units.percent(row.distance_to_bound, signed=True),
+        )
+        for row in planners.rows
+    ]
+    columns = (
+        "",
+        "planner",
+        f"iteration, {time.name}",
+        "messages",
+        "exposed, ms",
+        "of comm.",
+        "above bound",
+    )
+    marked = next((index for index, row in enumerate(planners.rows) if row.chosen), None)
+    bounds = {units.duration(row.lower_bound_s) for row in planners.rows}
+    bound = f"; no schedule can be below {bounds.pop()}" if len(bounds) == 1 else ""
+    workers = units.counted(planners.workers, "worker")
+    where = f"{planners.model} on {planners.network}, {workers}{bound}"
+    return Group(
+        _title(where),
+        _below(_table(columns, cells, left=frozenset({0, 1}), marked=marked)),
+        _below(_text(f"* {planners.chosen}: {planners.reason}")),
+    )
+
+
+def profile_table(profile: Profile, *, limit: int = LIMIT) -> RenderableType:
+    """Return what was profiled, the time of each phase and the largest gradients."""
+    phases = dict.fromkeys(operation.phase for operation in profile.operations)
+    pairs = [
+        ("device", profile.device),
+        ("workers", str(profile.workers)),
+        ("iterations", str(profile.iterations)),
+        ("operations", str(len(profile.operations))),
+        ("gradients", f"{len(profile.gradients)}, {units.size(profile.gradient_bytes)}"),
+        ("computation", units.duration(profile.computation_s)),
+        *((f"  {phase}", units.duration(profile.phase_s(phase))) for phase in phases),
+    ]
+    if profile.baseline:
+        baseline = profile.baseline
+        took = units.with_noise(baseline.iteration_s, baseline.noise_s)
+        pairs.append(
+            ("stock DDP", f"{took} over {units.counted(baseline.iterations, 'iteration')}")
+        )
+    ready_s = profile.ready_s()
+    largest = sorted(enumerate(profile.gradients), key=lambda pair: -pair[1].size_bytes)
+    cells = [
+        (g.name, units.size(g.size_bytes), g.dtype, units.duration(ready_s[index]))
+        for index, g in largest[:limit]
+    ]
+    return Group(
+        _title(f"Profile of {profile.model}"),
+        _facts(pairs),
+        _below(_table(("largest gradients", "size", "dtype", "ready at"), cells)),
+        *_left_out(len(profile.gradients) - limit, "gradient"),
+    )
+
+
+def network_table(network: Network, *, limit: int = 20) -> RenderableType:
+    """Return the terms of the cost, and the measured points beside the fitted curve."""
+    facts = network_facts(network)
+    pairs = [
+        ("workers", str(facts.workers)),
+        ("backend", facts.backend),
+        ("startup", f"{units.duration(facts.startup_s)}, an all-reduce of no bytes"),
+    ]
+    if facts.alpha_s is not None:
+        pairs.append(("alpha", f"{units.duration(facts.alpha_s)} before the first byte arrives"))
+    if facts.beta_s_per_byte is not None:
+        beta = facts.beta_s_per_byte
+        speed = f", {units.rate(1 / beta)}" if beta > 0 else ""
+        pairs.append(("beta", f"{units.byte_time(beta)} between two workers{speed}"))
+    if facts.gamma_s_per_byte is not None:
+        pairs.append(("gamma", f"{units.byte_time(facts.gamma_s_per_byte)} to add two arrays"))
+    if facts.fit_error is not None and facts.fit_error_max is not None:
+        worst = units.percent(facts.fit_error_max)
+        pairs.append(("fit error", f"{units.percent(facts.fit_error)} mean, {worst} at worst"))
+    pairs.append(("contention", f"{facts.contention:.2f} while computing and communicating"))
+    cells = [
+        (
+            units.size(p.size_bytes),
+            units.duration(p.median_s),
+            units.duration(p.fitted_s),
+            "" if p.error is None else units.percent(p.error, signed=True),
+        )
+        for p in facts.points[:limit]
+    ]
+    columns = ("size", "measured", "fitted", "error")
+    return Group(
+        _title(f"Network {network.name}"),
+        _facts(pairs),
+        *([_below(_table(columns, cells, left=frozenset()))] if cells else ()),
+        *_left_out(len(facts.points) - limit, "point"),
+    )
+
+
+def plan_table(plan: Plan, *, limit: int = 25) -> RenderableType:
+    """Return the messages in the order in which they are sent."""
+    sizes = plan.message_bytes()
+    tensors = plan.message_tensors()
+    cells = [
+        (str(number + 1), plan.label(tensors[number]), units.size(sizes[number]))
+        for number in range(min(limit, len(sizes)))
+    ]
+    return Group(
+        _title(f"Plan {plan.planner} for {plan.model}, {units.counted(plan.workers, 'worker')}"),
+        Text(
+            f"{units.counted(len(plan.tensors), 'gradient')}, {units.size(sum(sizes))} in "
+            f"{units.counted(len(sizes), 'message')}"
+        ),
+        _below(_table(("", "tensors", "size"), cells, left=frozenset({1}))),
+        *_left_out(len(sizes) - limit, "message"),
+    )
+
+
+def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
+    """Return a picture of the lanes in characters, the totals and the longest spans."""
+    facts = timeline_facts(timeline)
+    end_ns = max([timeline.iteration_ns, *(span.stop_ns for span in timeline.spans)])
+    picture = _facts((row.name, f"│{_shaded(row, end_ns)}│") for row in rows(timeline))
+    longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)
+    cells = [
+        (
+            span.label,
+            span.kind,
+            units.duration(span.start_ns / 1e9),
+            units.duration((span.stop_ns - span.start_ns) / 1e9),
+            "" if span.size_bytes is None else units.size(span.size_bytes),
+        )
+        for span in longest[:limit]
+    ]
+    return Group(
+        _title(f"Timeline {timeline.name}, {timeline.source}"),
+        Text(
+            f"iteration {units.duration(facts.iteration_s)}, computing "
+            f"{units.duration(facts.computation_s)}, communicating "
+            f"{units.duration(facts.communication_s)}, of which exposed "
+            f"{units.duration(facts.exposed_s)}"
+        ),
+        _below(picture),
+        _below(_table(("longest spans", "kind", "start", "duration", "size"), cells)),
+        *_left_out(len(longest) - limit, "span"),
+    )
+
+
+def _shaded(row: Row, end_ns: int) -> str:
+    """Return the row as characters, each as dark as the share of its time that is busy."""
+    busy = [0.0] * BAR_COLUMNS
+    scale = BAR_COLUMNS / max(end_ns, 1)
+    for span in row.spans:
+        start, stop = span.start_ns * scale, span.stop_ns * scale
+        for column in range(int(start), min(int(stop) + 1, BAR_COLUMNS)):
+            busy[column] += max(min(stop, column + 1) - max(start, column), 0.0)
+    # Rounded up, so that a short span still shows.
+    return "".join(SHADES[min(-int(-share * 4 // 1), 4)] for share in busy)
+
+
+def run_table(run: Run, *, limit: int = LIMIT) -> RenderableType:
+    """Return what the run measured, decided and reached."""
+    pairs = [
+        ("model", f"{run.model}, {units.counted(run.workers, 'worker')}, {run.backend}"),
+        ("machine", run.machine),
+        ("decision", f"{run.decision}: {run.reason}"),
+        ("plan", f"{run.planner}, {units.counted(run.messages, 'message')}"),
+    ]
+    for name, rate, predicted_s in (
+        ("stock DDP", run.baseline, run.predicted_baseline_s),
+        ("Syncline", run.planned, run.predicted_planned_s),
+    ):
+        if rate is None and predicted_s is None:
+            continue
+        measured = units.with_noise(rate.iteration_s, rate.noise_s) if rate else "not measured"
+        predicted = f", predicted {units.duration(predicted_s, 4)}" if predicted_s else ""
+        pairs.append(
+            (name, f"{measured} an iteration{predicted}" if rate else measured + predicted)
+        )
+    if run.prediction_error is not None:
+        pairs.append(("prediction", f"{units.percent(run.prediction_error, signed=True)} off"))
+    if run.overhead_iterations is not None:
+        pairs.append(("overhead", f"{units.plain(run.overhead_iterations)} iterations of DDP"))
+    for rate in run.rates:
+        speed = f", {units.plain(rate.samples_per_s)} samples/s" if rate.samples_per_s else ""
+        took = units.with_noise(rate.iteration_s, rate.noise_s)
+        count = units.counted(rate.iterations, "iteration")
+        pairs.append((f"{rate.name}, whole run", f"{took} over {count}{speed}"))
+    pairs += [(name, units.plain(value)) for name, value in run.results.items()]
+    events = _table(
+        ("iteration", "event"),
+        [(str(event.iteration), event.text) for event in run.events[-limit:]],
+        left=frozenset({1}),
+    )
+    return Group(
+        _title(f"Run of {run.model}"),
+        _facts(pairs),
+        *([_below(events)] if run.events else ()),
+        *_left_out(len(run.events) - limit, "earlier event"),
+    )
+
+
+def summary_table(summary: Summary) -> RenderableType:
+    """Return the verdict of a report and its key figures."""
+    return Group(
+        _title(summary.verdict.sentence),
+        _below(_facts((figure.label, figure_text(figure)) for figure in summary.figures)),
+    )
+
+
+_TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
+    Comparison: comparison_table,
+    Network: network_table,
+    Plan: plan_table,
+    Profile: profile_table,
+    Run: run_table,
+    Summary: summary_table,
+    Timeline: timeline_table,
+}
+
+
+def document_table(document: Document) -> RenderableType:
+    """Return the table for whichever of our documents this is."""
+    return _TABLES[type(document)](document)

@@ -1,0 +1,221 @@
+"""The training loop of one worker."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from syncline.errors import UserError
+from syncline.model.run import Run
+from syncline.training.checkpoint import Checkpoint, load_checkpoint, settings_of
+from syncline.training.config import TrainingConfig
+from syncline.training.data.seeds import seed_from
+from syncline.training.data.spec import Batch
+from syncline.training.group import Worker, process_group
+from syncline.training.progress import Silence, Snapshot, TrainingProgress
+from syncline.training.replica import Replica
+from syncline.training.result import BASELINE, SYNCLINE, record
+from syncline.training.task import Task, task_of
+from syncline.training.wrap import syncline_ddp
+
+if TYPE_CHECKING:
+    from syncline.parallel.ddp import DistributedDataParallel
+
+__all__ = ["train"]
+
+
+def train(config: TrainingConfig, progress: TrainingProgress | None = None) -> Run:
+    """Train as one worker of a job that torchrun, or ``syncline train``, has started.
+
+    Rank 0 writes the checkpoints and the report, and shows how training goes.
+
+    Args:
+        config: the same on every worker.
+        progress: where to show it; None shows nothing.
+
+    Returns:
+        The record of the training.
+
+    Raises:
+        UserError: the data, a plan or a checkpoint does not fit, or training diverged.
+        PeerError: another worker was lost.
+    """
+    with process_group(config.device, config.timeout_s) as worker:
+        if worker.workers != config.workers:
+            raise UserError(
+                f"--workers is {config.workers}, but the launcher started {worker.workers}; "
+                "leave --workers out"
+            )
+        shown = progress if progress is not None and worker.rank == 0 else Silence()
+        try:
+            return _prepare(config, worker, shown).run()
+        finally:
+            shown.close()
+
+
+def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress) -> _Training:
+    """Load the data, build the twins and bring them to where the checkpoint was written."""
+    task = task_of(config)
+    torch.manual_seed(config.seed)
+    module = task.build().to(worker.device)
+    checkpoint = None
+    if config.checkpoint is not None and config.resume:
+        path, checkpoint = load_checkpoint(Path(config.checkpoint))
+        checkpoint.check(path, config, task.classes, module)
+        module.load_state_dict(checkpoint.weights)
+    twin = _copy_of(module, task) if config.baseline else None
+    # From here on the workers draw different numbers, or all would drop out the same units.
+    torch.manual_seed(seed_from(config.seed, worker.rank))
+
+    ddp = syncline_ddp(module, config, worker)
+    wrapped: dict[str, TorchDistributedDataParallel] = {SYNCLINE: ddp}
+    if twin is not None:
+        wrapped[BASELINE] = TorchDistributedDataParallel(twin, device_ids=worker.device_ids)
+    replicas = tuple(
+        Replica(name=name, ddp=ddp, task=task, config=config, worker=worker)
+        for name, ddp in wrapped.items()
+    )
+    training = _Training(
+        config=config, worker=worker, task=task, ddp=ddp, replicas=replicas, progress=progress
+    )
+    if checkpoint is not None:
+        training.restore(checkpoint)
+    return training
+
+
+def _copy_of(module: nn.Module, task: Task) -> nn.Module:
+    twin = task.build().to(next(module.parameters()).device)
+    twin.load_state_dict(module.state_dict())
+    return twin
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Training:
+    """A training under way."""
+
+    config: TrainingConfig
+    worker: Worker
+    task: Task
+    ddp: DistributedDataParallel
+    replicas: tuple[Replica, ...]
+    """That of ``ddp`` first; then, for comparison, its twin."""
+    progress: TrainingProgress
+    epoch: int = 0
+    """Epochs done."""
+    step: int = 0
+    """Optimizer steps done."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
+
+    def run(self) -> Run:
+        """Train to the end; return the record."""
+        while self.step < self._total_steps:
+            self._run_epoch()
+        self.figures |= self.replicas[0].final_evaluation()
+        return record(
+            self.config,
+            self.worker,
+            self.replicas,
+            ddp=self.ddp,
+            figures=self.figures,
+            epochs=self.epoch,
+            steps=self.step,
+        )
+
+    @property
+    def _total_steps(self) -> int:
+        steps = self.config.hyper.epochs * self.task.steps_per_epoch
+        return steps if self.config.steps is None else min(steps, self.config.steps)
+
+    def _run_epoch(self) -> None:
+        for replica in self.replicas:
+            replica.start_epoch()
+        start = time.perf_counter()
+        losses: list[float] = []
+        for block, swapped in zip(self._blocks(), itertools.cycle((False, True)), strict=False):
+            block_start = time.perf_counter()
+            losses += self._run_block(block, swapped=swapped)
+            self.step += len(block)
+            rate = self._samples(len(block)) / (time.perf_counter() - block_start)
+            self.progress.step(self._snapshot(losses[-1], rate))
+        rate = self._samples(len(losses)) / (time.perf_counter() - start)
+        mean = self.worker.sum(sum(losses) / len(losses))[0] / self.worker.workers
+        now = self._snapshot(mean, rate)
+        # An epoch that --steps cut short is not done; a training resumed later repeats it.
+        if len(losses) == self.task.steps_per_epoch:
+            self.epoch += 1
+            self._save()
+        self.figures = {**self.replicas[0].evaluate(), "training loss": mean}
+        self.progress.epoch(now, self.figures)
+
+    def _blocks(self) -> Iterator[list[tuple[Batch, ...]]]:
+        size = self.config.block_steps if len(self.replicas) > 1 else 1
+        steps = self.task.steps(self.epoch, self.worker)
+        left = itertools.islice(steps, self._total_steps - self.step)
+        while block := list(itertools.islice(left, size)):
+            yield block
+
+    def _run_block(self, block: list[tuple[Batch, ...]], *, swapped: bool) -> list[float]:
+        """Let every twin take the steps; return the losses of Syncline's.
+
+        The twins take turns in going first, so that neither always finds the batches in the caches.
+        """
+        after_twin = len(self.replicas) > 1
+        order = reversed(self.replicas) if swapped else iter(self.replicas)
+        losses = {r.name: r.run_block(block, after_twin=after_twin) for r in order}
+        return losses[SYNCLINE]
+
+    def _samples(self, steps: int) -> int:
+        config = self.config
+        return steps * config.workers * config.hyper.batch_size * config.accumulate
+
+    def _snapshot(self, loss: float, samples_per_s: float) -> Snapshot:
+        return Snapshot(
+            epoch=self.epoch + 1,
+            epochs=self.config.hyper.epochs,
+            step=self.step,
+            steps=self._total_steps,
+            loss=loss,
+            samples_per_s=samples_per_s,
+            exposed_s=self.ddp.exposed_communication_s,
+            phase=self.ddp.phase,
+        )
+
+    def _save(self) -> None:
+        if self.config.checkpoint is None:
+            return
+        replica = self.replicas[0]
+        states = [self.worker.gather(state) for state in replica.random_state]
+        if self.worker.rank > 0:
+            return
+        Checkpoint(
+            settings=settings_of(self.config, self.task.classes),
+            epoch=self.epoch,
+            step=self.step,
+            weights=_on_cpu(replica.module.state_dict()),
+            optimizer=replica.optimizer.state_dict(),
+            schedule=replica.schedule.state_dict(),
+            random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
+        ).save(Path(self.config.checkpoint))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to where ``checkpoint`` was written; the weights are loaded already."""
+        self.epoch, self.step = checkpoint.epoch, checkpoint.step
+        for replica in self.replicas:
+            replica.optimizer.load_state_dict(checkpoint.optimizer)
+            replica.schedule.load_state_dict(checkpoint.schedule)
+            stored = checkpoint.random_states[self.worker.rank]
+            # A checkpoint of a training on CPUs has no state for the generator of a GPU.
+            replica.random_state[: len(stored)] = stored[: len(replica.random_state)]
+
+
+def _on_cpu(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in weights.items()}

@@ -1,0 +1,102 @@
+"""Finding the user's mistakes before any worker is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from syncline.errors import FileError, MismatchError
+from syncline.model.network import Network
+from syncline.model.plan import Plan, Tensor
+from syncline.model.profile import Gradient, Profile
+from syncline.planners import planner_named
+from syncline.training.checkpoint import load_checkpoint
+from syncline.training.config import TrainingConfig
+from syncline.training.group import pick_device
+from syncline.training.task import Task, task_of
+
+__all__ = ["preflight"]
+
+
+def preflight(config: TrainingConfig, *, workers_here: int) -> None:
+    """Check everything that can be checked without training.
+
+    The data are loaded, the model is built without memory for its weights, and every file that was
+    named is read; the folders to be written to are made.
+
+    Args:
+        config: of the training.
+        workers_here: workers on this host.
+
+    Raises:
+        UserError: an option, or a file that it names, cannot be used.
+    """
+    if config.planner != "auto":
+        planner_named(config.planner)
+    pick_device(config.device, workers_here)
+    task = task_of(config)
+    _ = task.steps_per_epoch  # raises where the data do not fill one step
+    module = _without_memory(task)
+    _check_nouns(config, module)
+    if config.checkpoint is not None and config.resume:
+        path, checkpoint = load_checkpoint(Path(config.checkpoint))
+        checkpoint.check(path, config, task.classes, module)
+    for option, folder in (("--report", config.report), ("--checkpoint", config.checkpoint)):
+        if folder is not None:
+            _make_folder(option, Path(folder))
+
+
+def _without_memory(task: Task) -> nn.Module:
+    with torch.device("meta"):
+        return task.build()
+
+
+def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
+    tensors = [
+        Tensor(name=name, elements=p.numel(), dtype=str(p.dtype).removeprefix("torch."))
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    ]
+    if config.plan is not None:
+        plan = Plan.load(config.plan)
+        _refuse(config.plan, plan.difference(tensors, config.workers), "plan")
+    if config.profile is not None:
+        gradients = Profile.load(config.profile).gradients
+        _refuse(config.profile, _difference(gradients, tensors), "profile")
+    if config.network is not None:
+        network = Network.load(config.network)
+        if network.workers != config.workers:
+            raise MismatchError(
+                f"{config.network}: the network is of {network.workers} workers, this job has "
+                f"{config.workers}; measure it again with 'syncline probe'"
+            )
+
+
+def _difference(gradients: tuple[Gradient, ...], tensors: list[Tensor]) -> str | None:
+    profiled = {g.name: (g.elements, g.dtype) for g in gradients}
+    present = {t.name: (t.elements, t.dtype) for t in tensors}
+    for name in sorted(profiled.keys() | present.keys()):
+        if profiled.get(name) != present.get(name):
+            return (
+                f"gradient {name!r} is {profiled.get(name)} in the profile, {present.get(name)} in "
+                "this model (elements, dtype; None: it has none)"
+            )
+    return None
+
+
+def _refuse(path: str, difference: str | None, noun: str) -> None:
+    if difference is not None:
+        raise MismatchError(
+            f"{path}: {difference}; leave out --{noun} to have the model measured and planned anew"
+        )
+
+
+def _make_folder(option: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"{folder}: {option} needs a folder, and it cannot be made: {error.strerror}"
+        ) from None

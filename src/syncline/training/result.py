@@ -1,0 +1,125 @@
+"""What a training has come to: its record, completed with rates and results, and the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from torch import nn
+
+from syncline.model.run import Rate, Run
+from syncline.training.config import TrainingConfig
+from syncline.training.group import Worker
+from syncline.training.rates import rates
+from syncline.training.replica import Replica, StepTime
+
+if TYPE_CHECKING:
+    from syncline.parallel.ddp import DistributedDataParallel
+
+__all__ = [
+    "BASELINE",
+    "DIFFERENCE",
+    "SYNCLINE",
+    "rate_named",
+    "record",
+    "report_path",
+    "speed_ratio",
+]
+
+SYNCLINE = "syncline"
+"""Name of the rate of the model under Syncline's DistributedDataParallel."""
+
+BASELINE = "torch ddp"
+"""Name of the rate of its twin under torch's."""
+
+DIFFERENCE = "largest parameter difference"
+"""Name of the result that compares the twins; 0 means that they are identical bit by bit."""
+
+
+def record(
+    config: TrainingConfig,
+    worker: Worker,
+    replicas: Sequence[Replica],
+    *,
+    ddp: DistributedDataParallel,
+    figures: Mapping[str, float],
+    epochs: int,
+    steps: int,
+) -> Run:
+    """Return the record of a training; rank 0 writes the report.
+
+    Args:
+        config: of the training.
+        worker: this one; all take part.
+        replicas: Syncline's, then its twin if there is one.
+        ddp: the first replica's wrapper.
+        figures: of merit.
+        epochs: epochs done.
+        steps: optimizer steps done.
+    """
+    results = {**figures, "epochs": float(epochs), "steps": float(steps)}
+    results["training seconds"] = sum(step.seconds for step in replicas[0].times)
+    if len(replicas) > 1:
+        twin = replicas[1].evaluate()
+        results |= {f"{BASELINE} {name}": value for name, value in twin.items()}
+        difference = _largest_difference(replicas[0].module, replicas[1].module)
+        results[DIFFERENCE] = worker.largest([difference])[0]
+    measured = rates(
+        {replica.name: _slowest(replica.times, worker) for replica in replicas},
+        reference=SYNCLINE,
+        samples_per_step=config.workers * config.hyper.batch_size * config.accumulate,
+    )
+    # The model goes by the name that it was asked for by, not by that of its class.
+    run = msgspec.structs.replace(
+        ddp.run_record(), model=config.model, rates=measured, results=results
+    )
+    if worker.rank == 0:
+        ddp.save_report(Path(config.report), run=run)
+    return run
+
+
+def report_path(config: TrainingConfig) -> Path:
+    """Return where the report of a training lies."""
+    return Path(config.report) / "report.html"
+
+
+def rate_named(run: Run, name: str) -> Rate | None:
+    """Return the rate of one of the twins, or None if it was not measured."""
+    return next((rate for rate in run.rates if rate.name == name), None)
+
+
+def speed_ratio(run: Run) -> tuple[float, float] | None:
+    """Return how many times faster Syncline's twin was, with the standard error; None if unknown."""
+    syncline, baseline = rate_named(run, SYNCLINE), rate_named(run, BASELINE)
+    if syncline is None or baseline is None:
+        return None
+    ratio = baseline.iteration_s / syncline.iteration_s
+    relative = math.hypot(
+        baseline.noise_s / baseline.iteration_s, syncline.noise_s / syncline.iteration_s
+    )
+    return ratio, ratio * relative
+
+
+def _slowest(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
+    """Return the steps with the time of the slowest worker; measuring is so if any worker was."""
+    seconds = worker.largest([step.seconds for step in times])
+    measuring = worker.largest([float(step.measuring) for step in times])
+    return [
+        StepTime(seconds=s, measuring=m > 0, first_of_block=step.first_of_block)
+        for s, m, step in zip(seconds, measuring, times, strict=True)
+    ]
+
+
+def _largest_difference(one: nn.Module, other: nn.Module) -> float:
+    """Return the largest difference of two equal models' values; 0 means bit-identical ones."""
+    largest = 0.0
+    others = other.state_dict()
+    for name, value in one.state_dict().items():
+        if not torch.equal(value, others[name]):
+            difference = float((value.double() - others[name].double()).abs().max())
+            largest = max(largest, difference)
+    return largest

@@ -1,0 +1,121 @@
+"""What ``syncline train`` says at the end: a short text, or one JSON object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from syncline.model.run import Rate, Run
+from syncline.training.config import TrainingConfig
+from syncline.training.result import (
+    BASELINE,
+    DIFFERENCE,
+    SYNCLINE,
+    rate_named,
+    report_path,
+    speed_ratio,
+)
+
+__all__ = ["summary_json", "summary_text"]
+
+LABEL_WIDTH = 24
+
+
+def summary_text(config: TrainingConfig, run: Run) -> str:
+    """Return the results, the rates, the prediction and the decision, a line each."""
+    lines = [f"{config.model} on {config.data}, {run.workers} workers ({run.backend})"]
+    lines += [_line(*_figure(name, value)) for name, value in run.results.items() if _shown(name)]
+    lines += [_line(rate.name, _rate(rate)) for rate in run.rates]
+    ratio = speed_ratio(run)
+    if ratio is not None:
+        lines.append(
+            _line("speed-up", f"{ratio[0]:.3f} +- {ratio[1]:.3f} ({SYNCLINE} over {BASELINE})")
+        )
+    elif config.baseline:
+        lines.append(_line("speed-up", "unknown: training ended before the measurement did"))
+    if DIFFERENCE in run.results:
+        lines.append(_line("parameters", _identity(run.results[DIFFERENCE])))
+    predicted, measured = _prediction(run)
+    if predicted is not None and measured is not None:
+        lines.append(
+            _line(
+                "predicted / measured",
+                f"{_ms(predicted)} / {_ms(measured)} an iteration: "
+                f"{(predicted / measured - 1) * 100:+.1f} %",
+            )
+        )
+    lines.append(_line("decision", f"{run.decision}: {run.reason}"))
+    lines.append(_line("report", str(report_path(config))))
+    return "\n".join(lines)
+
+
+def summary_json(config: TrainingConfig, run: Run) -> str:
+    """Return one line with one JSON object: the record, and what was derived from it."""
+    predicted, measured = _prediction(run)
+    ratio = speed_ratio(run)
+    difference = run.results.get(DIFFERENCE)
+    fields: dict[str, Any] = {
+        "model": config.model,
+        "data": config.data,
+        "workers": run.workers,
+        "backend": run.backend,
+        "machine": run.machine,
+        "decision": run.decision,
+        "reason": run.reason,
+        "planner": run.planner,
+        "messages": run.messages,
+        "results": run.results,
+        "rates": [msgspec.to_builtins(rate) for rate in run.rates],
+        "speed_up": None if ratio is None else ratio[0],
+        "speed_up_noise": None if ratio is None else ratio[1],
+        "identical_parameters": None if difference is None else difference == 0,
+        "predicted_s": predicted,
+        "measured_s": measured,
+        "prediction_error": run.prediction_error,
+        "report": str(report_path(config)),
+        "checkpoint": config.checkpoint,
+    }
+    return msgspec.json.encode(fields).decode()
+
+
+def _prediction(run: Run) -> tuple[float | None, float | None]:
+    """Return the predicted and the measured iteration time of what ran at the end."""
+    if run.planned is not None and run.predicted_planned_s is not None:
+        return run.predicted_planned_s, run.planned.iteration_s
+    baseline = rate_named(run, SYNCLINE) if run.baseline is None else run.baseline
+    return run.predicted_baseline_s, None if baseline is None else baseline.iteration_s
+
+
+def _shown(name: str) -> bool:
+    return name not in ("epochs", "steps", DIFFERENCE)
+
+
+def _figure(name: str, value: float) -> tuple[str, str]:
+    if name.endswith("accuracy"):
+        return name, f"{value * 100:.2f} %"
+    if name.endswith("seconds"):
+        return name, f"{value:.1f}"
+    return name, f"{value:.4f}"
+
+
+def _rate(rate: Rate) -> str:
+    samples = "" if rate.samples_per_s is None else f", {rate.samples_per_s:.0f} samples/s"
+    return (
+        f"{_ms(rate.iteration_s)} +- {rate.noise_s * 1e3:.2f} an iteration "
+        f"({rate.iterations} iterations){samples}"
+    )
+
+
+def _identity(difference: float) -> str:
+    if difference == 0:
+        return f"bit-identical to those of {BASELINE}"
+    return f"differ from those of {BASELINE} by up to {difference:.2e}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<{LABEL_WIDTH}}{text}"

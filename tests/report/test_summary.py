@@ -1,0 +1,132 @@
+"""The verdict, the figures and the tables say what the inputs say."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from syncline.model.cost import CostCurve
+from syncline.model.network import Measurement, Network
+from syncline.model.run import Decision, Rate
+from syncline.report.bundle import Bundle
+from syncline.report.summary import network_facts, summarise
+from syncline.report.verdict import figure_text
+
+change = msgspec.structs.replace
+
+
+def _rate(iteration_s: float, noise_s: float) -> Rate:
+    return Rate(name="x", iteration_s=iteration_s, noise_s=noise_s, iterations=50)
+
+
+def _sentence(bundle: Bundle, decision: Decision, planned_s: float = 0.8) -> str:
+    assert bundle.run is not None
+    run = change(
+        bundle.run,
+        decision=decision,
+        reason="because.",
+        baseline=_rate(1.0, 0.01),
+        planned=_rate(planned_s, 0.006),
+        predicted_planned_s=0.784,
+        predicted_baseline_s=0.99,
+        messages=7,
+    )
+    return summarise(Bundle(run=run, comparison=bundle.comparison)).verdict.sentence
+
+
+def test_a_gain_is_given_with_its_noise(bundle: Bundle) -> None:
+    # noise of the ratio: 0.8 * hypot(0.006 / 0.8, 0.01 / 1.0) = 0.0100
+    assert _sentence(bundle, "planned") == (
+        "With the merge plan, resnet18 on 4 workers trains in 800.0 ± 6.0 ms an iteration, "
+        "20.0 ± 1.0 % less than the 1.000 ± 0.010 s of stock DDP; 784 ms was predicted (-2.0 %); "
+        "the plan of 7 messages stays: because."
+    )
+
+
+def test_a_loss_is_called_one(bundle: Bundle) -> None:
+    text = _sentence(bundle, "reverted", planned_s=1.1)
+    assert "10.0 ± 1.3 % more than the 1.000 ± 0.010 s of stock DDP, and was dropped" in text
+
+
+def test_keeping_ddp_says_what_the_best_plan_would_have_taken(bundle: Bundle) -> None:
+    text = _sentence(bundle, "ddp")
+    assert text.startswith("Stock DDP stays for resnet18 on 4 workers, at 1.000 ± 0.010 s")
+    assert "the best plan, pace, was predicted to take 553 ms" in text
+
+
+def test_an_undecided_run_says_so(bundle: Bundle) -> None:
+    assert "ended before Syncline had decided; because." in _sentence(bundle, "undecided")
+
+
+@pytest.mark.parametrize("decision", ["planned", "ddp", "reverted", "undecided"])
+def test_every_decision_reads_without_measurements(bundle: Bundle, decision: Decision) -> None:
+    assert bundle.run is not None
+    run = change(
+        bundle.run,
+        decision=decision,
+        baseline=None,
+        planned=None,
+        predicted_baseline_s=None,
+        predicted_planned_s=None,
+        rates=(),
+    )
+    summary = summarise(Bundle(run=run))
+    assert "resnet18 on 4 workers" in summary.verdict.sentence
+    assert not summary.checks
+
+
+def test_a_simulation_compares_with_stock_ddp(bundle: Bundle) -> None:
+    sentence = summarise(Bundle(comparison=bundle.comparison)).verdict.sentence
+    assert "merge is predicted to take 569 ms an iteration, 13.9 % less than the 661 ms" in sentence
+
+
+def test_figures_come_in_the_order_in_which_they_are_read(bundle: Bundle) -> None:
+    figures = summarise(bundle).figures
+    assert [figure.name for figure in figures] == [
+        "baseline",
+        "planned",
+        "gain",
+        "predicted",
+        "exposed",
+        "above_bound",
+        "overhead",
+        "rate: Syncline",
+        "rate: DDP",
+        "result: test accuracy",
+    ]
+    texts = {figure.name: figure_text(figure) for figure in figures}
+    assert texts["baseline"] == "711.8 ± 3.1 ms"
+    assert texts["overhead"] == "23.4 iterations"
+    assert texts["result: test accuracy"] == "0.9312"
+
+
+def test_planners_are_sorted_by_time_and_one_is_chosen(bundle: Bundle) -> None:
+    planners = summarise(bundle).planners
+    assert planners is not None
+    times = [row.iteration_s for row in planners.rows]
+    assert times == sorted(times)
+    assert [row.planner for row in planners.rows if row.chosen] == ["merge"]
+
+
+def test_checks_are_signed_relative_to_the_measurement(bundle: Bundle) -> None:
+    checks = {check.what: check for check in summarise(bundle).checks}
+    planned = checks["iteration, merge plan"]
+    assert planned.error == pytest.approx(planned.predicted_s / planned.measured_s - 1)
+    assert planned.noise_s == 0.0024
+    assert checks["its exposed communication"].noise_s is None
+
+
+def test_a_fit_error_that_was_not_recorded_is_computed() -> None:
+    network = Network(
+        name="n",
+        workers=2,
+        all_reduce=CostCurve.line(0.0, 1e-3),
+        points=tuple(
+            Measurement(size_bytes=size, median_s=median_s, repetitions=3)
+            for size, median_s in ((10, 0.01), (20, 0.04), (0, 0.0))
+        ),
+    )
+    facts = network_facts(network)
+    assert facts.fit_error == pytest.approx(0.25)
+    assert facts.fit_error_max == pytest.approx(0.5)
+    assert facts.points[0].error is None
