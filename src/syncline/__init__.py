@@ -1,1 +1,101 @@
-"""Fast synchronous data-parallel training on the network you have."""
+"""Fast synchronous data-parallel training on the network you have.
+
+    import syncline
+
+    model = syncline.DistributedDataParallel(model)      # the one line to change
+    ...                                                  # train as before
+    model.save_report("report")                          # what was measured, planned and gained
+
+``Profile + Network -> Plan -> Timeline`` are plain data that need no torch; whatever trains or
+measures imports torch when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from syncline.errors import (
+    FileError,
+    InternalError,
+    MismatchError,
+    PeerError,
+    SynclineError,
+    UserError,
+)
+from syncline.model.cost import CostCurve, all_reduce_line
+from syncline.model.network import Network
+from syncline.model.plan import Message, Plan
+from syncline.model.prediction import Comparison, Prediction
+from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.run import Run
+from syncline.model.timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    from syncline.measure.probe import probe
+    from syncline.measure.profiler import profile
+    from syncline.parallel.ddp import DistributedDataParallel
+    from syncline.planners import PLANNERS, planner_named
+    from syncline.planners.auto import choose
+    from syncline.simulator.predict import predict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PLANNERS",
+    "Comparison",
+    "CostCurve",
+    "DistributedDataParallel",
+    "FileError",
+    "Gradient",
+    "InternalError",
+    "Message",
+    "MismatchError",
+    "Network",
+    "Operation",
+    "PeerError",
+    "Plan",
+    "Prediction",
+    "Profile",
+    "Run",
+    "Span",
+    "SynclineError",
+    "Timeline",
+    "UserError",
+    "all_reduce_line",
+    "choose",
+    "planner_named",
+    "predict",
+    "probe",
+    "profile",
+]
+
+_LAZY = {
+    "DistributedDataParallel": "syncline.parallel.ddp",
+    "PLANNERS": "syncline.planners",
+    "choose": "syncline.planners.auto",
+    "planner_named": "syncline.planners",
+    "predict": "syncline.simulator.predict",
+    "probe": "syncline.measure.probe",
+    "profile": "syncline.measure.profiler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch or the native core when it is first used."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"syncline.{name} needs torch, which is not installed; "
+            "install it with: pip install 'syncline[torch]'"
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

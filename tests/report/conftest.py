@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from syncline.model.cost import CostCurve, CostSegment
@@ -282,7 +283,9 @@ HOSTILE = ("<script>alert(1)</script>", "</script><b id=broken>", "{{data}}", "[
 def with_names(bundle: Bundle, names: Sequence[str]) -> Bundle:
     """Return the report with its first gradients, messages and its model renamed."""
     profile, plan, timeline = bundle.profile, bundle.plan, bundle.timeline_predicted
-    assert profile and plan and timeline and bundle.comparison and bundle.run and bundle.network
+    assert profile is not None
+    assert plan is not None
+    assert timeline is not None
     gradients = list(profile.gradients)
     tensors = list(plan.tensors)
     spans = list(timeline.spans)
@@ -299,8 +302,6 @@ def with_names(bundle: Bundle, names: Sequence[str]) -> Bundle:
             kind="message",
             size_bytes=1,
         )
-    import msgspec
-
     change = msgspec.structs.replace
     return replace(
         bundle,

@@ -20,7 +20,12 @@ def test_a_saved_bundle_loads_the_same(bundle: Bundle, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "first"
     bundle.save(folder)
     names = {name for name, _ in DOCUMENTS.values()}
-    assert {p.name for p in folder.iterdir()} == {*names, "report.html", "report.json", "trace.json"}
+    assert {p.name for p in folder.iterdir()} == {
+        *names,
+        "report.html",
+        "report.json",
+        "trace.json",
+    }
     assert Bundle.load(folder) == bundle
     assert Summary.load(folder / "report.json") == summarise(bundle)
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]

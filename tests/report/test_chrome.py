@@ -19,7 +19,9 @@ def _events(*timelines: Timeline) -> list[dict[str, Any]]:
 def test_each_timeline_is_a_named_process_with_named_threads(bundle: Bundle) -> None:
     events = _events(*bundle.timelines())
     processes = {
-        e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name" and e["ph"] == "M"
+        e["pid"]: e["args"]["name"]
+        for e in events
+        if e["name"] == "process_name" and e["ph"] == "M"
     }
     assert processes == {1: "predicted: merge, 7 messages", 2: "measured: merge, 7 messages"}
     threads = [(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"]

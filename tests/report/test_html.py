@@ -12,12 +12,13 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
-from conftest import HOSTILE
 
 from syncline.model.timeline import Span, Timeline
 from syncline.report.bundle import Bundle
 from syncline.report.html import render
 from syncline.report.markup import Column, Html, table, tag, typeset
+
+from .conftest import HOSTILE
 
 SECTIONS = [
     "timelines",
@@ -170,8 +171,6 @@ def test_typesetting_keeps_units_with_their_numbers() -> None:
 
 
 def test_numeric_cells_are_typeset_and_rows_marked() -> None:
-    made = table(
-        [Column(title="a"), Column(title="b", numeric=True)], [("x-1", "-1 %")], marked=0
-    )
+    made = table([Column(title="a"), Column(title="b", numeric=True)], [("x-1", "-1 %")], marked=0)
     assert '<tr class="marked"><th scope="row">x-1</th>' in made
     assert '<td class="n">\u22121\u00a0%</td>' in made

@@ -58,7 +58,9 @@ def test_exposed_is_what_a_count_of_every_nanosecond_finds(
 
 
 def test_computing_comes_first_whatever_started_first() -> None:
-    laid_out = rows(_timeline(_span("disk", 0, 1), _span(COMMUNICATION, 0, 9), _span(COMPUTE, 5, 6)))
+    laid_out = rows(
+        _timeline(_span("disk", 0, 1), _span(COMMUNICATION, 0, 9), _span(COMPUTE, 5, 6))
+    )
     assert [row.name for row in laid_out] == [COMPUTE, COMMUNICATION, "disk"]
 
 

@@ -39,7 +39,13 @@ def test_digits_end_where_the_noise_begins(seconds: float, noise_s: float, text:
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (102_228_128, "102 MB"), (3 * 10**9, "3.00 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (102_228_128, "102 MB"),
+        (3 * 10**9, "3.00 GB"),
+    ],
 )
 def test_sizes_are_decimal(size_bytes: int, text: str) -> None:
     assert units.size(size_bytes) == text

@@ -20,6 +20,8 @@ SMALLEST_BYTES = 256
 LARGEST_BYTES = 64 * 1024 * 1024
 DENSE_FROM_BYTES = 64 * 1024
 MIN_REPETITIONS = 3
+MIN_REPETITIONS_SMALL = 7
+"""For messages whose time is mostly startup, which varies most and costs little to repeat."""
 MAX_REPETITIONS = 25
 SUMMATION_BYTES = 32 * 1024 * 1024
 """Larger than the caches, so that the summation rate is the memory's."""
@@ -44,7 +46,8 @@ def probe(
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds_per_size: repeat each size for about this long, at least 3 times, at most 25.
+        seconds_per_size: repeat each size for about this long, at least 3 times
+            (7 for small messages), at most 25.
         name: name of the resulting network.
 
     Raises:
@@ -108,7 +111,8 @@ def _measure_all_reduce(
     def exchange() -> None:
         dist.all_reduce(tensor, group=group)
 
-    times = _repeat(exchange, group, device, seconds)
+    least = MIN_REPETITIONS_SMALL if size_bytes <= DENSE_FROM_BYTES else MIN_REPETITIONS
+    times = _repeat(exchange, group, device, seconds, least)
     return Measurement(size_bytes=size_bytes, median_s=median(times), repetitions=len(times))
 
 
@@ -136,11 +140,15 @@ def _measure_link(
 
 
 def _repeat(
-    call: Callable[[], None], group: dist.ProcessGroup, device: torch.device, seconds: float
+    call: Callable[[], None],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    seconds: float,
+    least: int = MIN_REPETITIONS,
 ) -> list[float]:
     """Return the slowest rank's time of each repetition, the same list on every rank."""
     first = _largest(max(_timed(call, device), 1e-7), group, device)  # also the warm-up
-    repetitions = min(max(round(seconds / first), MIN_REPETITIONS), MAX_REPETITIONS)
+    repetitions = min(max(round(seconds / first), least), MAX_REPETITIONS)
     times = torch.tensor([_timed(call, device) for _ in range(repetitions)], dtype=torch.float64)
     times = times.to(device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)

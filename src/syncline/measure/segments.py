@@ -15,6 +15,9 @@ from syncline.model.profile import Phase
 __all__ = ["Segment", "Trace", "median_trace", "read_iteration"]
 
 
+COMPUTING: tuple[Phase, ...] = ("forward", "backward")
+
+
 class Segment(NamedTuple):
     """A stretch of an iteration between two events: one operation."""
 
@@ -172,7 +175,20 @@ def _median_of(traces: Sequence[Trace]) -> Trace:
         first._replace(duration_ns=round(median([t.segments[i].duration_ns for t in same])))
         for i, first in enumerate(same[-1].segments)
     ]
+    # Delays are rare for one operation but not for all of them: the sum of the medians is less
+    # than the median of the sums. The whole is what an iteration takes, so the parts follow it.
+    whole_ns = median([_computing_ns(trace.segments) for trace in same])
+    parts_ns = _computing_ns(segments)
+    factor = whole_ns / parts_ns if parts_ns else 1.0
+    segments = [
+        s._replace(duration_ns=round(s.duration_ns * factor)) if s.phase in COMPUTING else s
+        for s in segments
+    ]
     return same[-1]._replace(segments=segments)
+
+
+def _computing_ns(segments: Sequence[Segment]) -> int:
+    return sum(segment.duration_ns for segment in segments if segment.phase in COMPUTING)
 
 
 def _groups(trace: Trace) -> list[list[Segment]]:

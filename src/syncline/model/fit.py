@@ -45,14 +45,15 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     """
     ordered = sorted(points, key=lambda p: p.size_bytes)
     sizes = [p.size_bytes for p in ordered]
-    times = [p.median_s for p in ordered]
+    measured = [p.median_s for p in ordered]
     if len(set(sizes)) < 2:
         raise UserError("a cost curve needs measurements of at least two sizes")
-    if min(times) <= 0:
+    if min(measured) <= 0:
         raise UserError("a cost curve needs measured times above zero")
+    times = _non_decreasing(measured)
     starts = _best_pieces(sizes, times)
     curve = _join(sizes, times, starts)
-    errors = [abs(curve.seconds(m) / t - 1) for m, t in zip(sizes, times, strict=True)]
+    errors = [abs(curve.seconds(m) / t - 1) for m, t in zip(sizes, measured, strict=True)]
     return Fit(curve, math.fsum(errors) / len(errors), max(errors))
 
 
@@ -75,6 +76,23 @@ def relative_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, 
         products = math.fsum(k * m * t for k, m, t in zip(weights, sizes, times, strict=True))
         return 0.0, products / squares
     return a, b
+
+
+def _non_decreasing(times: Sequence[float]) -> list[float]:
+    """Return the nearest non-decreasing sequence, in squared logarithms (isotonic regression).
+
+    A larger message that was measured as faster is noise; averaging it with its neighbours keeps a
+    single slow measurement from lifting everything after it.
+    """
+    pools: list[tuple[float, int]] = []  # mean logarithm, how many
+    for seconds in times:
+        mean, count = math.log(seconds), 1
+        while pools and pools[-1][0] > mean:
+            other, others = pools.pop()
+            mean = (mean * count + other * others) / (count + others)
+            count += others
+        pools.append((mean, count))
+    return [math.exp(mean) for mean, count in pools for _ in range(count)]
 
 
 def _best_pieces(sizes: Sequence[int], times: Sequence[float]) -> list[int]:

@@ -96,7 +96,7 @@ class Network(Document, frozen=True, kw_only=True):
         if self.link is None:
             raise UserError(
                 f"network {self.name!r} has no point-to-point measurement to extrapolate from; "
-                "probe it again with 'syncline probe'"
+                "measure it again with syncline.probe()"
             )
         return Network(
             name=f"{self.name} at {workers} workers ({algorithm})",

@@ -62,8 +62,8 @@ def choose(profile: Profile, network: Network, *, ddp: Ddp | None = None) -> Cho
     if gain_s > noise_s:
         chosen = best.planner
         reason = (
-            f"{best.planner} is predicted to take {gain_s * 1e3:.2f} ms "
-            f"({gain_s / stock.iteration_s:.1%}) less an iteration than DDP's buckets"
+            f"predicted to take {gain_s * 1e3:.2f} ms ({gain_s / stock.iteration_s:.1%}) less an "
+            "iteration than DDP's buckets"
         )
     elif gain_s > 0:
         chosen = Ddp.NAME

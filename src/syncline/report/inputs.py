@@ -55,7 +55,9 @@ def _network_terms(facts: NetworkFacts) -> Html:
     if facts.beta_s_per_byte is not None:
         beta = facts.beta_s_per_byte
         speed = f", that is {units.rate(1 / beta)}" if beta > 0 else ""
-        terms.append(("\u03b2", units.byte_time(beta), f"each further byte between two workers{speed}"))
+        terms.append(
+            ("\u03b2", units.byte_time(beta), f"each further byte between two workers{speed}")
+        )
     if facts.gamma_s_per_byte is not None:
         why = "adding one byte of two arrays in memory"
         terms.append(("\u03b3", units.byte_time(facts.gamma_s_per_byte), why))
@@ -161,12 +163,14 @@ def profile_section(_: Bundle, summary: Summary) -> Html | None:
         clock_s += seconds
         name = typeset(f" {phase} {units.duration(seconds)}")
         legend.append(tag("li", tag("span", class_=f"swatch k-{phase}"), name))
+    workers = units.counted(profile.workers, "worker")
+    iterations = units.counted(profile.iterations, "iteration")
+    operations = units.counted(profile.operations, "operation")
+    gradients = units.counted(profile.gradients, "gradient")
     text = (
-        f"{profile.model} on {profile.device}, {units.counted(profile.workers, 'worker')}, medians "
-        f"over {units.counted(profile.iterations, 'iteration')}. One iteration computes for "
-        f"{units.duration(profile.computation_s)} in "
-        f"{units.counted(profile.operations, 'operation')} and leaves {units.counted(profile.gradients, 'gradient')} of "
-        f"{units.size(profile.gradient_bytes)} to exchange."
+        f"{profile.model} on {profile.device}, {workers}, medians over {iterations}. One iteration "
+        f"computes for {units.duration(profile.computation_s)} in {operations} and leaves "
+        f"{gradients} of {units.size(profile.gradient_bytes)} to exchange."
     )
     return section(
         "profile",

@@ -26,8 +26,9 @@ def _significant(value: float, digits: int) -> str:
     """Return ``value`` with ``digits`` significant digits, never in scientific notation."""
     if value == 0:
         return "0"
-    before_point = math.floor(math.log10(abs(value))) + 1
-    return f"{value:.{max(digits - before_point, 0)}f}"
+    # The exponent after rounding: 0.99996 has one digit before the point, as 1.00 does.
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:.{max(digits - 1 - exponent, 0)}f}"
 
 
 def _time_scale(magnitude_s: float) -> tuple[float, str]:

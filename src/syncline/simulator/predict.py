@@ -23,6 +23,7 @@ from syncline.simulator.graph import TaskGraph
 __all__ = ["Forecast", "predict", "predict_iteration_s"]
 
 NS_PER_S = 1_000_000_000
+STARTUP = "startup"
 
 
 class Forecast(NamedTuple):
@@ -80,18 +81,21 @@ def _simulate(
 ) -> tuple[list[int], list[int], list[int]]:
     """Return the cost of each message, and the start and stop of each task.
 
-    Tasks are the profile's operations in order, then the plan's messages in order; operations that
-    need all messages are recorded as waiting for them.
+    Tasks are the profile's operations in order, then the plan's messages in order. Where computing
+    and communicating contend, a message is two tasks on the network: its startup, in which the
+    workers wait for each other and nobody works, and its transfer, which contends.
     """
     segments = [(s.start_bytes, s.cost_s, s.s_per_byte) for s in network.all_reduce.segments]
     costs_ns = _native.costs(list(plan.message_bytes()), segments)
     ready_after = {g.name: g.ready_after for g in profile.gradients}
     ready_of_tensor = [ready_after[t.name] for t in plan.tensors]
 
+    contends = network.contention > 1
     graph = TaskGraph()
     graph.add_lane(COMPUTE)
     graph.add_lane(COMMUNICATION)
-    if network.contention > 1:
+    if contends:
+        graph.add_lane(STARTUP)
         graph.add_contention(COMPUTE, COMMUNICATION, network.contention)
     count = len(profile.operations)
     messages = range(count, count + len(plan.messages))
@@ -102,10 +106,21 @@ def _simulate(
             round(operation.duration_s * NS_PER_S),
             (*operation.after, *messages) if exchanged else operation.after,
         )
-    for cost_ns, tensors in zip(costs_ns, plan.message_tensors(), strict=True):
-        graph.add_task(COMMUNICATION, cost_ns, {ready_of_tensor[index] for index in tensors})
+    startup_ns = round(network.all_reduce.startup_s * NS_PER_S) if contends else 0
+    ready = [{ready_of_tensor[index] for index in tensors} for tensors in plan.message_tensors()]
+    for index, cost_ns in enumerate(costs_ns):
+        transfer_ns = max(cost_ns - startup_ns, 0)
+        # Tasks are numbered operations, transfers, startups.
+        startup = {messages.stop + index}
+        graph.add_task(COMMUNICATION, transfer_ns, startup if contends else ready[index])
+    if contends:
+        for index, cost_ns in enumerate(costs_ns):
+            before = {messages[index - 1]} if index else set()
+            graph.add_task(STARTUP, min(startup_ns, cost_ns), ready[index] | before)
     start_ns, stop_ns = graph.run()
-    return costs_ns, start_ns, stop_ns
+    if contends:
+        start_ns[count : messages.stop] = start_ns[messages.stop :]
+    return costs_ns, start_ns[: messages.stop], stop_ns[: messages.stop]
 
 
 def _spans(

@@ -93,6 +93,12 @@ _DEFAULTS_ON_DATA: dict[tuple[str, str], Hyperparameters] = {
     ("resnet20", "digits"): Hyperparameters(
         epochs=15, batch_size=16, learning_rate=0.1, weight_decay=5e-4, warmup_epochs=1
     ),
+    ("lstm", "text"): Hyperparameters(
+        epochs=8, batch_size=20, learning_rate=4.0, clip_norm=0.25, warmup_epochs=0.5
+    ),
+    ("transformer", "text"): Hyperparameters(
+        epochs=5, batch_size=16, learning_rate=0.2, clip_norm=1.0, warmup_epochs=0.5
+    ),
 }
 """What replaces the above on a certain data set."""
 

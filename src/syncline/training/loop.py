@@ -153,8 +153,9 @@ class _Training:
         if len(losses) == self.task.steps_per_epoch:
             self.epoch += 1
             self._save()
-        self.figures = {**self.replicas[0].evaluate(), "training loss": mean}
-        self.progress.epoch(now, self.figures)
+        figures = self.replicas[0].evaluate()
+        self.progress.epoch(now, figures)
+        self.figures = {**figures, "training loss": mean}
 
     def _blocks(self) -> Iterator[list[tuple[Batch, ...]]]:
         size = self.config.block_steps if len(self.replicas) > 1 else 1

@@ -33,8 +33,7 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     Raises:
         UserError: an option, or a file that it names, cannot be used.
     """
-    if config.planner != "auto":
-        planner_named(config.planner)
+    planner_named(config.planner)
     pick_device(config.device, workers_here)
     task = task_of(config)
     _ = task.steps_per_epoch  # raises where the data do not fill one step

@@ -1,0 +1,47 @@
+"""``syncline plan``: make a plan from a profile and a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from syncline.cli.networks import NETWORK_HELP, network_argument
+from syncline.model.profile import Profile
+from syncline.planners import planner_named
+from syncline.report.tables import document_table
+
+__all__ = ["plan"]
+
+
+@click.command(epilog=NETWORK_HELP)
+@click.argument("profile")
+@click.argument("network")
+@click.option("--planner", default="auto", show_default=True, help="Name of the planner.")
+@click.option("--workers", type=int, help="Extrapolate the network to this many workers.")
+@click.option("--algorithm", default="ring", show_default=True, help="All-reduce to do so with.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(
+    profile: str,
+    network: str,
+    planner: str,
+    workers: int | None,
+    algorithm: str,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Plan which gradients of PROFILE to exchange together on NETWORK."""
+    chosen = planner_named(planner)
+    made = chosen.plan(
+        Profile.load(profile), network_argument(network, workers=workers, algorithm=algorithm)
+    )
+    if output is not None:
+        made.save(output)
+    if as_json:
+        click.echo(made.to_json(), nl=False)
+    else:
+        Console(highlight=False).print(document_table(made))
+        if output is not None:
+            click.echo(f"plan written to {Path(output)}")
