@@ -1,7 +1,7 @@
 """Readers of other projects' measurements, for tests and benchmarks only.
 
-The traces lie in ``../shared/data`` beside the project where a developer has them; a user's checkout
-has no such folder.
+The traces lie in ``../shared/data`` beside the project where a developer has them; a user's
+checkout has no such folder.
 """
 
 from __future__ import annotations
@@ -122,7 +122,5 @@ def all_traces() -> list[Profile]:
     if not TRACES.is_dir():
         return []
     espresso = [read_espresso(TRACES / "espresso" / f"{name}.json") for name in ESPRESSO]
-    pipedream = [
-        read_pipedream(TRACES / "pipedream" / f"{name}.graph.txt") for name in PIPEDREAM
-    ]
+    pipedream = [read_pipedream(TRACES / "pipedream" / f"{name}.graph.txt") for name in PIPEDREAM]
     return espresso + pipedream

@@ -65,6 +65,4 @@ def _line(text: str) -> Network:
     workers = values.get("workers", 16)
     if workers != int(workers):
         raise UserError(f"network {text!r}: workers must be a whole number")
-    return Network.line(
-        workers=int(workers), a_s=values["a"], b_s_per_byte=values["b"], name=text
-    )
+    return Network.line(workers=int(workers), a_s=values["a"], b_s_per_byte=values["b"], name=text)

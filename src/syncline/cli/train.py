@@ -70,9 +70,7 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
 @click.option("--epochs", type=int, help="Passes over the data.")
 @click.option("--steps", type=int, help="Stop after this many steps.")
 @click.option("--batch-size", type=int, help="Samples a worker in one forward pass.")
-@click.option(
-    "--accumulate", type=int, default=1, show_default=True, help="Forward passes a step."
-)
+@click.option("--accumulate", type=int, default=1, show_default=True, help="Forward passes a step.")
 @click.option("--lr", type=float, help="Highest learning rate.")
 @click.option("--momentum", type=float, help="Momentum of SGD.")
 @click.option("--weight-decay", type=float, help="Weight decay of SGD.")

@@ -71,7 +71,8 @@ class CudaClock(Clock):
 
     def between_ns(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> int:
         """Return the time between two events, which CUDA resolves to about 0.5 us."""
-        return max(round(earlier.elapsed_time(later) * NS_PER_MS), 0)
+        milliseconds: float = earlier.elapsed_time(later)
+        return max(round(milliseconds * NS_PER_MS), 0)
 
 
 def clock_for(device: torch.device) -> Clock:

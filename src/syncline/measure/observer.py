@@ -75,7 +75,7 @@ class Observer:
         self._events: list[Event] = []
         self._graph: AutogradGraph | None = None
         self._sequence_at: list[int] = []
-        self._active = False
+        self._noting = False
         self._in_forward = False
         self.detail = False
         """Whether iterations that begin from now on note every backward operation."""
@@ -103,7 +103,7 @@ class Observer:
             handle.remove()
         self._handles.clear()
         self._kept_alive.clear()
-        self._active = False
+        self._noting = False
         self._events = []
         self._graph = None
 
@@ -111,18 +111,18 @@ class Observer:
         """Begin an iteration and return the one that ends with it, if one was being observed."""
         stamp = self._clock.stamp()
         finished = None
-        if self._active and self._events:
+        if self._events:
             finished = Iteration(self._events, stamp, self._graph, self._sequence_at)
         self._events = [Event(Moment.FORWARD, "", stamp)]
         self._graph = None
         self._sequence_at = [sequence_number()] if self.detail else []
-        self._active = True
+        self._noting = True
         self._in_forward = True
         return finished
 
     def output(self, output: Any) -> None:
         """Note that the model's forward is over and, in detail, read the graph behind it."""
-        if not self._active:
+        if not self._noting:
             return
         self._note(Moment.OUTPUT, "")
         self._in_forward = False
@@ -133,8 +133,11 @@ class Observer:
             self._note(Moment.WALKED, "")
 
     def pause(self) -> None:
-        """Stop noting until the next :meth:`begin` (a forward that will not be exchanged)."""
-        self._active = False
+        """Stop noting until the next :meth:`begin`: a forward whose gradients stay local.
+
+        The iteration stays open; what passes until its end counts as between iterations.
+        """
+        self._noting = False
 
     def _note(self, moment: Moment, key: str | int) -> None:
         self._events.append(Event(moment, key, self._clock.stamp()))
@@ -144,28 +147,28 @@ class Observer:
     def _module_hook(self, moment: Moment, name: str) -> Any:
         def hook(*_: Any) -> None:
             # Checkpointed modules run again in backward; only the forward pass counts here.
-            if self._active and self._in_forward:
+            if self._noting and self._in_forward:
                 self._note(moment, name)
 
         return hook
 
     def _node_hook(self, index: int) -> Any:
         def hook(_: Any) -> None:
-            if self._active:
+            if self._noting:
                 self._note(Moment.NODE, index)
 
         return hook
 
     def _ready_hook(self, name: str) -> Any:
         def hook(*_: Any) -> None:
-            if self._active and not self._in_forward:
+            if self._noting and not self._in_forward:
                 self._note(Moment.READY, name)
 
         return hook
 
     def _step_hook(self, moment: Moment) -> Any:
         def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if self._active and not self._in_forward and self._owns(optimizer):
+            if self._noting and not self._in_forward and self._owns(optimizer):
                 self._note(moment, "")
 
         return hook

@@ -65,9 +65,7 @@ def probe(
     backend = dist.get_backend(group)
     gamma = _summation_s_per_byte(device)
     if world == 1:
-        return Network(
-            name=name, workers=1, backend=backend, all_reduce=CostCurve.line(0.0, 0.0)
-        )
+        return Network(name=name, workers=1, backend=backend, all_reduce=CostCurve.line(0.0, 0.0))
     try:
         points = [
             _measure_all_reduce(size, group, device, seconds_per_size)
@@ -140,7 +138,7 @@ def _measure_link(
 
 
 def _repeat(
-    call: Callable[[], None],
+    call: Callable[[], object],
     group: dist.ProcessGroup,
     device: torch.device,
     seconds: float,
@@ -155,7 +153,7 @@ def _repeat(
     return [float(t) for t in times.cpu()]
 
 
-def _timed(call: Callable[[], None], device: torch.device) -> float:
+def _timed(call: Callable[[], object], device: torch.device) -> float:
     start = time.perf_counter()
     call()
     if device.type == "cuda":

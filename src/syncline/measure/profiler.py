@@ -149,9 +149,7 @@ def profile_from_trace(
     """
     data = sum(s.duration_ns for s in trace.segments if s.phase == "data") / NS_PER_S
     operations = [
-        Operation(
-            name="data loading", phase="data", duration_s=data if data_s is None else data_s
-        )
+        Operation(name="data loading", phase="data", duration_s=data if data_s is None else data_s)
     ]
     if copy_s is not None:
         operations.append(
@@ -243,7 +241,9 @@ def unpack_seconds(parameters: Mapping[str, nn.Parameter]) -> float:
     if first.device.type != "cpu":
         return 0.0
     flat = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype)
-    copies = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters.values()]
+    copies = [
+        torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters.values()
+    ]
     times = []
     for _ in range(3):
         start = time.perf_counter()

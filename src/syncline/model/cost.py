@@ -130,9 +130,7 @@ def _ring(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float,
     return 2 * (workers - 1) * alpha, share * (2 * beta + gamma)
 
 
-ALL_REDUCE_ALGORITHMS: dict[
-    str, Callable[[int, float, float, float], tuple[float, float]]
-] = {
+ALL_REDUCE_ALGORITHMS: dict[str, Callable[[int, float, float, float], tuple[float, float]]] = {
     "binary-tree": _binary_tree,
     "recursive-doubling": _recursive_doubling,
     "halving-doubling": _halving_doubling,

@@ -102,7 +102,7 @@ def read_document(path: str | os.PathLike[str], kinds: tuple[type[Document], ...
     fields = read_json_object(path)
     kind = _kind_of(fields, str(path))
     for cls in kinds:
-        if cls.KIND == kind:
+        if kind == cls.KIND:
             return cls._from_object(fields, str(path))
     known = ", ".join(sorted(cls.KIND for cls in kinds))
     raise FileError(f"{path}: unknown kind of file {kind!r}; this release reads: {known}")
@@ -139,7 +139,7 @@ def _kind_of(fields: dict[str, Any], source: str) -> str:
     header = fields.get("format")
     if not isinstance(header, str) or not header.startswith(FORMAT_PREFIX):
         raise FileError(
-            f"{source}: not a syncline file: expected \"format\": \"{FORMAT_PREFIX}...\", "
+            f'{source}: not a syncline file: expected "format": "{FORMAT_PREFIX}...", '
             f"found {header!r}"
         )
     return header.removeprefix(FORMAT_PREFIX)

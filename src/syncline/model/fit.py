@@ -66,9 +66,7 @@ def relative_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, 
     spread = math.fsum(k * (m - x) ** 2 for k, m in zip(weights, sizes, strict=True))
     if spread == 0:
         return y, 0.0
-    b = math.fsum(
-        k * (m - x) * (t - y) for k, m, t in zip(weights, sizes, times, strict=True)
-    )
+    b = math.fsum(k * (m - x) * (t - y) for k, m, t in zip(weights, sizes, times, strict=True))
     b = max(b / spread, 0.0)
     a = y - b * x
     if a < 0:  # the best line through the origin

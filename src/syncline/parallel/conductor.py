@@ -169,9 +169,7 @@ class Conductor:
         self._stamps: list[tuple[Any, Any]] = []
         self._done = 0
         if (stage.plan, stage.record) != self._running:
-            self._recorder = (
-                BucketRecorder(self._job.group, self._clock) if stage.record else None
-            )
+            self._recorder = BucketRecorder(self._job.group, self._clock) if stage.record else None
             self._buckets.use(stage.plan, self._recorder)
             self._running = (stage.plan, stage.record)
         if stage.observe:

@@ -106,6 +106,8 @@ class DistributedDataParallel(TorchDDP):
         }
         self._conductor: Conductor | None = None
         self._in_torch = True
+        self._in_join = False
+        self._has_joined = False
         self._plan_order: Plan | None = None
         super().__init__(module, **self._arguments)
         self._in_torch = False
@@ -145,13 +147,26 @@ class DistributedDataParallel(TorchDDP):
         """Whether this forward pass begins an iteration: the same answer on every rank.
 
         Under ``join``, ranks run different numbers of iterations; nothing is measured or changed.
+        torch leaves the configuration enabled when the context ends, so only a context of our own
+        is known to be over; after a bare ``Join`` context the buckets stay as they are.
         """
         return (
             self.training
             and torch.is_grad_enabled()
             and self.require_backward_grad_sync
-            and not self._join_config.enable
+            and not self._in_join
+            and (not self._join_config.enable or self._has_joined)
         )
+
+    @contextlib.contextmanager
+    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Train with uneven inputs, as torch's ``join``; the buckets stay as they are meanwhile."""
+        self._in_join = self._has_joined = True
+        try:
+            with super().join(*args, **kwargs):
+                yield
+        finally:
+            self._in_join = False
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Refuse the user's communication hooks: a hook replaces the exchange that is planned.
@@ -299,8 +314,8 @@ class DistributedDataParallel(TorchDDP):
             network=tuning.network if tuning else None,
             plan=plan,
             comparison=tuning.comparison if tuning else None,
-            predicted=tuning.predicted_timeline if tuning else None,
-            measured=tuning.measured_timeline if tuning else None,
+            timeline_predicted=tuning.predicted_timeline if tuning else None,
+            timeline_measured=tuning.measured_timeline if tuning else None,
         )
         bundle.save(directory)
         return Path(directory) / "report.html"
@@ -364,9 +379,7 @@ class DistributedDataParallel(TorchDDP):
         # buckets it made at first, from the last parameter to the first.
         position = {tensor.name: index for index, tensor in enumerate(plan.tensors)}
         names = {id(p): name for name, p in self._exchanged_parameters().items()}
-        order = sorted(
-            range(len(parameters)), key=lambda i: -position[names[id(parameters[i])]]
-        )
+        order = sorted(range(len(parameters)), key=lambda i: -position[names[id(parameters[i])]])
         return [parameters[i] for i in order], [sparse[i] for i in order]
 
 
@@ -431,9 +444,7 @@ class _Buckets:
 def _own_buckets(bucket_cap_mb: float | None) -> Ddp:
     """Return the buckets that torch's class makes under the user's arguments."""
     if bucket_cap_mb is None:
-        return Ddp(
-            bucket_bytes=DEFAULT_BUCKET_BYTES, first_bucket_bytes=DEFAULT_FIRST_BUCKET_BYTES
-        )
+        return Ddp(bucket_bytes=DEFAULT_BUCKET_BYTES, first_bucket_bytes=DEFAULT_FIRST_BUCKET_BYTES)
     cap_bytes = int(bucket_cap_mb * 1024 * 1024)
     return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes)
 

@@ -1,6 +1,7 @@
 """Recording when each bucket is sent and done, for the measured timeline."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ __all__ = ["BucketRecorder", "Exchange", "measured_timeline"]
 class Exchange(NamedTuple):
     """One bucket's all-reduce."""
 
-    index: int
+    bucket: int
     issued: Any
     """Stamp of when the bucket was full and handed to the backend."""
     finished: list[Any]
@@ -39,7 +40,7 @@ class BucketRecorder:
         taken, self._exchanges = self._exchanges, []
         return taken
 
-    def hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Average the bucket over the group. Registered with ``register_comm_hook``."""
         # The same multiplication as the reducer's own, so that results agree to the last bit.
         buffer = bucket.buffer().mul_(self._share)
@@ -52,7 +53,8 @@ class BucketRecorder:
             exchange.finished.append(self._clock.stamp())
             return future.value()[0]
 
-        return work.get_future().then(finish)
+        done: torch.futures.Future[torch.Tensor] = work.get_future().then(finish)
+        return done
 
 
 def measured_timeline(
@@ -92,7 +94,7 @@ def measured_timeline(
     tensors = plan.message_tensors()
     sizes = plan.message_bytes()
     free_ns = 0
-    for exchange in sorted(exchanges, key=lambda e: e.index):
+    for exchange in sorted(exchanges, key=lambda e: e.bucket):
         if not exchange.finished:
             continue
         issued_ns = clock.between_ns(origin, exchange.issued) - walked_ns + data_ns
@@ -104,9 +106,9 @@ def measured_timeline(
                 lane=COMMUNICATION,
                 start_ns=max(start_ns, 0),
                 stop_ns=max(stop_ns, 0),
-                label=plan.label(tensors[exchange.index]),
+                label=plan.label(tensors[exchange.bucket]),
                 kind="message",
-                size_bytes=sizes[exchange.index],
+                size_bytes=sizes[exchange.bucket],
             )
         )
     iteration_ns = max([now_ns, *(span.stop_ns for span in spans)])
@@ -120,6 +122,6 @@ def _walked_ns(iteration: Iteration, clock: Clock) -> int:
     events = iteration.events
     return sum(
         clock.between_ns(before.stamp, event.stamp)
-        for before, event in zip(events, events[1:], strict=False)
+        for before, event in itertools.pairwise(events)
         if event.moment.value == "walked"
     )

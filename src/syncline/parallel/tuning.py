@@ -145,11 +145,9 @@ class Tuning:
             result = yield Stage(
                 name=f"trying {plan.planner}", plan=plan, warmup=2, iterations=TRIAL_ITERATIONS
             )
-            mismatch = self._shared(lambda found=result.mismatch: found)
+            mismatch = self._shared(lambda: result.mismatch)
             if mismatch is not None:
-                self._conclude(
-                    "ddp", None, f"DDP would not take the plan's messages ({mismatch})"
-                )
+                self._conclude("ddp", None, f"DDP would not take the plan's messages ({mismatch})")
                 return
             trials.append(_Trial(plan, self._rate(plan.planner, result), predicted_s))
             tried = {trial.plan.planner for trial in trials}
@@ -362,4 +360,3 @@ class Tuning:
         self.events.append(Event(iteration=self.iteration, text=text))
         if self.rank == 0:
             logger.log(level, "iteration %d: %s", self.iteration, text)
-

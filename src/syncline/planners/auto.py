@@ -1,4 +1,4 @@
-"""``auto``: simulate every planner's plan and take the best, or DDP's buckets if none gains enough."""
+"""``auto``: simulate every planner and take the best, or DDP's buckets if none gains enough."""
 
 from __future__ import annotations
 

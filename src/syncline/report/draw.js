@@ -115,7 +115,7 @@ class Picture {
       shapes.push(Picture.shape('rect', { x: start, y, width, height, class: css }));
       last = { start, kind: span.kind };
       const x = Math.max(start, 0) + 4;
-      const text = this.fitted(span, Math.min(stop, this.width) - x - 5);
+      const text = this.fitted(span, Math.min(stop, this.width) - x - 3);
       const middle = y + height / 2 + 4;
       if (text) shapes.push(Picture.shape('text', { x, y: middle, class: 'label' }, text));
     }

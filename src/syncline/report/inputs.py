@@ -67,7 +67,7 @@ def _network_terms(facts: NetworkFacts) -> Html:
     if facts.fit_error_max is not None:
         why = "at the point that it fits worst"
         terms.append(("worst", units.percent(facts.fit_error_max), why))
-    why = "how many times slower computing and communicating each run while both run; 1 is free"
+    why = "how many times slower computing and communicating each run while both run; 1: not at all"
     terms.append(("contention", f"{facts.contention:.2f}", why))
     columns = [Column(title="Term"), Column(title="Value", numeric=True), Column(title="Meaning")]
     return table(columns, terms, caption="Terms of the network's cost")

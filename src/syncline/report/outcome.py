@@ -83,7 +83,12 @@ def planners_section(_: Bundle, summary: Summary) -> Html | None:
             class_="note",
         ),
         table(columns, cells, caption=caption, marked=marked),
-        tag("p", tag("b", f"Why {planners.chosen}: "), typeset(planners.reason), class_="why"),
+        tag(
+            "p",
+            tag("b", f"Why {planners.chosen}: "),
+            typeset(planners.reason.rstrip(". ") + "."),
+            class_="why",
+        ),
     )
 
 

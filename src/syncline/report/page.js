@@ -115,7 +115,10 @@
     n: () => step(1),
     p: () => step(-1),
     enter: () => fit(picture.selected),
-    escape: () => select(null),
+    escape: () => {
+      hovered = null;
+      select(null);
+    },
   };
 
   function listenToKeysAndButtons() {

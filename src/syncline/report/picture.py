@@ -118,7 +118,8 @@ def _static(timeline: Timeline, end_ns: int) -> Html:
 
 
 def _rect(start: int, stop: int, y: int, height: int, css: str, scale: float) -> Html:
-    width = max((stop - start) * scale, 0.3)
+    width = (stop - start) * scale
+    width = width - 0.8 if width > 3 else max(width, 0.3)  # a gap shows where the next one begins
     return tag(
         "rect", x=f"{start * scale:.2f}", y=y, width=f"{width:.2f}", height=height, class_=css
     )

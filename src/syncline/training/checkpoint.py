@@ -59,7 +59,7 @@ class Checkpoint:
                 torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
+            partial.replace(path)
         except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
             raise FileError(f"{path}: the checkpoint cannot be written: {error}") from error
 

@@ -82,7 +82,7 @@ class TrainingConfig(Value, frozen=True):
         if self.plan is not None:
             for name, other in (("--profile", self.profile), ("--network", self.network)):
                 if other is not None:
-                    raise UserError(f"--plan leaves nothing to plan, so {name} has no use; drop one")
+                    raise UserError(f"--plan leaves nothing to plan: drop it, or {name}")
             if self.planner != "auto":
                 raise UserError(
                     f"--plan runs the plan in {self.plan}, --planner {self.planner} would make "

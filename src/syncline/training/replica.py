@@ -132,9 +132,7 @@ class Replica:
         """Return the figures over data that is looked at only once, after training."""
         return self._judged(self.task.final_evaluation)
 
-    def _judged(
-        self, judge: Callable[[nn.Module, Worker], dict[str, float]]
-    ) -> dict[str, float]:
+    def _judged(self, judge: Callable[[nn.Module, Worker], dict[str, float]]) -> dict[str, float]:
         # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
         # the next forward pass. They are the model's, so all workers evaluate with them.
         for buffer in self.module.buffers():

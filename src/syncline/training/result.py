@@ -93,7 +93,7 @@ def rate_named(run: Run, name: str) -> Rate | None:
 
 
 def speed_ratio(run: Run) -> tuple[float, float] | None:
-    """Return how many times faster Syncline's twin was, with the standard error; None if unknown."""
+    """Return how many times faster Syncline was, and the standard error; None if unknown."""
     syncline, baseline = rate_named(run, SYNCLINE), rate_named(run, BASELINE)
     if syncline is None or baseline is None:
         return None

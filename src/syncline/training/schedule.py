@@ -44,6 +44,4 @@ def learning_rate_factor(step: int, steps_per_epoch: int, hyper: Hyperparameters
 
 def scheduler(optimizer: Optimizer, steps_per_epoch: int, hyper: Hyperparameters) -> LambdaLR:
     """Return the scheduler that applies :func:`learning_rate_factor`, stepped every step."""
-    return LambdaLR(
-        optimizer, lambda step: learning_rate_factor(step, steps_per_epoch, hyper)
-    )
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps_per_epoch, hyper))

@@ -130,15 +130,18 @@ class ImageTask:
 
         return made_ahead(batches()) if self.data.train.decodes else batches()
 
-    def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+    def loss(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        memory: Memory,  # noqa: ARG002
+    ) -> tuple[Tensor, Memory]:
         """Return the cross entropy; images carry nothing over."""
         return functional.cross_entropy(model(batch.inputs), batch.targets), None
 
     def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Return the test accuracy (0 to 1) and the test loss."""
-        shard = evaluation_shard(
-            len(self.data.test), workers=worker.workers, rank=worker.rank
-        )
+        shard = evaluation_shard(len(self.data.test), workers=worker.workers, rank=worker.rank)
         correct = loss = 0.0
         for batch in _evaluation_batches(self.data.test, shard):
             targets = batch.targets.to(worker.device)
@@ -148,13 +151,19 @@ class ImageTask:
         loss, correct, count = worker.sum(loss, correct, len(shard))
         return {"test accuracy": correct / count, "test loss": loss / count}
 
-    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+    def final_evaluation(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        worker: Worker,  # noqa: ARG002
+    ) -> dict[str, float]:
         """Return nothing: the test images are looked at after every epoch."""
         return {}
 
 
 def _evaluation_batches(split: ImageSplit, shard: Tensor) -> Iterator[Batch]:
-    batches = (split.batch(part, augment_seed=None) for part in shard.split(EVALUATION_BATCH))
+    batches = (
+        split.batch(part, augment_seed=None) for part in torch.split(shard, EVALUATION_BATCH)
+    )
     return made_ahead(batches) if split.decodes else batches
 
 
@@ -206,9 +215,7 @@ class TextTask:
 
     def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Return the perplexity on the validation text."""
-        return {
-            "validation perplexity": self._perplexity(model, self.data.validation, worker)
-        }
+        return {"validation perplexity": self._perplexity(model, self.data.validation, worker)}
 
     def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Return the perplexity on the test text, where there is one."""

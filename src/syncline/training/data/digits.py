@@ -25,7 +25,7 @@ SPLIT_SEED = 0
 """Fixes which images are for testing; runs with different seeds are tested on the same ones."""
 
 
-def load(folder: Path, model: ImageModel) -> ImageData:
+def load(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
     """Load the digits, split 80/20 so that every digit is as frequent in both parts.
 
     Args:

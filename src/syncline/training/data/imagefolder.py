@@ -1,4 +1,4 @@
-"""ImageNet-style folders: ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``, decoded when needed."""
+"""ImageNet-style folders, ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``, decoded lazily."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FolderImages:
         return len(self.files)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
-        """Return the images of ``indices``; see :class:`~syncline.training.data.spec.ImageSplit`.
+        """Return the images of ``indices``; see ``ImageSplit.batch``.
 
         Raises:
             FileError: an image cannot be decoded.

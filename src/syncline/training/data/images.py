@@ -46,7 +46,7 @@ class MemoryImages:
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
-        """Return the images of ``indices``; see :class:`~syncline.training.data.spec.ImageSplit`."""
+        """Return the images of ``indices``; see ``ImageSplit.batch``."""
         images = self.pixels[indices]
         if augment_seed is not None:
             random = generator(augment_seed)

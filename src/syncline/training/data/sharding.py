@@ -51,9 +51,7 @@ def training_shard(
     Returns:
         (steps, accumulate, batch_size), int64 indices.
     """
-    steps = steps_in_epoch(
-        samples, workers=workers, batch_size=batch_size, accumulate=accumulate
-    )
+    steps = steps_in_epoch(samples, workers=workers, batch_size=batch_size, accumulate=accumulate)
     order = torch.randperm(samples, generator=generator(seed, epoch))
     used = order[: steps * accumulate * workers * batch_size]
     return used.view(steps, accumulate, workers, batch_size)[:, :, rank]

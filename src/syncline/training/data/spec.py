@@ -46,8 +46,8 @@ class ImageSplit(Protocol):
 
         Args:
             indices: (N,), int64.
-            augment_seed: what the random changes of the images depend on, beside the indices' order;
-                None changes nothing.
+            augment_seed: what the random changes of the images depend on, beside their place in
+                the batch; None changes nothing.
         """
 
 

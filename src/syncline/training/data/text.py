@@ -17,7 +17,7 @@ __all__ = ["DATA", "load"]
 VALIDATION_FRACTION = 0.1
 
 
-def load(folder: Path) -> TextData:
+def load(folder: Path) -> TextData:  # noqa: ARG001
     """Load the text as characters; the last tenth is for validation.
 
     Args:

@@ -1,1 +1,1 @@
-"""The models of the papers, one a file; :mod:`syncline.training.models.table` lists them by name."""
+"""The papers' models, one a file; :mod:`syncline.training.models.table` lists them by name."""

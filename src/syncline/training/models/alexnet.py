@@ -26,9 +26,7 @@ class AlexNet(nn.Module):
         small = image_size < SMALLEST_FULL_IMAGE
         pool = 2 if small else 3
         self.features = nn.Sequential(
-            nn.Conv2d(3, 64, 3, padding=1)
-            if small
-            else nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            nn.Conv2d(3, 64, 3, padding=1) if small else nn.Conv2d(3, 64, 11, stride=4, padding=2),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(pool, 2),
             nn.Conv2d(64, 192, 3 if small else 5, padding=1 if small else 2),

@@ -33,7 +33,7 @@ class LstmLanguageModel(nn.Module):
         self.head = nn.Linear(hidden, vocabulary)
         self.head.weight = self.embedding.weight
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -hidden**-0.5, hidden**-0.5)
+            nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.head.bias)
 

@@ -28,7 +28,7 @@ class BasicBlock(nn.Module):
         self.new_channels = channels - channels_in
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output; (N, channels_in, H, W) -> (N, channels, H/stride, W/stride)."""
+        """Return the block's output; (N, channels_in, H, W) -> (N, channels, H/s, W/s)."""
         y = functional.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         if self.stride > 1 or self.new_channels:
@@ -70,7 +70,7 @@ def _stage(channels_in: int, channels: int, stride: int) -> nn.Sequential:
 MODEL = ImageModel(
     name="resnet20",
     summary="ResNet-20 for small images, 0.27 M parameters",
-    build=lambda image_size, classes: ResNet20(classes),
+    build=lambda _, classes: ResNet20(classes),
     smallest_image=8,
     folder_image=32,
 )

@@ -81,7 +81,7 @@ class ResNet50(nn.Module):
 MODEL = ImageModel(
     name="resnet50",
     summary="ResNet-50 for ImageNet, 25.56 M parameters",
-    build=lambda image_size, classes: ResNet50(classes),
+    build=lambda _, classes: ResNet50(classes),
     smallest_image=32,
     folder_image=224,
 )

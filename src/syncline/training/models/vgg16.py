@@ -45,7 +45,7 @@ class Vgg16(nn.Module):
 MODEL = ImageModel(
     name="vgg16",
     summary="VGG-16 with batch norm for 32x32 images, 14.7 M parameters",
-    build=lambda image_size, classes: Vgg16(classes),
+    build=lambda _, classes: Vgg16(classes),
     smallest_image=32,
     folder_image=32,
 )

@@ -1,0 +1,59 @@
+# The two commands of the README are `make demo` and `make test`; each sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup browser demo test test-native lint format bench docs clean
+
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## Make .venv, build the native core, install everything for development
+
+$(READY): pyproject.toml constraints-dev.txt $(NATIVE)
+	@tools/system-packages g++ make python3-venv
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    -c constraints-dev.txt torch scikit-build-core nanobind cmake ninja
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	    -c constraints-dev.txt --editable '.[dev]'
+	@touch $@
+
+browser:
+	@tools/system-packages chromium chromium-driver
+
+demo: setup  ## Train ResNet-20 on scanned digits, Syncline and DDP in turns; write a report
+	$(BIN)/syncline train --model resnet20 --data digits --workers 2 --baseline \
+	    --report runs/demo
+
+test: setup browser  ## Run all Python tests
+	$(BIN)/python -m pytest
+
+test-native: setup  ## Run the native core's tests under AddressSanitizer and ThreadSanitizer
+	tools/native-tests address,undefined
+	tools/native-tests thread
+
+lint: setup  ## Check style, types, formatting of C++ and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: setup  ## Format Python and C++
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp
+
+bench: setup  ## Measure against peers; writes benchmarks/results
+	$(BIN)/python -m benchmarks
+
+docs: setup  ## Build the documentation as a web site, checking its links
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:  ## Remove everything that was built
+	rm -rf $(VENV) build site runs

@@ -1,0 +1,290 @@
+"""What the workers of the tests in this folder run."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from syncline.model.network import Network
+from syncline.parallel.ddp import DistributedDataParallel
+from tests.parallel.models import MODELS, Plain
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-4),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+}
+SLOW = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-7, name="slow")
+
+
+def batch(step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return another batch for every rank and step."""
+    generator = torch.Generator().manual_seed(1000 * step + 10 * micro + dist.get_rank())
+    return (
+        torch.randn(6, 1, 8, 8, generator=generator),
+        torch.randint(10, (6,), generator=generator),
+    )
+
+
+def train(
+    ddp: TorchDDP,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    *,
+    first: int = 0,
+    accumulate: int = 1,
+    bf16: bool = False,
+) -> list[str]:
+    """Train and return the phases that were passed through."""
+    phases = []
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        for micro in range(accumulate):
+            inputs, targets = batch(step, micro)
+            last = micro == accumulate - 1
+            with contextlib.nullcontext() if last else ddp.no_sync():
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+                    output = ddp(inputs)
+                cross_entropy(output.float(), targets).backward()
+        optimizer.step()
+        phases.append(getattr(ddp, "phase", "stock"))
+    return phases
+
+
+def steps_to_steady(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> int:
+    """Train until measuring is over and return how many steps that took."""
+    steps = 0
+    while ddp.measuring:
+        train(ddp, optimizer, 1, first=steps)
+        steps += 1
+        assert steps < 200, f"still in {ddp.phase!r}"
+    return steps
+
+
+def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train twins under both classes through every stage; say whether all bits agree."""
+    arguments = options.get("ddp", {})
+    accumulate, bf16 = options.get("accumulate", 1), options.get("bf16", False)
+    module = MODELS[model]()
+    twin = copy.deepcopy(module)
+    ours = DistributedDataParallel(
+        module, planner=options.get("planner", "auto"), check=False, **arguments
+    )
+    stock = TorchDDP(twin, **arguments)
+    our_optimizer = OPTIMIZERS[optimizer](ours.parameters())
+    stock_optimizer = OPTIMIZERS[optimizer](stock.parameters())
+    phases: list[str] = []
+    step = 0
+    while ours.measuring or step % 20:
+        phases += train(ours, our_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
+        train(stock, stock_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
+        step += 1
+        assert step < 200, phases
+    phases += train(ours, our_optimizer, 20, first=step, accumulate=accumulate, bf16=bf16)
+    train(stock, stock_optimizer, 20, first=step, accumulate=accumulate, bf16=bf16)
+    mine, theirs = ours.state_dict(), stock.state_dict()
+    assert list(mine) == list(theirs)
+    differences = [key for key in mine if not torch.equal(mine[key], theirs[key])]
+    ours_state = our_optimizer.state_dict()["state"]
+    stock_state = stock_optimizer.state_dict()["state"]
+    assert ours_state.keys() == stock_state.keys()
+    for index, values in ours_state.items():
+        for name, value in values.items():
+            other = stock_state[index][name]
+            same = torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+            if not same:
+                differences.append(f"optimizer {index} {name}")
+    run = ours.run_record()
+    return {
+        "differences": differences,
+        "phases": list(dict.fromkeys(phases)),
+        "steps": step + 20,
+        "decision": run.decision,
+        "messages": run.messages,
+        "reason": run.reason,
+    }
+
+
+def buckets_are_messages(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a plan of many messages and return it with the reducer's buckets."""
+    module = MODELS[model]()
+    ddp = DistributedDataParallel(module, planner="wfbp", check=False, **arguments)
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    steps_to_steady(ddp, optimizer)
+    train(ddp, optimizer, 3)
+    plan = ddp.plan
+    assert plan is not None, ddp.run_record().reason
+    return {
+        "planned": list(plan.message_bytes()),
+        "reducer": ddp._bucket_sizes(),
+        "profile": ddp.profile.to_json() if ddp.profile else None,
+        "network": ddp.network.to_json() if ddp.network else None,
+    }
+
+
+def reverts_when_slower() -> dict[str, Any]:
+    """Make every planned iteration slow by a fault in the forward pass; see it revert."""
+
+    class Slowed(Plain):
+        wrapper: DistributedDataParallel | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.wrapper is not None and self.wrapper.phase.startswith("trying"):
+                import time
+
+                time.sleep(0.03)
+            return super().forward(x)
+
+    module = Slowed()
+    ddp = DistributedDataParallel(module, planner="wfbp")
+    module.__dict__["wrapper"] = ddp
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    steps_to_steady(ddp, optimizer)
+    run = ddp.run_record()
+    return {
+        "decision": run.decision,
+        "reason": run.reason,
+        "planner": run.planner,
+        "plan": ddp.plan is None,
+        "said": [event.text for event in run.events],
+    }
+
+
+def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
+    """Train under a plan made elsewhere."""
+    from syncline.model.plan import Plan
+
+    ddp = DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json), check=check)
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    phases = train(ddp, optimizer, 45)
+    return {"phases": list(dict.fromkeys(phases)), "decision": ddp.run_record().decision}
+
+
+def refuses(plan_json: str) -> str:
+    """Return the message with which a plan for something else is refused."""
+    from syncline.errors import MismatchError
+    from syncline.model.plan import Plan
+
+    try:
+        DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json))
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+def joins_uneven_inputs() -> dict[str, Any]:
+    """Train with another number of batches on every rank under ``join``, in mid-measurement."""
+    module = Plain()
+    twin = copy.deepcopy(module)
+    ours, stock = DistributedDataParallel(module), TorchDDP(twin)
+    optimizers = [OPTIMIZERS["sgd"](m.parameters()) for m in (ours, stock)]
+    for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
+        train(ddp, optimizer, 5)
+        with ddp.join():
+            train(ddp, optimizer, 4 + 3 * dist.get_rank(), first=100)
+    mine, theirs = ours.state_dict(), stock.state_dict()
+    after_join = [key for key in mine if not torch.equal(mine[key], theirs[key])]
+    before = ours.phase
+    steps_to_steady(ours, optimizers[0])
+    return {"before": before, "after": ours.phase, "differences": after_join}
+
+
+def keeps_what_the_user_attached() -> dict[str, Any]:
+    """Attach hooks and settings to the wrapper and see them survive every rebuild."""
+    ddp = DistributedDataParallel(Plain(), check=False, planner="wfbp")
+    calls = {"pre": 0, "post": 0}
+
+    def pre(*_: Any) -> None:
+        calls["pre"] += 1
+
+    def post(*_: Any) -> None:
+        calls["post"] += 1
+
+    ddp.register_forward_pre_hook(pre)
+    ddp.register_forward_hook(post)
+    ddp.my_note = "kept"
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    steps = steps_to_steady(ddp, optimizer)
+    ddp.eval()
+    with torch.no_grad():
+        ddp(batch(0)[0])
+    in_eval = ddp.training
+    ddp.train()
+    return {
+        "steps": steps,
+        "calls": calls,
+        "note": ddp.my_note,
+        "is_torch_ddp": isinstance(ddp, TorchDDP),
+        "training_in_eval": in_eval,
+        "module_is_plain": isinstance(ddp.module, Plain),
+    }
+
+
+def trains_unplannable(kind: str) -> dict[str, Any]:
+    """Train what cannot be planned, with DDP's own buckets."""
+    module: nn.Module
+    if kind == "sparse":
+        module = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
+        inputs = torch.randint(10, (5, 3))
+    else:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2).to(torch.float64))
+        module[1].register_forward_pre_hook(lambda _, args: (args[0].double(),))
+        inputs = torch.randn(5, 4)
+    ddp = DistributedDataParallel(module)
+    for _ in range(3):
+        ddp(inputs).sum().backward()
+    run = ddp.run_record()
+    return {"phase": ddp.phase, "decision": run.decision, "reason": run.reason}
+
+
+def copies_and_pickles() -> dict[str, Any]:
+    """Copy a wrapper in mid-measurement; both train on."""
+    ddp = DistributedDataParallel(Plain())
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    train(ddp, optimizer, 5)
+    twin = copy.deepcopy(ddp)
+    train(twin, OPTIMIZERS["sgd"](twin.parameters()), 3)
+    steps_to_steady(ddp, optimizer)
+    return {"twin": twin.phase, "ours": ddp.phase, "run": twin.run_record().decision}
+
+
+def writes_a_report(folder: str) -> dict[str, Any]:
+    """Run to the steady state and write the report on rank 0."""
+    ddp = DistributedDataParallel(Plain(), planner="wfbp", check=False)
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    steps_to_steady(ddp, optimizer)
+    train(ddp, optimizer, 10)
+    path = ""
+    if dist.get_rank() == 0:
+        path = str(ddp.save_report(folder))
+    return {"path": path, "exposed": ddp.exposed_communication_s}
+
+
+def replans_after_drift() -> dict[str, Any]:
+    """Let the model become slower for good and see it measured again."""
+    import time
+
+    class Slowing(Plain):
+        extra_s = 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(self.extra_s)
+            return super().forward(x)
+
+    module = Slowing()
+    module.extra_s = 0.002
+    ddp = DistributedDataParallel(module)
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    steps_to_steady(ddp, optimizer)
+    train(ddp, optimizer, 55)
+    module.extra_s = 0.02
+    phases = train(ddp, optimizer, 110)
+    texts = [event.text for event in ddp.run_record().events]
+    return {"phases": list(dict.fromkeys(phases)), "events": texts}

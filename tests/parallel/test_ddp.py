@@ -1,0 +1,204 @@
+"""DistributedDataParallel through real process groups."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from syncline.model.network import Network
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.profile import Profile
+from syncline.planners import PLANNERS
+from tests.parallel import jobs
+from tests.workers import WorkerPool
+
+
+def plain_plan(workers: int = 2) -> Plan:
+    """Return a plan of three messages for the model ``Plain``, made without measuring it."""
+    sizes = {
+        "narrow.bias": 10,
+        "narrow.weight": 960,
+        "wide.bias": 96,
+        "wide.weight": 96 * 512,
+        "norm.bias": 8,
+        "norm.weight": 8,
+        "conv.bias": 8,
+        "conv.weight": 72,
+    }
+    total = sum(sizes.values())
+    return Plan(
+        planner="by hand",
+        model="Plain",
+        workers=workers,
+        tensors=tuple(Tensor(name=name, elements=n) for name, n in sizes.items()),
+        messages=(
+            Message(start=0, stop=970),
+            Message(start=970, stop=970 + 96 + 96 * 512),
+            Message(start=970 + 96 + 96 * 512, stop=total),
+        ),
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("model", ["plain", "shared"])
+def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: str) -> None:
+    for result in workers.run(jobs.compare_with_stock, 2, model, optimizer, {"planner": "wfbp"}):
+        assert result["differences"] == []
+        assert result["decision"] == "planned", result["reason"]
+        assert result["phases"] == [
+            "baseline",
+            "profiling",
+            "trying wfbp",
+            "recording",
+            "steady",
+        ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 3, "planner": "wfbp"},
+        {"bf16": True, "planner": "wfbp"},
+        {"planner": "auto"},
+        {"planner": "merge", "ddp": {"gradient_as_bucket_view": True}},
+        {"planner": "wfbp", "ddp": {"static_graph": True}},
+        {"planner": "wfbp", "ddp": {"bucket_cap_mb": 1}},
+    ],
+    ids=str,
+)
+def test_bits_agree_under_options(workers: WorkerPool, options: dict[str, object]) -> None:
+    for result in workers.run(jobs.compare_with_stock, 2, "plain", "sgd", options):
+        assert result["differences"] == []
+        assert result["phases"][-1] == "steady"
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_bits_agree_with_unused_parameters(workers: WorkerPool, view: bool) -> None:
+    options = {
+        "planner": "wfbp",
+        "ddp": {"find_unused_parameters": True, "gradient_as_bucket_view": view},
+    }
+    for result in workers.run(jobs.compare_with_stock, 2, "unused", "adam", options):
+        assert result["differences"] == []
+        assert result["decision"] == "planned", result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("plain", {}),
+        ("shared", {}),
+        ("unused", {"find_unused_parameters": True}),
+        ("plain", {"find_unused_parameters": True}),
+        ("plain", {"static_graph": True}),
+    ],
+)
+def test_buckets_are_exactly_the_messages(
+    workers: WorkerPool, model: str, arguments: dict[str, object]
+) -> None:
+    results = workers.run(jobs.buckets_are_messages, 2, model, arguments)
+    assert results[0] == results[1]
+    assert results[0]["planned"] == results[0]["reducer"]
+    assert len(results[0]["planned"]) > 4
+    profile = Profile.from_json(results[0]["profile"])
+    network = Network.from_json(results[0]["network"])
+    assert network.workers == profile.workers == 2
+    assert network.points
+    for planner in PLANNERS.values():
+        assert planner.plan(profile, network).workers == 2
+
+
+def test_three_workers(workers: WorkerPool) -> None:
+    results = workers.run(jobs.buckets_are_messages, 3, "plain", {})
+    assert results[0] == results[1] == results[2]
+    assert results[0]["planned"] == results[0]["reducer"]
+
+
+def test_goes_back_when_the_plan_is_slower(workers: WorkerPool) -> None:
+    results = workers.run(jobs.reverts_when_slower, 2)
+    for result in results:
+        assert result["decision"] == "reverted"
+        assert result["planner"] == "ddp"
+        assert result["plan"]
+        said = [text for text in result["said"] if "back to DDP's own buckets" in text]
+        assert len(said) == 1
+        assert "wfbp took" in said[0]
+        assert "stock DDP" in said[0]
+
+
+def test_a_given_plan_is_used(workers: WorkerPool) -> None:
+    for result in workers.run(jobs.with_given_plan, 2, plain_plan().to_json(), False):
+        assert result["phases"] == ["recording", "steady"]
+        assert result["decision"] == "planned"
+
+
+def test_a_given_plan_is_checked(workers: WorkerPool) -> None:
+    for result in workers.run(jobs.with_given_plan, 2, plain_plan().to_json(), True):
+        assert result["phases"] == ["baseline", "trying by hand", "recording", "steady"]
+        assert result["decision"] in ("planned", "reverted")
+
+
+def test_a_plan_for_another_worker_count_is_refused(workers: WorkerPool) -> None:
+    for message in workers.run(jobs.refuses, 2, plain_plan(workers=5).to_json()):
+        assert "the plan is for 5 workers, this job has 2" in message
+
+
+def test_a_plan_for_another_model_is_refused(workers: WorkerPool) -> None:
+    plan = plain_plan()
+    tensors = (msgspec.structs.replace(plan.tensors[0], name="other.bias"), *plan.tensors[1:])
+    other = msgspec.structs.replace(plan, tensors=tensors, model="Other")
+    for message in workers.run(jobs.refuses, 2, other.to_json()):
+        assert "'Other'" in message
+        assert "narrow.bias" in message
+
+
+def test_join_with_uneven_inputs(workers: WorkerPool) -> None:
+    for result in workers.run(jobs.joins_uneven_inputs, 2):
+        assert result == {"before": "baseline", "after": "steady", "differences": []}
+
+
+def test_what_the_user_attached_stays(workers: WorkerPool) -> None:
+    for result in workers.run(jobs.keeps_what_the_user_attached, 2):
+        assert result["calls"] == {"pre": result["steps"] + 1, "post": result["steps"] + 1}
+        assert result["note"] == "kept"
+        assert result["is_torch_ddp"]
+        assert not result["training_in_eval"]
+        assert result["module_is_plain"]
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("sparse", "sparse"), ("dtypes", "several dtypes")])
+def test_what_cannot_be_planned_trains(workers: WorkerPool, kind: str, reason: str) -> None:
+    for result in workers.run(jobs.trains_unplannable, 2, kind):
+        assert result["phase"] == "steady"
+        assert result["decision"] == "ddp"
+        assert reason in result["reason"]
+
+
+def test_a_copy_trains_on(workers: WorkerPool) -> None:
+    for result in workers.run(jobs.copies_and_pickles, 2):
+        assert result == {"twin": "steady", "ours": "steady", "run": "ddp"}
+
+
+def test_report(workers: WorkerPool, tmp_path) -> None:
+    results = workers.run(jobs.writes_a_report, 2, str(tmp_path / "report"))
+    page = tmp_path / "report" / "report.html"
+    assert results[0]["path"] == str(page)
+    assert page.read_text().startswith("<!doctype html>")
+    names = {path.name for path in page.parent.iterdir()}
+    assert {
+        "run.json",
+        "profile.json",
+        "network.json",
+        "plan.json",
+        "comparison.json",
+        "timeline-predicted.json",
+        "timeline-measured.json",
+        "trace.json",
+    } <= names
+    assert results[0]["exposed"] >= 0
+
+
+def test_drift_is_measured_again(workers: WorkerPool) -> None:
+    for result in workers.run(jobs.replans_after_drift, 2):
+        assert "baseline" in result["phases"]
+        assert any("drifted" in text for text in result["events"])

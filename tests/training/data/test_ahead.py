@@ -1,0 +1,41 @@
+"""Items made ahead come in order, one ahead, and bring their errors to the right place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from syncline.training.data.ahead import made_ahead
+
+
+def test_order_and_end() -> None:
+    assert list(made_ahead(iter(range(20)))) == list(range(20))
+    assert list(made_ahead(iter(()))) == []
+
+
+def test_an_error_is_raised_where_the_item_would_have_been() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise ValueError("broken")
+
+    seen = []
+    with pytest.raises(ValueError, match="broken"):
+        for item in made_ahead(items()):
+            seen.append(item)  # noqa: PERF402 -- what was seen before the error is the point
+    assert seen == [1, 2]
+
+
+def test_leaving_early_ends_the_thread() -> None:
+    made = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    for item in made_ahead(items()):
+        if item == 3:
+            break
+    assert len(made) <= 6

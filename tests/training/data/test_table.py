@@ -1,0 +1,40 @@
+"""Data sets are found by name, fitted to the kind of model, and read from the folder named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syncline.errors import FileError, UserError
+from syncline.training.data.table import DATA, data_named, default_data, load_images, load_text
+from syncline.training.models import lstm, resnet20
+from syncline.training.models.table import MODELS
+
+
+def test_unknown_data_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'cifar10'"):
+        data_named("cifar")
+
+
+def test_every_model_has_data_at_hand() -> None:
+    assert all(DATA[default_data(model)].folder is None for model in MODELS.values())
+
+
+def test_the_wrong_kind_of_data_names_the_right_ones() -> None:
+    with pytest.raises(UserError, match=r"'text' holds text, .* images: digits, cifar10, imagef"):
+        load_images("text", None, resnet20.MODEL)
+    with pytest.raises(UserError, match=r"'digits' holds images, .* text: text, ptb"):
+        load_text("digits", None, lstm.MODEL)
+
+
+def test_the_folder_must_be_named_exist_and_be_wanted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name it with --data-dir; it must hold data_batch_1.bin"):
+        load_images("cifar10", None, resnet20.MODEL)
+    with pytest.raises(FileError, match=r"gone: expected the folder .* found nothing"):
+        load_images("cifar10", str(tmp_path / "gone"), resnet20.MODEL)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="found a file"):
+        load_text("ptb", str(tmp_path / "file"), lstm.MODEL)
+    with pytest.raises(UserError, match="is read from no folder"):
+        load_images("digits", str(tmp_path), resnet20.MODEL)
