@@ -1,5 +1,6 @@
 #include "cost_curve.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <utility>
@@ -23,7 +24,8 @@ std::int64_t CostCurve::operator()(std::int64_t size_bytes) const {
     while (index > 0 && segments_[index].start_bytes > size_bytes) --index;
     const CostSegment& segment = segments_[index];
     const double offset = static_cast<double>(size_bytes - segment.start_bytes);
-    return std::llround(segment.cost_ns + segment.ns_per_byte * offset);
+    constexpr auto kMost = static_cast<double>(kLongestNs + 1);
+    return std::llround(std::min(segment.cost_ns + segment.ns_per_byte * offset, kMost));
 }
 
 }  // namespace syncline

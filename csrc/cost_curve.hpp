@@ -6,6 +6,9 @@
 
 namespace syncline {
 
+// The longest task and the dearest message, 19.5 hours: sums of many stay within 64 bits.
+inline constexpr std::int64_t kLongestNs = std::int64_t{1} << 46;
+
 struct CostSegment {
     std::int64_t start_bytes;
     double cost_ns;      // at start_bytes
@@ -15,10 +18,12 @@ struct CostSegment {
 // T(M): what exchanging one message of M bytes costs. MG-WFBP, Eq. 10, is the single-segment case.
 class CostCurve {
   public:
-    // Throws std::invalid_argument if there is no segment or the first does not start at 0 bytes.
+    // Throws std::invalid_argument if there is no segment, the first does not start at 0 bytes or
+    // starts do not increase.
     explicit CostCurve(std::vector<CostSegment> segments);
 
-    // Cost in nanoseconds, rounded to the nearest; non-decreasing in size_bytes.
+    // Cost in nanoseconds, rounded to the nearest, at most kLongestNs + 1; non-decreasing in
+    // size_bytes.
     [[nodiscard]] std::int64_t operator()(std::int64_t size_bytes) const;
 
   private:

@@ -18,6 +18,9 @@ std::vector<std::int64_t> merge_optimally(std::span<const std::int64_t> ready_ns
         if (size_bytes[j] < 0 || (j > 0 && ready_ns[j] < ready_ns[j - 1])) {
             throw std::invalid_argument("sizes must not be negative nor ready times decrease");
         }
+        if (size_bytes[j] > std::numeric_limits<std::int64_t>::max() - offset[j]) {
+            throw std::invalid_argument("the sizes add up to more than 64 bits hold");
+        }
         offset[j + 1] = offset[j] + size_bytes[j];
     }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <queue>
 #include <stdexcept>
@@ -14,7 +15,8 @@ namespace {
 // Work is counted in parts of a nanosecond so that slowed tasks keep exact integers: a task alone
 // does kFullSpeed parts a nanosecond.
 constexpr std::int64_t kFullSpeed = 1 << 16;
-constexpr std::int64_t kLongest = std::int64_t{1} << 46;  // 19 hours in ns; keeps parts in 63 bits
+constexpr std::int64_t kLongestSumNs = std::int64_t{1} << 55;  // at 100 times slower in 63 bits
+static_assert(kLongestNs < INT64_MAX / kFullSpeed);
 
 class Engine {
   public:
@@ -88,10 +90,15 @@ class Engine {
             if (lane.capacity < 1) throw std::invalid_argument("a lane needs a capacity of 1");
         }
         const auto lanes = static_cast<std::int32_t>(graph_.lanes.size());
+        std::int64_t sum_ns = 0;
         for (const Task& task : graph_.tasks) {
             if (task.lane < 0 || task.lane >= lanes) throw std::invalid_argument("no such lane");
-            if (task.duration_ns < 0 || task.duration_ns > kLongest) {
+            if (task.duration_ns < 0 || task.duration_ns > kLongestNs) {
                 throw std::invalid_argument("a task's duration is out of range");
+            }
+            sum_ns += task.duration_ns;
+            if (sum_ns > kLongestSumNs) {
+                throw std::invalid_argument("the tasks take more than a year in all");
             }
         }
         for (const std::int32_t before : graph_.predecessors) {
@@ -180,8 +187,8 @@ class Engine {
                     slowdown = std::max(slowdown, pair.slowdown);
                 }
             }
-            const auto speed = std::max<std::int64_t>(
-                1, std::llround(static_cast<double>(kFullSpeed) / slowdown));
+            const auto speed =
+                std::max<std::int64_t>(1, std::llround(static_cast<double>(kFullSpeed) / slowdown));
             LaneState& state = lanes_[lane];
             if (speed == state.speed) continue;
             state.speed = speed;
@@ -205,8 +212,8 @@ class Engine {
         if (graph_.contentions.empty() || passed_ns == 0) return;
         for (LaneState& state : lanes_) {
             for (const std::size_t task : state.running) {
-                remaining_[task] = std::max<std::int64_t>(
-                    0, remaining_[task] - passed_ns * state.speed);
+                remaining_[task] =
+                    std::max<std::int64_t>(0, remaining_[task] - passed_ns * state.speed);
             }
         }
     }

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
+
+#include "cost_curve.hpp"  // kLongestNs
 
 namespace syncline {
 
@@ -26,7 +27,7 @@ struct Contention {
 
 struct Task {
     std::int32_t lane;
-    std::int64_t duration_ns;
+    std::int64_t duration_ns;  // at most kLongestNs
 };
 
 // The task graph: task i starts after every task in predecessors[offsets[i] .. offsets[i + 1]).

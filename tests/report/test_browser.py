@@ -20,6 +20,7 @@ from .conftest import HOSTILE
 
 try:
     from selenium import webdriver
+    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
@@ -77,6 +78,18 @@ class Page:
 
     def one(self, selector: str) -> Any:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def click(self, selector: str) -> None:
+        """Click an element that a drawing under way may be about to replace."""
+
+        def clicked() -> bool:
+            try:
+                self.one(selector).click()
+            except StaleElementReferenceException:
+                return False
+            return True
+
+        self.until(clicked)
 
     def script(self, source: str, *arguments: Any) -> Any:
         return self.driver.execute_script(source, *arguments)
@@ -261,7 +274,7 @@ def test_two_fingers_zoom(page: Page) -> None:
 def test_it_fits_a_phone(driver: Any, path: Path, scheme: str) -> None:
     page = Page(driver, path, width=360, scheme=scheme)
     assert page.script("return document.documentElement.scrollWidth") <= 360
-    page.one('[data-timeline="measured"] .k-message').click()
+    page.click('[data-timeline="measured"] .k-message')
     page.until(lambda: "Duration" in page.one("#details").text)
     for details in page.driver.find_elements(By.CSS_SELECTOR, "summary"):
         details.click()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
+from syncline.model.limits import LARGEST_BYTES, LARGEST_WORKERS
 
 __all__ = ["ALL_REDUCE_ALGORITHMS", "CostCurve", "CostSegment", "all_reduce_line"]
 
@@ -37,8 +38,13 @@ class CostCurve(Value, frozen=True, kw_only=True):
     segments: tuple[CostSegment, ...]
 
     def __post_init__(self) -> None:
-        if not self.segments or self.segments[0].start_bytes != 0:
-            raise UserError("cost curve: the first segment must start at 0 bytes")
+        if not self.segments:
+            raise UserError("cost curve: no segments; give at least one that starts at 0 bytes")
+        if self.segments[0].start_bytes != 0:
+            raise UserError(
+                "cost curve: segments[0]: expected start_bytes 0, found "
+                f"{self.segments[0].start_bytes}"
+            )
         end_s = 0.0
         previous: CostSegment | None = None
         for index, segment in enumerate(self.segments):
@@ -49,6 +55,10 @@ class CostCurve(Value, frozen=True, kw_only=True):
             if previous is not None:
                 if segment.start_bytes <= previous.start_bytes:
                     raise UserError(f"{where}: start_bytes must increase: {segment.start_bytes}")
+                if segment.start_bytes > LARGEST_BYTES:
+                    raise UserError(
+                        f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
+                    )
                 span_bytes = segment.start_bytes - previous.start_bytes
                 end_s = previous.cost_s + previous.s_per_byte * span_bytes
             if segment.cost_s < end_s * (1 - 1e-9):
@@ -120,8 +130,6 @@ def _halving_doubling(workers: int, alpha: float, beta: float, gamma: float) -> 
 def _double_binary_trees(
     workers: int, alpha: float, beta: float, gamma: float
 ) -> tuple[float, float]:
-    # The paper prints a = 2 log N, without the alpha that makes it a time; each of the 2 log N
-    # rounds of the tree pays one startup.
     return 2 * alpha * math.log2(workers), beta + gamma
 
 
@@ -150,6 +158,10 @@ def all_reduce_line(
 ) -> CostCurve:
     """Return the cost line of an all-reduce algorithm. Source: MG-WFBP, Table 2.
 
+    Erratum: for the double binary trees the paper prints ``a = 2 log N``, without the alpha that
+    makes it a time; each of the ``2 log N`` rounds of the tree pays one startup, so it is
+    ``2 alpha log N`` here.
+
     Args:
         algorithm: a key of :data:`ALL_REDUCE_ALGORITHMS`.
         workers: ``N``, at least 1; one worker exchanges nothing and costs nothing.
@@ -158,14 +170,16 @@ def all_reduce_line(
         gamma_s_per_byte: summation time in one node, in seconds a byte of result.
 
     Raises:
-        UserError: the algorithm is unknown, or there is no worker.
+        UserError: the algorithm is unknown, or there is no worker or an absurd number of them.
     """
     if algorithm not in ALL_REDUCE_ALGORITHMS:
         hint = did_you_mean(algorithm, ALL_REDUCE_ALGORITHMS)
         known = ", ".join(ALL_REDUCE_ALGORITHMS)
         raise UserError(f"unknown all-reduce algorithm {algorithm!r}{hint} (known: {known})")
-    if workers < 1:
-        raise UserError(f"an all-reduce needs at least 1 worker, found {workers}")
+    if not 1 <= workers <= LARGEST_WORKERS:
+        raise UserError(
+            f"an all-reduce needs at least 1 and at most {LARGEST_WORKERS} workers, found {workers}"
+        )
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
     formula = ALL_REDUCE_ALGORITHMS[algorithm]

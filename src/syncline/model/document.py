@@ -64,7 +64,7 @@ class Document(Value, frozen=True, kw_only=True):
                 f"see what it holds with 'syncline show {source}'"
             )
         version = fields.get("version")
-        if version != cls.VERSION:
+        if type(version) is not int or version != cls.VERSION:
             raise FileError(
                 f"{source}: expected version {cls.VERSION} of the {cls.KIND} form, the file has "
                 f"version {version!r}; write it again with this release of syncline"
@@ -73,7 +73,10 @@ class Document(Value, frozen=True, kw_only=True):
         try:
             return msgspec.convert(body, cls)
         except msgspec.ValidationError as error:
-            raise FileError(f"{source}: not a valid {cls.KIND} file: {error}") from None
+            raise FileError(
+                f"{source}: not a valid {cls.KIND} file: {error}; "
+                "correct it there, or write the file again with this release of syncline"
+            ) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document to ``path``; an existing file is replaced whole or not at all.
@@ -117,21 +120,27 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         text = Path(path).read_bytes()
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file") from None
+        raise FileError(f"{path}: no such file; check the path") from None
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+        raise FileError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    except ValueError:
+        raise FileError(f"{str(path)!r}: not a path; it holds a null character") from None
     return _parse_object(text, str(path))
 
 
 def _parse_object(text: str | bytes, source: str) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise FileError(
-            f"{source}: not valid JSON ({error}); the file is truncated or was edited by hand"
+            f"{source}: not valid JSON ({error}); the file is truncated or was edited by hand: "
+            "write it again"
         ) from None
     if not isinstance(fields, dict):
-        raise FileError(f"{source}: expected a JSON object, found {type(fields).__name__}")
+        raise FileError(
+            f"{source}: expected a JSON object, found {type(fields).__name__}; "
+            "this is not a file that syncline wrote"
+        )
     return fields
 
 
@@ -158,8 +167,10 @@ def write_text_atomically(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        raise FileError(f"{path}: cannot be written: {error.strerror}") from None
+        if isinstance(error, OSError):
+            raise FileError(f"{path}: cannot be written: {error.strerror}") from None
+        raise

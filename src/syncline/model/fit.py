@@ -39,7 +39,7 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
         points: measured sizes, at least two different ones; repeated sizes are allowed.
 
     Raises:
-        UserError: there are fewer than two sizes, or a time is zero or negative.
+        UserError: there are fewer than two sizes, or a time is not above zero or not finite.
 
     O(n^3) for n points.
     """
@@ -48,8 +48,11 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     measured = [p.median_s for p in ordered]
     if len(set(sizes)) < 2:
         raise UserError("a cost curve needs measurements of at least two sizes")
-    if min(measured) <= 0:
-        raise UserError("a cost curve needs measured times above zero")
+    for size, seconds in zip(sizes, measured, strict=True):
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise UserError(
+                f"a cost curve needs measured times above zero, found {seconds} s for {size} bytes"
+            )
     times = _non_decreasing(measured)
     starts = _best_pieces(sizes, times)
     curve = _join(sizes, times, starts)
@@ -77,20 +80,22 @@ def relative_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, 
 
 
 def _non_decreasing(times: Sequence[float]) -> list[float]:
-    """Return the nearest non-decreasing sequence, in squared logarithms (isotonic regression).
+    """Return a nearest non-decreasing sequence, in absolute logarithms (isotonic regression).
 
-    A larger message that was measured as faster is noise; averaging it with its neighbours keeps a
-    single slow measurement from lifting everything after it.
+    A larger message that was measured as faster is noise. Each group of neighbours that is out of
+    order takes its (lower) median: a mean would let a single slow measurement lift those after it.
     """
-    pools: list[tuple[float, int]] = []  # mean logarithm, how many
+    pools: list[list[float]] = []  # each sorted; its value is its lower median
     for seconds in times:
-        mean, count = math.log(seconds), 1
-        while pools and pools[-1][0] > mean:
-            other, others = pools.pop()
-            mean = (mean * count + other * others) / (count + others)
-            count += others
-        pools.append((mean, count))
-    return [math.exp(mean) for mean, count in pools for _ in range(count)]
+        pool = [seconds]
+        while pools and _lower_median(pools[-1]) > _lower_median(pool):
+            pool = sorted(pools.pop() + pool)
+        pools.append(pool)
+    return [_lower_median(pool) for pool in pools for _ in pool]
+
+
+def _lower_median(ordered: Sequence[float]) -> float:
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def _best_pieces(sizes: Sequence[int], times: Sequence[float]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve, all_reduce_line
 from syncline.model.document import Document, Value
+from syncline.model.limits import LARGEST_BYTES, LARGEST_CONTENTION, LARGEST_WORKERS
 
 __all__ = ["PRESETS", "Link", "Measurement", "Network"]
 
@@ -40,8 +41,8 @@ class Network(Document, frozen=True, kw_only=True):
     """Worker count and communication costs.
 
     Raises:
-        UserError: on construction, for fewer than one worker, a contention below 1, or a fit error
-            that is not a fraction.
+        UserError: on construction, for fewer than one worker, a contention below 1 or above 100,
+            a measured point that cannot be, or a fit error that is negative or not finite.
     """
 
     KIND: ClassVar[str] = "network"
@@ -67,16 +68,27 @@ class Network(Document, frozen=True, kw_only=True):
     """Largest relative error over the points."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"network: workers must be at least 1, found {self.workers}")
-        if not (math.isfinite(self.contention) and self.contention >= 1):
-            raise UserError(f"network: contention must be at least 1, found {self.contention}")
-        for point in self.points:
-            if point.size_bytes < 0 or not (math.isfinite(point.median_s) and point.median_s >= 0):
+        if not 1 <= self.workers <= LARGEST_WORKERS:
+            raise UserError(
+                f"network: workers must be at least 1 and at most {LARGEST_WORKERS}, "
+                f"found {self.workers}"
+            )
+        if not 1 <= self.contention <= LARGEST_CONTENTION:
+            raise UserError(
+                f"network: contention must be at least 1 and at most {LARGEST_CONTENTION:g}, "
+                f"found {self.contention}"
+            )
+        for index, point in enumerate(self.points):
+            size_is_possible = 0 <= point.size_bytes <= LARGEST_BYTES
+            if not (size_is_possible and math.isfinite(point.median_s) and point.median_s >= 0):
                 raise UserError(
-                    f"network: a measured point of {point.size_bytes} bytes in "
+                    f"network: points[{index}]: a measured point of {point.size_bytes} bytes in "
                     f"{point.median_s} s is not possible"
                 )
+        for field in ("fit_error", "fit_error_max"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise UserError(f"network: {field} must be finite and at least 0, found {value}")
 
     @classmethod
     def line(cls, *, workers: int, a_s: float, b_s_per_byte: float, name: str = "line") -> Network:

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from syncline.errors import UserError
 from syncline.model.document import Document, Value
 from syncline.model.dtypes import bytes_per_element
+from syncline.model.limits import LARGEST_BYTES
 from syncline.model.profile import Gradient, Profile
 
 __all__ = ["Collective", "Message", "Plan", "Tensor"]
@@ -47,7 +48,8 @@ class Plan(Document, frozen=True, kw_only=True):
     """An ordered list of messages that covers every gradient element exactly once.
 
     Raises:
-        UserError: on construction, if there is no tensor or the messages overlap or leave a gap.
+        UserError: on construction, if there is no tensor, two tensors share a name, or the messages
+            overlap or leave a gap.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -66,10 +68,21 @@ class Plan(Document, frozen=True, kw_only=True):
             raise UserError(f"plan: workers must be at least 1, found {self.workers}")
         if not self.tensors:
             raise UserError("plan: no tensors to exchange")
-        for tensor in self.tensors:
+        seen: set[str] = set()
+        for index, tensor in enumerate(self.tensors):
+            where = f"plan: tensors[{index}] {tensor.name!r}"
+            if tensor.name in seen:
+                raise UserError(f"{where}: another tensor has this name")
+            seen.add(tensor.name)
             if tensor.elements < 0:
-                raise UserError(f"plan: tensor {tensor.name!r} has {tensor.elements} elements")
+                raise UserError(f"{where}: elements must not be negative: {tensor.elements}")
             bytes_per_element(tensor.dtype)
+        size_bytes = sum(tensor.size_bytes for tensor in self.tensors)
+        if size_bytes > LARGEST_BYTES:
+            raise UserError(
+                f"plan: the tensors hold {size_bytes} bytes in all; at most {LARGEST_BYTES} can be "
+                "exchanged"
+            )
         covered = 0
         for message in sorted(self.messages, key=lambda m: (m.start, m.stop)):
             if message.start != covered or message.stop < message.start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from syncline.errors import UserError
@@ -24,6 +25,21 @@ class Prediction(Value, frozen=True, kw_only=True):
     """Iteration time beyond computation: t_c^no of MG-WFBP, Table 1."""
     lower_bound_s: float
     """max(computation, least communication): no schedule can be faster."""
+
+    def __post_init__(self) -> None:
+        where = f"prediction of {self.planner!r}"
+        if self.messages < 0:
+            raise UserError(f"{where}: messages is negative: {self.messages}")
+        for field in (
+            "iteration_s",
+            "computation_s",
+            "communication_s",
+            "exposed_s",
+            "lower_bound_s",
+        ):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"{where}: {field} must be finite and at least 0, found {value}")
 
     @property
     def exposed_fraction(self) -> float:

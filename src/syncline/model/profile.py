@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from syncline.errors import UserError
 from syncline.model.document import Document, Value
 from syncline.model.dtypes import bytes_per_element
+from syncline.model.limits import LARGEST_BYTES, require_time
 
 __all__ = ["Baseline", "Gradient", "Operation", "Phase", "Profile"]
 
@@ -66,8 +67,8 @@ class Baseline(Value, frozen=True, kw_only=True):
     """Iterations measured."""
 
     def __post_init__(self) -> None:
-        _require_time("baseline: iteration_s", self.iteration_s)
-        _require_time("baseline: noise_s", self.noise_s)
+        require_time("baseline: iteration_s", self.iteration_s)
+        require_time("baseline: noise_s", self.noise_s)
         if self.iterations < 1:
             raise UserError(f"baseline: iterations must be at least 1, found {self.iterations}")
 
@@ -77,8 +78,9 @@ class Profile(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, if there is no gradient, an operation waits for itself or a
-            later one (a cycle), a time is negative or not finite, an index is out of range, or two
-            gradients share a name.
+            later one (a cycle), a time is negative, not finite or absurdly long, an index is out of
+            range, two gradients share a name, or a gradient is ready only after an operation that
+            needs the exchanged gradients.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -104,7 +106,7 @@ class Profile(Document, frozen=True, kw_only=True):
             raise UserError(f"profile: iterations must be at least 1, found {self.iterations}")
         for index, operation in enumerate(self.operations):
             where = f"profile: operations[{index}] {operation.name!r}"
-            _require_time(f"{where}: duration_s", operation.duration_s)
+            require_time(f"{where}: duration_s", operation.duration_s)
             for before in operation.after:
                 if not 0 <= before < index:
                     raise UserError(
@@ -114,6 +116,13 @@ class Profile(Document, frozen=True, kw_only=True):
         if not self.gradients:
             raise UserError("profile: no gradient tensors; a model without them needs no exchange")
         self._check_gradients()
+        self._check_order()
+        require_time("profile: all operations together", self.computation_s)
+        if self.gradient_bytes > LARGEST_BYTES:
+            raise UserError(
+                f"profile: the gradients hold {self.gradient_bytes} bytes in all; "
+                f"at most {LARGEST_BYTES} can be planned"
+            )
 
     def _check_gradients(self) -> None:
         seen: set[str] = set()
@@ -134,7 +143,19 @@ class Profile(Document, frozen=True, kw_only=True):
                         f"{where}: {field} is {operation}, but there are "
                         f"{len(self.operations)} operations"
                     )
+
+    def _check_order(self) -> None:
+        exchanged = next(
+            (i for i, o in enumerate(self.operations) if o.phase in ("finalize", "update")), None
+        )
         ready = [gradient.ready_after for gradient in self.gradients]
+        if exchanged is not None and ready[-1] >= exchanged:
+            late = next(g for g in self.gradients if g.ready_after >= exchanged)
+            raise UserError(
+                f"profile: gradient {late.name!r} is ready after operations[{late.ready_after}], "
+                f"but operations[{exchanged}] {self.operations[exchanged].name!r} already waits "
+                "for all exchanged gradients; list finalize and update operations last"
+            )
         for index in range(1, len(ready)):
             if ready[index] < ready[index - 1]:
                 raise UserError(
@@ -169,8 +190,3 @@ class Profile(Document, frozen=True, kw_only=True):
             clock += operation.duration_s
             finished.append(clock)
         return tuple(finished[gradient.ready_after] for gradient in self.gradients)
-
-
-def _require_time(what: str, seconds: float) -> None:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise UserError(f"{what} must be a finite time of at least 0 s, found {seconds}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal, Self
 
+import msgspec
+
+from syncline.errors import UserError
 from syncline.model.document import Document, Value
 
 __all__ = ["Decision", "Event", "Rate", "Run"]
@@ -31,6 +35,14 @@ class Rate(Value, frozen=True, kw_only=True):
     iterations: int
     samples_per_s: float | None = None
 
+    def __post_init__(self) -> None:
+        for field in ("iteration_s", "noise_s"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(
+                    f"rate {self.name!r}: {field} must be finite and at least 0, found {value}"
+                )
+
 
 class Run(Document, frozen=True, kw_only=True):
     """The record that a run leaves beside its profile, network, plan and timelines."""
@@ -57,14 +69,25 @@ class Run(Document, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()
     """Rates over the whole run, of Syncline and of whatever it was compared with."""
-    results: dict[str, float] = {}
-    """What the training reached, such as ``{"test accuracy": 0.98}``."""
+    results: dict[str, float] = msgspec.field(default_factory=dict)
+    """What the training reached, such as ``{"test accuracy": 0.98}``; NaN where it diverged."""
+
+    @classmethod
+    def _from_object(cls, fields: dict[str, Any], source: str) -> Self:
+        # JSON has no NaN: the loss of a run that diverged is written as null.
+        results = fields.get("results")
+        if isinstance(results, dict):
+            read = {name: math.nan if value is None else value for name, value in results.items()}
+            fields = {**fields, "results": read}
+        return super()._from_object(fields, source)
 
     @property
     def prediction_error(self) -> float | None:
         """Relative error of the predicted against the measured iteration time, signed."""
-        if self.planned is not None and self.predicted_planned_s is not None:
-            return self.predicted_planned_s / self.planned.iteration_s - 1
-        if self.baseline is not None and self.predicted_baseline_s is not None:
-            return self.predicted_baseline_s / self.baseline.iteration_s - 1
+        for measured, predicted_s in (
+            (self.planned, self.predicted_planned_s),
+            (self.baseline, self.predicted_baseline_s),
+        ):
+            if measured is not None and measured.iteration_s > 0 and predicted_s is not None:
+                return predicted_s / measured.iteration_s - 1
         return None

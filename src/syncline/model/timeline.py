@@ -32,7 +32,8 @@ class Timeline(Document, frozen=True, kw_only=True):
     """Spans on an integer-nanosecond clock that starts with the iteration.
 
     Raises:
-        UserError: on construction, if a span ends before it starts or starts before 0.
+        UserError: on construction, if a span ends before it starts or starts before 0, or the
+            iteration takes less than 0.
     """
 
     KIND: ClassVar[str] = "timeline"
@@ -44,11 +45,14 @@ class Timeline(Document, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
 
     def __post_init__(self) -> None:
+        if self.iteration_ns < 0:
+            raise UserError(f"timeline: iteration_ns is negative: {self.iteration_ns}")
         for index, span in enumerate(self.spans):
             if not 0 <= span.start_ns <= span.stop_ns:
                 raise UserError(
                     f"timeline: spans[{index}] {span.label!r} runs from {span.start_ns} ns to "
-                    f"{span.stop_ns} ns"
+                    f"{span.stop_ns} ns; a span starts at 0 or later and does not stop before it "
+                    "starts"
                 )
 
     def lanes(self) -> tuple[str, ...]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import platform
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from syncline.errors import MismatchError, UserError
-from syncline.measure.clock import Clock, clock_for
 from syncline.measure.profiler import dtype_name
-from syncline.measure.statistics import median, standard_error
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Profile
-from syncline.model.run import Event, Rate, Run
-from syncline.parallel.buckets import bucket_caps_mb, difference_from_plan
-from syncline.parallel.conductor import PACE_EVERY, Conductor
-from syncline.parallel.drift import Pace
-from syncline.parallel.recording import BucketRecorder
+from syncline.model.run import Run
+from syncline.parallel.conductor import Conductor
+from syncline.parallel.record import record_of
+from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
 from syncline.parallel.tuning import Settings, Tuning, logger
 from syncline.planners import planner_named
 from syncline.planners.ddp import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES, Ddp
@@ -34,22 +30,6 @@ __all__ = ["DistributedDataParallel"]
 
 TorchDDP = nn.parallel.DistributedDataParallel
 NS_PER_S = 1_000_000_000
-MIN_STEADY = 5
-
-
-class _Job:
-    """What the tuning script needs to know of a wrapped module."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.group: dist.ProcessGroup = ddp.process_group
-        self.module: nn.Module = ddp.module
-        self.parameters: dict[str, nn.Parameter] = ddp._exchanged_parameters()
-        first = next(iter(self.parameters.values()))
-        self.device: torch.device = (
-            first.device if first.device.type == "cuda" else torch.device("cpu")
-        )
-        self.clock: Clock = clock_for(first.device)
-        self.gradients_are_views: bool = ddp.gradient_as_bucket_view
 
 
 class DistributedDataParallel(TorchDDP):
@@ -120,17 +100,18 @@ class DistributedDataParallel(TorchDDP):
             ddp=_own_buckets(self._arguments.get("bucket_cap_mb")),
         )
         self._check_given()
-        self._why_not_planned = self._obstacle()
+        self._why_not_planned = obstacle(self)
         if self._why_not_planned is not None:
             if dist.get_rank(self.process_group) == 0:
                 logger.warning("training with DDP's own buckets: %s", self._why_not_planned)
             return
-        self._tuning = Tuning(_Job(self), self._settings)
-        self._conductor = Conductor(_Job(self), self._tuning, _Buckets(self))
+        job = WrappedJob(self)
+        self._tuning = Tuning(job, self._settings)
+        self._conductor = Conductor(job, self._tuning, ReducerBuckets(self))
 
     # ------------------------------------------------------------------ training
 
-    @torch._disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
+    @_disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and at the start of an iteration do whatever the measuring needs."""
         conductor = self._conductor
@@ -239,53 +220,7 @@ class DistributedDataParallel(TorchDDP):
 
     def run_record(self) -> Run:
         """Return the record of this run so far."""
-        model = type(self.module).__name__
-        workers = dist.get_world_size(self.process_group)
-        backend = str(dist.get_backend(self.process_group))
-        if self._conductor is None:
-            return Run(
-                model=model,
-                workers=workers,
-                backend=backend,
-                machine=_machine(),
-                decision="ddp",
-                reason=self._why_not_planned or "a copy of a wrapped module is not measured",
-                planner=Ddp.NAME,
-                messages=max(len(self._bucket_sizes()), 1),
-                events=(Event(iteration=0, text=self._why_not_planned or "copied"),),
-            )
-        tuning = self._tuning
-        baseline, planned = tuning.baseline, tuning.planned
-        steady = self._conductor.steady_iteration_s
-        if len(steady) >= MIN_STEADY:
-            rate = Rate(
-                name=tuning.plan.planner if tuning.plan else "stock DDP",
-                iteration_s=median(steady),
-                noise_s=standard_error(steady),
-                iterations=len(steady),
-            )
-            if tuning.plan is not None:
-                planned = rate
-        overhead = None
-        if self._conductor.measuring_s is not None and baseline is not None:
-            spent = self._conductor.measuring_s / baseline.iteration_s
-            overhead = max(spent - self._conductor.iterations_before_steady, 0.0)
-        return Run(
-            model=model,
-            workers=workers,
-            backend=backend,
-            machine=_machine(),
-            decision=tuning.decision,
-            reason=tuning.reason,
-            planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
-            messages=len(tuning.plan.messages) if tuning.plan else len(self._bucket_sizes()),
-            baseline=baseline,
-            planned=planned,
-            predicted_baseline_s=tuning.predicted_baseline_s,
-            predicted_planned_s=tuning.predicted_planned_s,
-            overhead_iterations=overhead,
-            events=tuple(tuning.events),
-        )
+        return record_of(self)
 
     def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
         """Write everything that is known into a directory, with ``report.html``.
@@ -353,23 +288,6 @@ class DistributedDataParallel(TorchDDP):
                     "profile and plan this model at this worker count again"
                 )
 
-    def _obstacle(self) -> str | None:
-        """Say why this model's buckets cannot be planned, or None if they can."""
-        parameters = self._exchanged_parameters()
-        if self._use_python_reducer:
-            return "torch._dynamo's Python reducer is in use"
-        if self.mixed_precision is not None:
-            return "the mixed_precision argument uses DDP's only communication hook"
-        if self._delay_all_reduce_params:
-            return "some parameters are reduced later (delay_all_reduce_named_params)"
-        if any(hasattr(p, "_in_backward_optimizers") for p in parameters.values()):
-            return "the optimizer runs inside backward and uses DDP's only communication hook"
-        if len({(p.dtype, p.device) for p in parameters.values()}) > 1:
-            return "gradients are of several dtypes or devices, which DDP never merges"
-        if any(getattr(m, "sparse", False) for m in self.module.modules()):
-            return "some gradients are sparse"
-        return None
-
     def _build_params_for_reducer(self) -> Any:
         parameters, sparse = super()._build_params_for_reducer()
         plan = self._plan_order
@@ -383,80 +301,9 @@ class DistributedDataParallel(TorchDDP):
         return [parameters[i] for i in order], [sparse[i] for i in order]
 
 
-class _Buckets:
-    """Changes and reads the reducer of a wrapped module."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp = ddp
-
-    def use(self, plan: Plan | None, recorder: BucketRecorder | None) -> None:
-        """Construct torch's class anew in place, with the plan's messages as its buckets.
-
-        The module and whatever the user has attached to the wrapper stay; only the reducer is new.
-        """
-        ddp = self._ddp
-        module = ddp.module
-        kept = {
-            name: value
-            for name, value in ddp.__dict__.items()
-            if "hooks" in name and name not in ("_comm_hooks", "_accum_grad_hooks")
-        }
-        kept |= {
-            name: ddp.__dict__[name]
-            for name in ("training", "require_backward_grad_sync", "require_forward_param_sync")
-        }
-        del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
-        changed: dict[str, Any] = {"init_sync": False}
-        if plan is not None:
-            caps = bucket_caps_mb(plan)
-            backwards = ddp.find_unused_parameters and not ddp.static_graph
-            changed["bucket_cap_mb_list"] = caps[::-1] if backwards else caps
-            changed["bucket_cap_mb"] = None
-        ddp._plan_order = plan
-        with ddp._torch_may_hook(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # said once, at the first construction
-            TorchDDP.__init__(ddp, module, **(ddp._arguments | changed))
-            if recorder is not None:
-                ddp.register_comm_hook(None, recorder.hook)
-        ddp.__dict__.update(kept)
-        ddp._set_ddp_runtime_logging_sample_rate(PACE_EVERY)
-
-    def mismatch(self, plan: Plan) -> str | None:
-        """Say how the reducer's buckets differ from the plan."""
-        ddp = self._ddp
-        names = {id(p): name for name, p in ddp._exchanged_parameters().items()}
-        parameters, _ = ddp._build_params_for_reducer()
-        return difference_from_plan(
-            plan, [names[id(p)] for p in parameters], ddp._get_ddp_logging_data()
-        )
-
-    def pace(self) -> Pace | None:
-        """Return the reducer's timers of the last iteration that it sampled."""
-        data = self._ddp._get_ddp_logging_data()
-        if not data.get("backward_compute_time"):
-            return None
-        return Pace(
-            computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
-            communication_s=data["backward_comm_time"] / NS_PER_S,
-        )
-
-
 def _own_buckets(bucket_cap_mb: float | None) -> Ddp:
     """Return the buckets that torch's class makes under the user's arguments."""
     if bucket_cap_mb is None:
         return Ddp(bucket_bytes=DEFAULT_BUCKET_BYTES, first_bucket_bytes=DEFAULT_FIRST_BUCKET_BYTES)
     cap_bytes = int(bucket_cap_mb * 1024 * 1024)
     return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes)
-
-
-def _machine() -> str:
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                processor = line.partition(":")[2].strip()
-                break
-    return (
-        f"{processor}, {torch.get_num_threads()} threads a worker, "
-        f"Python {platform.python_version()}, torch {torch.__version__}"
-    )

@@ -7,6 +7,7 @@ rank 0 and shared, so that no two ranks can ever disagree on the buckets.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ class Tuning:
             result = yield Stage(
                 name=f"trying {plan.planner}", plan=plan, warmup=2, iterations=TRIAL_ITERATIONS
             )
-            mismatch = self._shared(lambda: result.mismatch)
+            mismatch = self._shared(functools.partial(getattr, result, "mismatch"))
             if mismatch is not None:
                 self._conclude("ddp", None, f"DDP would not take the plan's messages ({mismatch})")
                 return

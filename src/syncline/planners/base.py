@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -39,8 +40,14 @@ class Planner(Value, frozen=True, kw_only=True):
 
 
 def ready_ns(profile: Profile) -> list[int]:
-    """Return when each gradient is ready, in integer nanoseconds of the iteration."""
-    return [round(seconds * NS_PER_S) for seconds in profile.ready_s()]
+    """Return when each gradient is ready, in integer nanoseconds of the iteration.
+
+    Every operation is rounded by itself, as the simulator does it: rounded sums would differ from
+    its clock by a few nanoseconds, and an optimal plan would not be one there.
+    """
+    durations = (round(operation.duration_s * NS_PER_S) for operation in profile.operations)
+    finished = list(itertools.accumulate(durations))
+    return [finished[gradient.ready_after] for gradient in profile.gradients]
 
 
 def curve_segments(network: Network) -> list[tuple[int, float, float]]:

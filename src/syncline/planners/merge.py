@@ -30,5 +30,19 @@ class Merge(Planner, frozen=True, kw_only=True):
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the last tensor of each message of an optimal merge."""
-        sizes = [gradient.size_bytes for gradient in profile.gradients]
-        return _native.merge(ready_ns(profile), sizes, curve_segments(network))
+        ready: list[int] = []
+        sizes: list[int] = []
+        last: list[int] = []
+        for index, (gradient, now) in enumerate(
+            zip(profile.gradients, ready_ns(profile), strict=True)
+        ):
+            # A tensor without elements goes with the one before it, and so do what follows leading
+            # ones: no plan can send it by itself, but the message that holds it waits for it.
+            if sizes and (gradient.size_bytes == 0 or sizes[-1] == 0):
+                ready[-1], last[-1] = now, index
+                sizes[-1] += gradient.size_bytes
+            else:
+                ready.append(now)
+                sizes.append(gradient.size_bytes)
+                last.append(index)
+        return [last[index] for index in _native.merge(ready, sizes, curve_segments(network))]

@@ -12,7 +12,8 @@ import math
 from typing import NamedTuple
 
 from syncline import _native
-from syncline.errors import MismatchError
+from syncline.errors import MismatchError, UserError
+from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
@@ -46,6 +47,7 @@ def predict(profile: Profile, network: Network, plan: Plan) -> Forecast:
 
     Raises:
         MismatchError: the plan is for other gradients or another worker count.
+        UserError: the messages take longer than 19.5 hours.
     """
     difference = plan.difference(profile.gradients, network.workers)
     if difference is not None:
@@ -54,7 +56,7 @@ def predict(profile: Profile, network: Network, plan: Plan) -> Forecast:
     iteration_ns = max(stop_ns, default=0)
     spans = _spans(profile, plan, start_ns, stop_ns)
     computation_s = profile.computation_s
-    least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
+    bound_s = max(computation_s, network.all_reduce.cheapest_s(profile.gradient_bytes))
     prediction = Prediction(
         planner=plan.planner,
         messages=len(plan.messages),
@@ -62,7 +64,8 @@ def predict(profile: Profile, network: Network, plan: Plan) -> Forecast:
         computation_s=computation_s,
         communication_s=math.fsum(costs_ns) / NS_PER_S,
         exposed_s=max(iteration_ns / NS_PER_S - computation_s, 0.0),
-        lower_bound_s=max(computation_s, least_s),
+        # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
+        lower_bound_s=min(bound_s, iteration_ns / NS_PER_S),
     )
     timeline = Timeline(
         name=plan.planner, source="predicted", iteration_ns=iteration_ns, spans=spans
@@ -87,6 +90,11 @@ def _simulate(
     """
     segments = [(s.start_bytes, s.cost_s, s.s_per_byte) for s in network.all_reduce.segments]
     costs_ns = _native.costs(list(plan.message_bytes()), segments)
+    if sum(costs_ns) > LONGEST_NS:
+        raise UserError(
+            f"network {network.name!r}: the messages of one iteration take longer than "
+            f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
+        )
     ready_after = {g.name: g.ready_after for g in profile.gradients}
     ready_of_tensor = [ready_after[t.name] for t in plan.tensors]
 

@@ -24,7 +24,6 @@ class Worker:
     rank: int
     workers: int
     device: torch.device
-    backend: str
 
     @property
     def device_ids(self) -> list[int] | None:
@@ -81,6 +80,8 @@ def pick_device(device: DeviceName, workers_here: int) -> str:
 def process_group(device: DeviceName, timeout_s: float) -> Iterator[Worker]:
     """Join the other workers, as torchrun's environment variables say, and leave them at the end.
 
+    A process group that is there already is used, and left as it is.
+
     Args:
         device: see :func:`pick_device`.
         timeout_s: after this long without an answer a collective fails.
@@ -90,17 +91,16 @@ def process_group(device: DeviceName, timeout_s: float) -> Iterator[Worker]:
     """
     # RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are torchrun's way of passing arguments.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    kind = pick_device(device, workers_here)
-    if kind == "cuda":
+    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    if pick_device(device, workers_here) == "cuda":
         torch.cuda.set_device(local_rank)
         place, backend = torch.device("cuda", local_rank), "nccl"
     else:
         place, backend = torch.device("cpu"), "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    worker = Worker(
-        rank=dist.get_rank(), workers=dist.get_world_size(), device=place, backend=backend
-    )
-    yield worker
+    joins = not dist.is_initialized()
+    if joins:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    yield Worker(rank=dist.get_rank(), workers=dist.get_world_size(), device=place)
     # Not after an error: leaving waits for peers that may be gone, and the process ends anyway.
-    dist.destroy_process_group()
+    if joins:
+        dist.destroy_process_group()

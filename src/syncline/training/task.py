@@ -161,9 +161,9 @@ class ImageTask:
 
 
 def _evaluation_batches(split: ImageSplit, shard: Tensor) -> Iterator[Batch]:
-    batches = (
-        split.batch(part, augment_seed=None) for part in torch.split(shard, EVALUATION_BATCH)
-    )
+    # A worker has no part in an evaluation of fewer images than there are workers.
+    parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
+    batches = (split.batch(part, augment_seed=None) for part in parts)
     return made_ahead(batches) if split.decodes else batches
 
 

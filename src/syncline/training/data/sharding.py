@@ -59,4 +59,4 @@ def training_shard(
 
 def evaluation_shard(samples: int, *, workers: int, rank: int) -> Tensor:
     """Return one worker's samples of an evaluation, (n,), int64; none is dropped or repeated."""
-    return torch.arange(rank, samples, workers)
+    return torch.arange(samples)[rank::workers]

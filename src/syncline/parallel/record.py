@@ -1,0 +1,87 @@
+"""The record of a run, from what the tuning script knows."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from syncline.measure.statistics import median, standard_error
+from syncline.model.run import Event, Rate, Run
+from syncline.planners.ddp import Ddp
+
+if TYPE_CHECKING:
+    from syncline.parallel.ddp import DistributedDataParallel
+
+__all__ = ["record_of"]
+
+MIN_STEADY = 5
+"""Fewest steady iterations whose median replaces that of the trial."""
+
+
+def record_of(ddp: DistributedDataParallel) -> Run:
+    """Return the record of a wrapped module's run so far."""
+    model = type(ddp.module).__name__
+    workers = dist.get_world_size(ddp.process_group)
+    backend = str(dist.get_backend(ddp.process_group))
+    if ddp._conductor is None:
+        return Run(
+            model=model,
+            workers=workers,
+            backend=backend,
+            machine=_machine(),
+            decision="ddp",
+            reason=ddp._why_not_planned or "a copy of a wrapped module is not measured",
+            planner=Ddp.NAME,
+            messages=max(len(ddp._bucket_sizes()), 1),
+            events=(Event(iteration=0, text=ddp._why_not_planned or "copied"),),
+        )
+    tuning = ddp._tuning
+    baseline, planned = tuning.baseline, tuning.planned
+    steady = ddp._conductor.steady_iteration_s
+    if len(steady) >= MIN_STEADY:
+        rate = Rate(
+            name=tuning.plan.planner if tuning.plan else "stock DDP",
+            iteration_s=median(steady),
+            noise_s=standard_error(steady),
+            iterations=len(steady),
+        )
+        if tuning.plan is not None:
+            planned = rate
+    overhead = None
+    if ddp._conductor.measuring_s is not None and baseline is not None:
+        spent = ddp._conductor.measuring_s / baseline.iteration_s
+        overhead = max(spent - ddp._conductor.iterations_before_steady, 0.0)
+    return Run(
+        model=model,
+        workers=workers,
+        backend=backend,
+        machine=_machine(),
+        decision=tuning.decision,
+        reason=tuning.reason,
+        planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
+        messages=len(tuning.plan.messages) if tuning.plan else len(ddp._bucket_sizes()),
+        baseline=baseline,
+        planned=planned,
+        predicted_baseline_s=tuning.predicted_baseline_s,
+        predicted_planned_s=tuning.predicted_planned_s,
+        overhead_iterations=overhead,
+        events=tuple(tuning.events),
+    )
+
+
+def _machine() -> str:
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
+                break
+    return (
+        f"{processor}, {torch.get_num_threads()} threads a worker, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )

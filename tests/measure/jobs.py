@@ -1,0 +1,44 @@
+"""What the workers of the tests in this folder run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from syncline.measure.exchange import gather_json, share_json
+from syncline.measure.probe import probe
+from syncline.measure.profiler import profile
+
+
+def exchanges() -> dict[str, Any]:
+    rank = dist.get_rank()
+    group = dist.group.WORLD
+    assert group is not None
+    cpu = torch.device("cpu")
+    return {
+        "gathered": gather_json({"rank": rank, "text": "x" * (10 * rank)}, group, cpu),
+        "empty": gather_json([], group, cpu),
+        "shared": share_json({"from": rank, "text": "größe"}, group, cpu),
+    }
+
+
+def probes() -> str:
+    return probe(largest_bytes=1 << 20, seconds_per_size=0.005, name="here").to_json()
+
+
+def probes_subgroup() -> tuple[int, str]:
+    group = dist.new_group([0, 2])
+    if dist.get_rank() == 1:
+        return 1, ""
+    found = probe(group, largest_bytes=1 << 16, seconds_per_size=0.002)
+    return found.workers, found.to_json()
+
+
+def profiles() -> str:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+    batches = [(torch.randn(4, 8), torch.randint(3, (4,)))]
+    return profile(model, batches, cross_entropy, iterations=3).to_json()

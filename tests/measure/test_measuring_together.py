@@ -1,0 +1,62 @@
+"""The probe, the profiler and the exchange of JSON through real process groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncline.errors import UserError
+from syncline.measure.probe import probe, probe_sizes
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from tests.measure import jobs
+from tests.workers import WorkerPool
+
+
+def test_json_travels_between_ranks(workers: WorkerPool) -> None:
+    for result in workers.run(jobs.exchanges, 3):
+        assert [g["rank"] for g in result["gathered"]] == [0, 1, 2]
+        assert [len(g["text"]) for g in result["gathered"]] == [0, 10, 20]
+        assert result["empty"] == [[], [], []]
+        assert result["shared"] == {"from": 0, "text": "größe"}
+
+
+def test_the_probe_measures_what_it_says(workers: WorkerPool) -> None:
+    texts = workers.run(jobs.probes, 2)
+    network = Network.from_json(texts[0])
+    assert texts[1] == texts[0] or Network.from_json(texts[1]).points == network.points
+    assert network.workers == 2
+    assert network.backend == "gloo"
+    assert [p.size_bytes for p in network.points] == probe_sizes(1 << 20)
+    assert all(p.median_s > 0 and p.repetitions >= 3 for p in network.points)
+    assert network.link is not None
+    assert network.link.gamma_s_per_byte > 0
+    errors = [
+        abs(network.all_reduce.seconds(p.size_bytes) / p.median_s - 1) for p in network.points
+    ]
+    assert network.fit_error == pytest.approx(sum(errors) / len(errors))
+    assert network.fit_error_max == pytest.approx(max(errors))
+
+
+def test_a_subgroup_is_probed_alone(workers: WorkerPool) -> None:
+    results = workers.run(jobs.probes_subgroup, 3)
+    assert [count for count, _ in results] == [2, 1, 2]
+
+
+def test_profiles_are_medians_over_the_ranks(workers: WorkerPool) -> None:
+    texts = workers.run(jobs.profiles, 2)
+    profiles = [Profile.from_json(text) for text in texts]
+    assert profiles[0].workers == 2
+    mine = [o.duration_s for o in profiles[0].operations[1:]]
+    assert mine == [o.duration_s for o in profiles[1].operations[1:]]
+
+
+def test_sizes_go_from_256_bytes_to_64_mib() -> None:
+    sizes = probe_sizes()
+    assert sizes[0] == 256
+    assert sizes[-1] == 64 * 1024 * 1024
+    assert sizes == sorted(set(sizes))
+
+
+def test_probing_without_a_process_group_is_refused() -> None:
+    with pytest.raises(UserError, match="init_process_group"):
+        probe()

@@ -1,0 +1,183 @@
+"""Checkpoints come back as they were written, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from syncline.errors import FileError, MismatchError, UserError
+from syncline.training.checkpoint import (
+    FILE_NAME,
+    Checkpoint,
+    load_checkpoint,
+    settings_of,
+)
+from syncline.training.config import TrainingConfig
+
+CONFIG = TrainingConfig.of("resnet20", "digits", overrides={"epochs": 5})
+
+
+def module() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+def checkpoint(config: TrainingConfig = CONFIG, *, epoch: int = 2) -> Checkpoint:
+    optimizer = torch.optim.SGD(module().parameters(), lr=0.1, momentum=0.9)
+    return Checkpoint(
+        settings=settings_of(config, 10),
+        epoch=epoch,
+        step=epoch * 7,
+        weights=module().state_dict(),
+        optimizer=optimizer.state_dict(),
+        schedule={"last_epoch": 14},
+        random_states=[[torch.get_rng_state()] for _ in range(2)],
+    )
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    saved = checkpoint()
+    saved.save(tmp_path)
+    path, loaded = load_checkpoint(tmp_path)
+    assert path == tmp_path / FILE_NAME
+    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
+    for name in ("settings", "epoch", "step", "optimizer", "schedule"):
+        assert getattr(loaded, name) == getattr(saved, name)
+    assert all(torch.equal(loaded.weights[name], value) for name, value in saved.weights.items())
+    assert torch.equal(loaded.random_states[1][0], saved.random_states[1][0])
+    loaded.check(path, CONFIG, 10, module())
+
+
+def test_a_failed_write_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(epoch=1).save(tmp_path)
+
+    def fail(_content: object, file: Any) -> None:
+        file.write(b"half of it")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fail)
+        with pytest.raises(FileError, match="cannot be written: No space left"):
+            checkpoint(epoch=2).save(tmp_path)
+    assert load_checkpoint(tmp_path)[1].epoch == 1
+    checkpoint(epoch=3).save(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 0.3, 0.9, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
+    checkpoint().save(tmp_path)
+    path = tmp_path / FILE_NAME
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
+    with pytest.raises(FileError, match=r"checkpoint.pt: not a checkpoint, or a truncated one"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    saved = checkpoint()
+    saved.weights["0.weight"].fill_(1.25)
+    saved.save(tmp_path)
+    path = tmp_path / FILE_NAME
+    content = bytearray(path.read_bytes())
+    place = content.index(saved.weights["0.weight"].numpy().tobytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="damaged: the checksum of"):
+        load_checkpoint(tmp_path)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("executed",))
+
+
+def foreign(path: Path, kind: str) -> None:
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("data.txt", "hello")
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps({"weights": 1}))
+    elif kind == "code":
+        torch.save({"format": "syncline/checkpoint", "version": 1, "epoch": Evil()}, path)
+    elif kind == "weights":
+        torch.save(module().state_dict(), path)
+    else:
+        torch.save([1, 2], path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "pickle", "code", "weights", "list"])
+def test_a_foreign_file_is_refused_and_never_run(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign(tmp_path / FILE_NAME, kind)
+    with pytest.raises(FileError, match=r"checkpoint.pt: (not a checkpoint|expected a file of)"):
+        load_checkpoint(tmp_path)
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_another_version_or_a_wrong_type_is_named(tmp_path: Path) -> None:
+    checkpoint().save(tmp_path)
+    content = torch.load(tmp_path / FILE_NAME, weights_only=True)
+    torch.save({**content, "version": 2}, tmp_path / FILE_NAME)
+    with pytest.raises(FileError, match="expected version 1 of the checkpoint form, found 2"):
+        load_checkpoint(tmp_path)
+    torch.save({**content, "epoch": "two"}, tmp_path / FILE_NAME)
+    with pytest.raises(FileError, match="expected epoch of type int, found str"):
+        load_checkpoint(tmp_path)
+
+
+def test_no_checkpoint_says_how_to_begin(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="expected a checkpoint, found none; start without --res"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "found"),
+    [
+        ({"model": "vgg16"}, "model", "vgg16"),
+        ({"data": "cifar10"}, "data", "cifar10"),
+        ({"workers": 3}, "workers", 3),
+        ({"seed": 4}, "seed", 4),
+        ({"precision": "bf16"}, "precision", "bf16"),
+    ],
+)
+def test_another_training_is_refused(change: dict[str, Any], name: str, found: object) -> None:
+    other = checkpoint(msgspec.structs.replace(CONFIG, **change))
+    expected = getattr(CONFIG, name)
+    with pytest.raises(MismatchError) as caught:
+        other.check(Path("c.pt"), CONFIG, 10, module())
+    assert f"has {name} {expected!r}, " in str(caught.value)
+    assert f"with {name} {found!r};" in str(caught.value)
+
+
+def test_other_hyperparameters_are_refused_but_more_epochs_are_welcome() -> None:
+    slower = TrainingConfig.of("resnet20", "digits", overrides={"learning_rate": 0.5})
+    with pytest.raises(MismatchError, match=r"has learning_rate 0.1, .* learning_rate 0.5"):
+        checkpoint(slower).check(Path("c.pt"), CONFIG, 10, module())
+    longer = TrainingConfig.of("resnet20", "digits", overrides={"epochs": 50})
+    checkpoint().check(Path("c.pt"), longer, 10, module())
+
+
+def test_another_shape_is_refused() -> None:
+    wider = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    with pytest.raises(MismatchError, match=r"'0.weight' has shape \(2, 4\) .* \(2, 3\) in the"):
+        checkpoint().check(Path("c.pt"), CONFIG, 10, wider)
+    with pytest.raises(MismatchError, match="has classes 100, .* with classes 10"):
+        checkpoint().check(Path("c.pt"), CONFIG, 100, module())
+
+
+def test_a_finished_training_says_what_to_raise() -> None:
+    with pytest.raises(UserError, match="5 epochs are done and --epochs is 5; raise it"):
+        checkpoint(epoch=5).check(Path("c.pt"), CONFIG, 10, module())
+    limited = msgspec.structs.replace(CONFIG, steps=14)
+    with pytest.raises(UserError, match="14 steps are done and --steps is 14; raise it"):
+        checkpoint(epoch=2).check(Path("c.pt"), limited, 10, module())

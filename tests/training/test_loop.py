@@ -1,0 +1,186 @@
+"""Whole trainings by two real workers: all in one pair of processes, since starting is slow."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from syncline.errors import UserError
+from syncline.model.run import Run
+from syncline.training.checkpoint import Checkpoint, load_checkpoint
+from syncline.training.config import TrainingConfig
+from syncline.training.data.ptb import FILES
+from syncline.training.loop import train
+from syncline.training.result import BASELINE, DIFFERENCE
+from tests.workers import WorkerPool
+
+STEPS_PER_EPOCH = 11  # 1,438 digits, two workers, 64 a batch
+
+
+def trainings(folder: Path) -> dict[str, TrainingConfig]:
+    """Return what is trained, by name; "resumed" goes on from what "stopped" has left."""
+    words = {"data_dir": str(folder), "overrides": {"epochs": 2, "batch_size": 2}}
+    digits = {"planner": "ddp", "overrides": {"epochs": 2, "batch_size": 64}}
+
+    def config(name: str, model: str, data: str, **options: Any) -> TrainingConfig:
+        parts = name.split()
+        checkpoint = folder / (f"{parts[0]} in two parts" if len(parts) > 1 else name)
+        return TrainingConfig.of(
+            model,
+            data,
+            checkpoint=str(checkpoint),
+            report=str(folder / f"report of {name}"),
+            **options,
+        )
+
+    return {
+        "digits": config(
+            "digits", "resnet20", "digits", **digits | {"planner": "auto"}, baseline=True
+        ),
+        "digits stopped": config(
+            "digits stopped", "resnet20", "digits", **digits, steps=STEPS_PER_EPOCH + 3
+        ),
+        "digits resumed": config("digits resumed", "resnet20", "digits", **digits, resume=True),
+        "words": config("words", "lstm", "ptb", **words, accumulate=2),
+        "words stopped": config("words stopped", "lstm", "ptb", **words, accumulate=2, steps=4),
+        "words resumed": config("words resumed", "lstm", "ptb", **words, accumulate=2, resume=True),
+        "bf16": config(
+            "bf16",
+            "transformer",
+            "ptb",
+            **words,
+            precision="bf16",
+            steps=2,
+            baseline=True,
+            block_steps=1,
+        ),
+        "folder": config(
+            "folder",
+            "resnet20",
+            "imagefolder",
+            data_dir=str(folder),
+            overrides={"batch_size": 2, "learning_rate": 0.01},
+            steps=1,
+        ),
+    }
+
+
+def train_all(configs: dict[str, TrainingConfig]) -> dict[str, Run]:
+    runs = {}
+    for name, config in configs.items():
+        Path(config.report).mkdir(exist_ok=True)
+        Path(config.checkpoint or "").mkdir(exist_ok=True)
+        runs[name] = train(config)
+    return runs
+
+
+Trained = tuple[dict[str, TrainingConfig], list[dict[str, Run]]]
+"""The configurations, and the records of both ranks."""
+
+
+@pytest.fixture(scope="module")
+def trained(workers: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trainings")
+    draw = random.Random(0)
+    for name, lines in zip(FILES, (80, 12, 12), strict=True):
+        text = "\n".join(" ".join(draw.choices("abcdefgh", k=12)) for _ in range(lines))
+        (folder / name).write_text(text)
+    for split, colour in ((s, c) for s in ("train", "val") for c in ("red", "blue")):
+        (folder / split / colour).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 36), colour).save(folder / split / colour / f"{number}.png")
+    configs = trainings(folder)
+    return configs, workers.run(train_all, 2, configs)
+
+
+def checkpoint_of(trained: Trained, name: str) -> Checkpoint:
+    return load_checkpoint(Path(trained[0][name].checkpoint or ""))[1]
+
+
+@pytest.mark.parametrize("name", ["digits", "bf16"])
+def test_the_twin_ends_with_the_same_bits(trained: Trained, name: str) -> None:
+    assert trained[1][0][name].results[DIFFERENCE] == 0.0
+
+
+def test_training_learns_and_every_rank_has_the_same_results(trained: Trained) -> None:
+    results = [dict(runs["digits"].results) for runs in trained[1]]
+    for result in results:
+        del result["training seconds"]
+    assert results[0] == results[1]
+    assert results[0]["training loss"] < 2.0
+    assert results[0][f"{BASELINE} test accuracy"] == results[0]["test accuracy"]
+    assert (results[0]["epochs"], results[0]["steps"]) == (2, 2 * STEPS_PER_EPOCH)
+
+
+def test_the_report_is_there(trained: Trained) -> None:
+    for name, config in trained[0].items():
+        assert (Path(config.report) / "report.html").stat().st_size > 1000
+        assert Run.load(Path(config.report) / "run.json") == trained[1][0][name]
+
+
+@pytest.mark.parametrize("name", ["digits", "words"])
+def test_a_resumed_training_has_the_bits_of_an_unbroken_one(trained: Trained, name: str) -> None:
+    whole, parts = checkpoint_of(trained, name), checkpoint_of(trained, f"{name} resumed")
+    assert (whole.epoch, whole.step) == (parts.epoch, parts.step)
+    assert whole.weights.keys() == parts.weights.keys()
+    for key, value in whole.weights.items():
+        assert torch.equal(value, parts.weights[key]), key
+    momenta = [
+        [state["momentum_buffer"] for state in checkpoint.optimizer["state"].values()]
+        for checkpoint in (whole, parts)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*momenta, strict=True))
+    assert whole.schedule == parts.schedule
+    for a, b in zip(whole.random_states, parts.random_states, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_workers_drop_out_different_units(trained: Trained) -> None:
+    first, second = checkpoint_of(trained, "words").random_states
+    assert not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("name", ["words", "bf16"])
+def test_texts_are_judged_by_perplexity(trained: Trained, name: str) -> None:
+    results = trained[1][0][name].results
+    assert 1 < results["validation perplexity"] < 12
+    assert 1 < results["test perplexity"] < 12
+
+
+def test_a_stop_within_an_epoch_leaves_the_checkpoint_of_the_last_whole_one(
+    trained: Trained,
+) -> None:
+    results = trained[1][0]["digits stopped"].results
+    assert (results["epochs"], results["steps"]) == (1, STEPS_PER_EPOCH + 3)
+    assert not list(Path(trained[0]["bf16"].checkpoint or "").iterdir())
+
+
+def train_too_fast(folder: str) -> str:
+    config = TrainingConfig.of(
+        "resnet20", "digits", overrides={"batch_size": 64, "learning_rate": 1e30}, report=folder
+    )
+    with pytest.raises(UserError) as caught:
+        train(config)
+    return str(caught.value)
+
+
+def test_divergence_ends_training_with_advice(workers: WorkerPool, tmp_path: Path) -> None:
+    for message in workers.run(train_too_fast, 2, str(tmp_path)):
+        assert "training diverged: the loss of syncline on rank" in message
+        assert "lower --lr (now 1e+30)" in message
+
+
+def train_alone(folder: str) -> str:
+    with pytest.raises(UserError) as caught:
+        train(TrainingConfig.of("resnet20", "digits", workers=3, report=folder))
+    return str(caught.value)
+
+
+def test_another_number_of_workers_is_refused(workers: WorkerPool, tmp_path: Path) -> None:
+    (message,) = workers.run(train_alone, 1, str(tmp_path))
+    assert "--workers is 3, but the launcher started 1" in message

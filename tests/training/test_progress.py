@@ -1,0 +1,50 @@
+"""Progress is a live line on a terminal and one line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from syncline.training.progress import EpochLines, LiveProgress, Snapshot, progress_on
+
+NOW = Snapshot(
+    epoch=2,
+    epochs=5,
+    step=20,
+    steps=50,
+    loss=0.51234,
+    samples_per_s=1234.5,
+    exposed_s=0.0012,
+    phase="profiling",
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_file_gets_one_line_an_epoch() -> None:
+    stream = io.StringIO()
+    progress = progress_on(stream)
+    assert isinstance(progress, EpochLines)
+    progress.step(NOW)
+    progress.epoch(NOW, {"test accuracy": 0.5})
+    progress.close()
+    assert stream.getvalue() == (
+        "epoch 2/5  step 20  test accuracy 0.5  loss 0.5123  1234 samples/s  exposed 1.2 ms  "
+        "profiling\n"
+    )
+
+
+def test_a_terminal_gets_a_live_line_and_its_cursor_back() -> None:
+    stream = Terminal()
+    progress = progress_on(stream)
+    assert isinstance(progress, LiveProgress)
+    progress.step(NOW)
+    progress.epoch(NOW, {"test accuracy": 0.5})
+    progress.close()
+    shown = stream.getvalue()
+    assert "2/5" in shown
+    assert "1234 samples/s" in shown
+    assert "profiling" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")

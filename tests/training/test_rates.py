@@ -1,0 +1,34 @@
+"""Rates count the same steady steps of both twins."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncline.training.rates import rates
+from syncline.training.replica import StepTime
+
+
+def steps(seconds: list[float], measuring: set[int], first: set[int]) -> list[StepTime]:
+    return [
+        StepTime(seconds=s, measuring=i in measuring, first_of_block=i in first)
+        for i, s in enumerate(seconds)
+    ]
+
+
+def test_measuring_steps_and_first_steps_are_left_out_of_both() -> None:
+    times = {
+        "a": steps([9, 9, 9, 8, 2.0, 2.2, 1.8], measuring={0, 1, 2}, first={0, 3}),
+        "b": steps([1, 1, 1, 8, 4.0, 4.0, 4.0], measuring=set(), first={0, 3}),
+    }
+    a, b = rates(times, reference="a", samples_per_step=10)
+    assert (a.name, a.iterations, b.name, b.iterations) == ("a", 3, "b", 3)
+    assert a.iteration_s == pytest.approx(2.0)
+    assert a.samples_per_s == pytest.approx(5.0)
+    # sigma = 1.4826 MAD, MAD = 0.2
+    assert a.noise_s == pytest.approx(1.2533 * 1.4826 * 0.2 / 3**0.5)
+    assert (b.iteration_s, b.noise_s) == (4.0, 0.0)
+
+
+def test_training_that_ends_while_measuring_has_no_rates() -> None:
+    times = {"a": steps([1, 1], {0, 1}, {0}), "b": steps([1, 1], set(), {0})}
+    assert rates(times, reference="a", samples_per_step=1) == ()
