@@ -171,7 +171,7 @@ def test_another_shape_is_refused() -> None:
     wider = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
     with pytest.raises(MismatchError, match=r"'0.weight' has shape \(2, 4\) .* \(2, 3\) in the"):
         checkpoint().check(Path("c.pt"), CONFIG, 10, wider)
-    with pytest.raises(MismatchError, match="has classes 100, .* with classes 10"):
+    with pytest.raises(MismatchError, match=r"has classes 100, .* with classes 10"):
         checkpoint().check(Path("c.pt"), CONFIG, 100, module())
 
 

@@ -52,7 +52,7 @@ def _line(text: str) -> Network:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(a|b|workers)\s*=\s*([-+.\deE]+)\s*", part)
         try:
-            if match is None:
+            if match is None or match[1] in values:
                 raise ValueError
             values[match[1]] = float(match[2])
         except ValueError:
@@ -62,7 +62,7 @@ def _line(text: str) -> Network:
             ) from None
     if "a" not in values or "b" not in values:
         raise UserError(f"network {text!r}: both a= and b= are needed")
-    workers = values.get("workers", 16)
-    if workers != int(workers):
+    workers = values.get("workers", 16.0)
+    if not workers.is_integer():
         raise UserError(f"network {text!r}: workers must be a whole number")
     return Network.line(workers=int(workers), a_s=values["a"], b_s_per_byte=values["b"], name=text)

@@ -22,7 +22,7 @@ from syncline.errors import PeerError, SynclineError
 from syncline.training.config import TrainingConfig
 from syncline.training.worker import Failure
 
-__all__ = ["launch"]
+__all__ = ["error_of", "launch", "threads_a_worker"]
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Those on which the launcher ends the workers."""
@@ -57,7 +57,7 @@ def launch(config: TrainingConfig) -> None:
         except ChildFailedError as error:
             _restore_terminal()
             # Not "from error": its text repeats, at length, what ours says.
-            raise _error_of(error.failures) from None
+            raise error_of(error.failures) from None
         except SignalException as error:
             _restore_terminal()
             if error.sigval == signal.SIGINT:
@@ -90,7 +90,7 @@ def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, 
     return {"OMP_NUM_THREADS": str(max(1, (cores or 1) // workers))}
 
 
-def _error_of(failures: dict[int, ProcessFailure]) -> SynclineError:
+def error_of(failures: dict[int, ProcessFailure]) -> SynclineError:
     """Return the error that stands for the failed workers: the cause, not its consequences."""
     rank = min(failures, key=lambda r: (_remoteness(failures[r]), r))
     failure = failures[rank]

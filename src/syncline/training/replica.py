@@ -111,7 +111,7 @@ class Replica:
             last = index == len(batches) - 1
             with nullcontext() if last else self.ddp.no_sync():
                 part = self._loss(_moved(batch, self.worker.device)) / len(batches)
-                part.backward()  # type: ignore[no-untyped-call]
+                part.backward()
             loss += part.detach()
         if self.config.hyper.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.ddp.parameters(), self.config.hyper.clip_norm)

@@ -29,7 +29,7 @@ def test_the_wrong_kind_of_data_names_the_right_ones() -> None:
 
 
 def test_the_folder_must_be_named_exist_and_be_wanted(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="name it with --data-dir; it must hold data_batch_1.bin"):
+    with pytest.raises(UserError, match=r"name it with --data-dir; it must hold data_batch_1.bin"):
         load_images("cifar10", None, resnet20.MODEL)
     with pytest.raises(FileError, match=r"gone: expected the folder .* found nothing"):
         load_images("cifar10", str(tmp_path / "gone"), resnet20.MODEL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -40,7 +42,7 @@ def test_windows_are_consecutive_and_disjoint(
             assert batch.inputs.shape == (batch_size, window)
             assert torch.equal(batch.targets, batch.inputs + 1)
             seen += batch.inputs.flatten().tolist()
-        for one, following in zip(batches, batches[1:], strict=False):
+        for one, following in itertools.pairwise(batches):
             assert torch.equal(one.inputs[:, -1] + 1, following.inputs[:, 0])
     assert len(seen) == len(set(seen))
 

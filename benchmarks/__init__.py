@@ -1,0 +1,1 @@
+"""Measurements against peers. Each writes its raw data with the machine to ``results/``."""

@@ -1,0 +1,61 @@
+"""What all benchmarks share: the machine, the statistics and the result files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader needs to judge a figure."""
+    processor = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the median with the smallest and the largest value."""
+    return f"{statistics.median(values):.4g} ({min(values):.4g} .. {max(values):.4g})"
+
+
+def save(name: str, measured: dict[str, Any]) -> None:
+    """Write the raw results of a benchmark."""
+    RESULTS.mkdir(exist_ok=True)
+    record = {
+        "benchmark": name,
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "command": f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
+        "machine": machine(),
+        **measured,
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"raw results: {path.relative_to(Path.cwd())}")

@@ -1,0 +1,102 @@
+"""Steady-state cost of Syncline's wrapper over torch's own class with the same buckets.
+
+Two models with equal weights train side by side in the same workers: one under Syncline's
+DistributedDataParallel in its steady state, one under torch's with ``bucket_cap_mb_list`` set to
+the same messages. They take turns in blocks of steps; the ratio of each pair of neighbouring
+blocks is one sample, so that slow drifts of the machine cancel.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from benchmarks.common import median, save
+from syncline.parallel.buckets import bucket_caps_mb
+from syncline.parallel.ddp import DistributedDataParallel
+from syncline.training.models import MODELS
+
+BLOCK = 10
+PAIRS = 40
+WORKERS = 2
+
+
+def worker(result: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    module = MODELS["resnet20"].build(classes=10, channels=1, size=8)
+    twin = copy.deepcopy(module)
+    ours = DistributedDataParallel(module, planner="merge", check=False)
+    inputs, targets = torch.randn(32, 1, 8, 8), torch.randint(10, (32,))
+    optimizers = {}
+
+    def block(ddp: TorchDDP, steps: int) -> float:
+        optimizer = optimizers.setdefault(
+            ddp, torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+        )
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            cross_entropy(ddp(inputs), targets).backward()
+            optimizer.step()
+        return (time.perf_counter() - start) / steps
+
+    while ours.measuring:
+        block(ours, 1)
+    assert ours.plan is not None
+    stock = TorchDDP(twin, bucket_cap_mb_list=bucket_caps_mb(ours.plan))
+    block(ours, BLOCK)
+    block(stock, BLOCK)
+    pairs = []
+    for number in range(PAIRS):
+        order = (ours, stock) if number % 2 else (stock, ours)
+        took = {ddp is ours: block(ddp, BLOCK) for ddp in order}
+        pairs.append((took[True], took[False]))
+    same = ours._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    assert same == stock._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    if dist.get_rank() == 0:
+        Path(result).write_text(json.dumps({"pairs_s": pairs, "bucket_bytes": same}))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORKERS}",
+             "-m", "benchmarks.steady_overhead", "worker", str(result)],
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        measured = json.loads(result.read_text())
+    ratios = [ours / stock for ours, stock in measured["pairs_s"]]
+    ordered = sorted(ratios)
+    quarter = len(ordered) // 4
+    print(
+        f"resnet20 on 8x8 images, {WORKERS} workers, {len(ratios)} interleaved pairs of {BLOCK} "
+        f"steps: Syncline {median([o for o, _ in measured['pairs_s']]) * 1e3:.2f} ms, torch "
+        f"{median([s for _, s in measured['pairs_s']]) * 1e3:.2f} ms a step\n"
+        f"overhead {median(ratios) - 1:+.2%} (quartiles {ordered[quarter] - 1:+.2%} .. "
+        f"{ordered[-quarter - 1] - 1:+.2%})"
+    )
+    save("steady_overhead", {"workers": WORKERS, "overhead": median(ratios) - 1, **measured})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        worker(sys.argv[2])
+    else:
+        main()

@@ -1,0 +1,168 @@
+"""Cost curves, their lower bound, and MG-WFBP's table of all-reduce costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import UserError
+from syncline.model.cost import ALL_REDUCE_ALGORITHMS, CostCurve, CostSegment, all_reduce_line
+from tests import strategies as some
+
+
+def curve(*segments: tuple[int, float, float]) -> CostCurve:
+    return CostCurve(
+        segments=tuple(
+            CostSegment(start_bytes=start, cost_s=cost, s_per_byte=rate)
+            for start, cost, rate in segments
+        )
+    )
+
+
+STEPS = curve((0, 10.0, 1.0), (100, 200.0, 0.5), (200, 250.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected_s"),
+    [(0, 10), (1, 11), (99, 109), (100, 200), (150, 225), (200, 250), (10**12, 250)],
+)
+def test_a_curve_is_read_piece_by_piece(size_bytes: int, expected_s: float) -> None:
+    assert STEPS.seconds(size_bytes) == expected_s
+
+
+def test_startup_is_the_cost_of_nothing() -> None:
+    assert STEPS.startup_s == 10
+    assert CostCurve.line(3.0, 2.0).startup_s == 3
+
+
+def test_a_line_is_its_own_line() -> None:
+    assert CostCurve.line(3.0, 2.0).linearised(1000) == (3.0, 2.0)
+    assert CostCurve.line(3.0, 2.0).linearised(0) == (3.0, 2.0)
+
+
+def test_a_curve_becomes_the_line_through_its_ends() -> None:
+    assert STEPS.linearised(150) == (10.0, (225 - 10) / 150)
+    assert STEPS.linearised(0) == (10.0, 1.0)
+
+
+@some.few
+@given(some.curves(), st.lists(st.integers(0, 1 << 34), min_size=2, max_size=20))
+def test_a_larger_message_never_costs_less(tried: CostCurve, sizes: list[int]) -> None:
+    costs = [tried.seconds(size) for size in sorted(sizes)]
+    for smaller, larger in zip(costs, costs[1:], strict=False):
+        assert larger >= smaller * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ((), "no segments"),
+        (((5, 1.0, 1.0),), "expected start_bytes 0, found 5"),
+        (((0, 1.0, 1.0), (0, 9.0, 1.0)), r"segments\[1\]: start_bytes must increase"),
+        (((0, 1.0, 1.0), (10, 10.0, 1.0)), "falls from 1.1.*e[+]01 s to 1.0"),
+        (((0, -1.0, 1.0),), "cost_s must be finite and at least 0"),
+        (((0, 1.0, -1.0),), "s_per_byte must be finite and at least 0"),
+        (((0, math.nan, 1.0),), "cost_s must be finite"),
+        (((0, 1.0, math.inf),), "s_per_byte must be finite"),
+    ],
+)
+def test_what_is_no_curve(segments: tuple[tuple[int, float, float], ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        curve(*segments)
+
+
+# The lower bound
+
+
+def test_the_cheapest_rate_may_lie_inside() -> None:
+    # 1 byte: 11 s a byte; 99: 1.10; 100: 2; 199: 1.254; 200: 1.25; 1000: 0.25.
+    assert STEPS.cheapest_s(1) == 11
+    assert STEPS.cheapest_s(100) == pytest.approx(100 * 109 / 99)  # no less than the rate of 99
+    assert STEPS.cheapest_s(200) == pytest.approx(200 * 109 / 99)
+    assert STEPS.cheapest_s(1000) == 250
+    assert STEPS.cheapest_s(0) == 0
+
+
+@some.many
+@given(some.curves(), st.data())
+def test_no_partition_is_cheaper_than_the_bound(tried: CostCurve, data: st.DataObject) -> None:
+    """Whole tensors or split ones: a partition of the bytes is all that a plan can choose."""
+    near = [s.start_bytes + d for s in tried.segments for d in (-1, 0, 1)]
+    size = st.sampled_from(near).filter(lambda b: b > 0) | st.integers(1, 1 << 33)
+    pieces = data.draw(st.lists(size, min_size=1, max_size=8))
+    total_s = math.fsum(tried.seconds(piece) for piece in pieces)
+    assert tried.cheapest_s(sum(pieces)) <= total_s * (1 + 1e-9)
+
+
+@some.few
+@given(some.integer_curves(), st.integers(1, 40))
+def test_the_bound_holds_against_the_best_of_all_partitions(
+    tried: some.IntegerCurve, total: int
+) -> None:
+    best = [0]
+    for size in range(1, total + 1):
+        best.append(min(tried.cost_ns(last) + best[size - last] for last in range(1, size + 1)))
+    assert tried.curve().cheapest_s(total) * 1e9 <= best[total] * (1 + 1e-9)
+
+
+# MG-WFBP, Table 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "a_s", "b_s_per_byte"),
+    [
+        # N = 8, alpha = 2, beta = 3, gamma = 5, so log N = 3.
+        ("binary-tree", 12.0, 33.0),  # 2 * 2 * 3;  (2 * 3 + 5) * 3
+        ("recursive-doubling", 6.0, 24.0),  # 2 * 3;  (3 + 5) * 3
+        ("halving-doubling", 12.0, 9.625),  # 2 * 2 * 3;  2 * 3 - (2 * 3 + 5) / 8 + 5
+        ("double-binary-trees", 12.0, 8.0),  # 2 * 2 * 3 (with alpha: erratum);  3 + 5
+        ("ring", 28.0, 9.625),  # 2 * 7 * 2;  2 * 7 / 8 * 3 + 7 / 8 * 5
+    ],
+)
+def test_table_2_by_hand(algorithm: str, a_s: float, b_s_per_byte: float) -> None:
+    line = all_reduce_line(algorithm, workers=8, alpha_s=2, beta_s_per_byte=3, gamma_s_per_byte=5)
+    assert line == CostCurve.line(a_s, b_s_per_byte)
+
+
+def test_the_erratum_of_the_double_binary_trees_is_documented() -> None:
+    text = " ".join((all_reduce_line.__doc__ or "").split())
+    assert "Erratum: for the double binary trees the paper prints ``a = 2 log N``" in text
+    # Without alpha it would be no time at all: it must scale with it.
+    slow = all_reduce_line("double-binary-trees", workers=16, alpha_s=2.0, beta_s_per_byte=0)
+    fast = all_reduce_line("double-binary-trees", workers=16, alpha_s=1.0, beta_s_per_byte=0)
+    assert (slow.startup_s, fast.startup_s) == (16, 8)
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
+def test_one_worker_exchanges_nothing(algorithm: str) -> None:
+    line = all_reduce_line(algorithm, workers=1, alpha_s=1, beta_s_per_byte=1, gamma_s_per_byte=1)
+    assert line.seconds(10**9) == 0
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
+def test_more_workers_never_cost_less(algorithm: str) -> None:
+    costs = [
+        all_reduce_line(algorithm, workers=n, alpha_s=1e-5, beta_s_per_byte=1e-9).seconds(10**6)
+        for n in range(1, 65)
+    ]
+    assert costs == sorted(costs)
+
+
+def test_an_unknown_algorithm_suggests_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'rign'; did you mean 'ring'\? \(known: binary-tree, "):
+        all_reduce_line("rign", workers=2, alpha_s=1, beta_s_per_byte=1)
+
+
+@pytest.mark.parametrize("workers", [0, -3, 10**400])
+def test_an_impossible_number_of_workers(workers: int) -> None:
+    with pytest.raises(UserError, match="at least 1 and at most"):
+        all_reduce_line("ring", workers=workers, alpha_s=1, beta_s_per_byte=1)
+
+
+@pytest.mark.parametrize("alpha_s", [-1.0, math.nan, math.inf])
+def test_an_impossible_startup_time(alpha_s: float) -> None:
+    with pytest.raises(UserError, match="cost_s must be finite and at least 0"):
+        all_reduce_line("ring", workers=4, alpha_s=alpha_s, beta_s_per_byte=1)

@@ -1,0 +1,489 @@
+"""Files: every noun survives the round trip, and no file, however broken, gets past FileError."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import FileError, SynclineError, UserError
+from syncline.model.cost import CostCurve, CostSegment
+from syncline.model.document import Document, read_document, write_text_atomically
+from syncline.model.network import Link, Measurement, Network
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.prediction import Comparison, Prediction
+from syncline.model.profile import Baseline, Gradient, Operation, Profile
+from syncline.model.run import Event, Rate, Run
+from syncline.model.timeline import Span, Timeline
+from syncline.planners import PLANNERS
+from syncline.planners.auto import choose
+from syncline.simulator.predict import predict
+from tests import strategies as some
+
+KINDS: tuple[type[Document], ...] = (Profile, Network, Plan, Timeline, Comparison, Run)
+
+PROFILE = Profile(
+    model="net",
+    device="cpu",
+    workers=2,
+    iterations=3,
+    operations=(
+        Operation(name="f", phase="forward", duration_s=0.5),
+        Operation(name="b2", phase="backward", duration_s=0.25, after=(0,)),
+        Operation(name="b1", phase="backward", duration_s=0.25, after=(0, 1)),
+        Operation(name="u", phase="update", duration_s=0.125, after=(2,)),
+    ),
+    gradients=(
+        Gradient(name="w2", elements=10, ready_after=1, needed_by=0),
+        Gradient(name="w1", elements=30, dtype="float16", ready_after=2),
+    ),
+    baseline=Baseline(iteration_s=2.0, noise_s=0.01, iterations=9),
+)
+NETWORK = Network(
+    name="lan",
+    workers=2,
+    all_reduce=CostCurve(
+        segments=(
+            CostSegment(start_bytes=0, cost_s=1e-3, s_per_byte=1e-8),
+            CostSegment(start_bytes=4096, cost_s=2e-3, s_per_byte=5e-9),
+        )
+    ),
+    contention=1.5,
+    link=Link(alpha_s=1e-4, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10),
+    points=(Measurement(size_bytes=64, median_s=1e-3, repetitions=5),),
+    fit_error=0.02,
+    fit_error_max=0.1,
+)
+PLAN = Plan(
+    planner="merge",
+    model="net",
+    workers=2,
+    tensors=(Tensor(name="w2", elements=10), Tensor(name="w1", elements=30, dtype="float16")),
+    messages=(Message(start=0, stop=15), Message(start=15, stop=40)),
+)
+TIMELINE = Timeline(
+    name="merge",
+    source="predicted",
+    iteration_ns=9,
+    spans=(
+        Span(lane="compute", start_ns=0, stop_ns=5, label="f", kind="forward"),
+        Span(lane="communication", start_ns=5, stop_ns=9, label="w", kind="message", size_bytes=4),
+    ),
+)
+COMPARISON = Comparison(
+    model="net",
+    network="lan",
+    workers=2,
+    predictions=(
+        Prediction(
+            planner="ddp",
+            messages=2,
+            iteration_s=2.0,
+            computation_s=1.0,
+            communication_s=1.5,
+            exposed_s=1.0,
+            lower_bound_s=1.5,
+        ),
+    ),
+    chosen="ddp",
+    reason="only one",
+)
+RUN = Run(
+    model="net",
+    workers=2,
+    backend="gloo",
+    machine="one",
+    decision="planned",
+    reason="it gains",
+    planner="merge",
+    messages=2,
+    baseline=Rate(name="DDP", iteration_s=2.0, noise_s=0.1, iterations=40),
+    events=(Event(iteration=3, text="measured"),),
+    results={"accuracy": 0.5},
+)
+EXAMPLES: tuple[Document, ...] = (PROFILE, NETWORK, PLAN, TIMELINE, COMPARISON, RUN)
+examples = pytest.mark.parametrize("document", EXAMPLES, ids=lambda d: d.KIND)
+
+
+# Round trip
+
+
+@some.many
+@given(some.documents)
+def test_every_noun_survives_the_round_trip(document: Document) -> None:
+    text = document.to_json()
+    assert type(document).from_json(text) == document
+    assert type(document).from_json(text.encode()) == document
+    assert json.loads(text)["format"] == f"syncline/{document.KIND}"
+
+
+@examples
+def test_a_saved_file_is_loaded_by_its_kind(document: Document, tmp_path: Path) -> None:
+    path = tmp_path / "noun.json"
+    document.save(path)
+    assert type(document).load(path) == document
+    assert type(document).load(str(path)) == document
+    assert read_document(path, KINDS) == document
+    assert os.listdir(tmp_path) == ["noun.json"]  # no temporary file is left
+
+
+# What a broken file says: what, where, and what to do
+
+
+def says(error: pytest.ExceptionInfo[SynclineError], *parts: str) -> None:
+    """Check that the message holds every part."""
+    for part in parts:
+        assert part in str(error.value)
+
+
+@examples
+def test_a_missing_file(document: Document, tmp_path: Path) -> None:
+    path = tmp_path / "absent.json"
+    with pytest.raises(FileError) as error:
+        type(document).load(path)
+    says(error, str(path), "no such file", "check the path")
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot be read: Is a directory"):
+        Profile.load(tmp_path)
+
+
+def test_a_path_with_a_null_character() -> None:
+    with pytest.raises(FileError, match="null character"):
+        Profile.load("a\0b")
+
+
+@examples
+@pytest.mark.parametrize("text", [b"", b" ", b"\0", b"\xff\xfe", b"nul", b"NaN", b"[" * 100_000])
+def test_what_is_not_json(document: Document, text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(text)
+    with pytest.raises(FileError) as error:
+        type(document).load(path)
+    says(error, str(path), "not valid JSON", "write it again")
+
+
+@examples
+def test_a_file_truncated_at_any_byte(document: Document) -> None:
+    text = document.to_json().rstrip().encode()
+    for length in range(len(text)):
+        with pytest.raises(FileError, match="file.json: not valid JSON"):
+            type(document).from_json(text[:length], source="file.json")
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"syncline/plan"'])
+def test_json_that_is_no_object(text: str) -> None:
+    with pytest.raises(FileError, match=r"x.json: expected a JSON object, found \w+; this is not"):
+        Plan.from_json(text, source="x.json")
+
+
+def test_text_that_cannot_be_encoded() -> None:
+    with pytest.raises(FileError, match="not valid JSON"):
+        Plan.from_json("\ud800")
+
+
+@examples
+def test_a_file_of_another_kind(document: Document) -> None:
+    other = Plan if not isinstance(document, Plan) else Profile
+    with pytest.raises(FileError) as error:
+        other.from_json(document.to_json(), source="x.json")
+    says(error, f"expected a {other.KIND} file", f"a {document.KIND} file", "syncline show x.json")
+
+
+@pytest.mark.parametrize("header", ["plan", "other/plan", 3, None, ["syncline/plan"]])
+def test_a_file_that_is_not_ours(header: Any) -> None:
+    with pytest.raises(FileError, match="x.json: not a syncline file: expected"):
+        Plan.from_json(edited(PLAN, ["format"], header), source="x.json")
+
+
+def test_an_unknown_kind_lists_those_that_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"format": "syncline/poem", "version": 1}')
+    with pytest.raises(FileError, match="unknown kind of file 'poem'; .* comparison, network"):
+        read_document(path, KINDS)
+
+
+@examples
+@pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None])
+def test_another_version(document: Document, version: Any) -> None:
+    with pytest.raises(FileError) as error:
+        type(document).from_json(edited(document, ["version"], version), source="x.json")
+    says(error, "x.json", "expected version 1", f"version {version!r}", "write it again")
+
+
+def edited(document: Document, path: list[str | int], value: Any) -> str:
+    """Return the document's JSON text with one value set."""
+    fields = json.loads(document.to_json())
+    inner = fields
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    return json.dumps(fields)
+
+
+@examples
+def test_an_unknown_field(document: Document) -> None:
+    with pytest.raises(FileError) as error:
+        type(document).from_json(edited(document, ["colour"], "red"), source="x.json")
+    says(error, "x.json", "unknown field `colour`", "correct it")
+
+
+def without_default(cls: type[Document]) -> list[str]:
+    """Return the fields that a file must have."""
+    fields = json.loads(next(e for e in EXAMPLES if type(e) is cls).to_json())
+    kept = []
+    for name in fields:
+        if name not in ("format", "version"):
+            rest = {k: v for k, v in fields.items() if k != name}
+            try:
+                cls.from_json(json.dumps(rest))
+            except FileError:
+                kept.append(name)
+    return kept
+
+
+@examples
+def test_a_missing_field_is_named(document: Document) -> None:
+    fields = json.loads(document.to_json())
+    required = without_default(type(document))
+    assert len(required) >= 3
+    for name in required:
+        rest = {k: v for k, v in fields.items() if k != name}
+        with pytest.raises(FileError, match=f"missing required field `{name}`"):
+            type(document).from_json(json.dumps(rest))
+
+
+WRONG: list[tuple[Document, list[str | int], Any, str]] = [
+    (PROFILE, ["model"], 3, r"Expected `str`, got `int` - at `\$.model`"),
+    (PROFILE, ["workers"], 0, "profile: workers must be at least 1, found 0"),
+    (PROFILE, ["iterations"], -1, "iterations must be at least 1"),
+    (PROFILE, ["operations", 1, "duration_s"], -1.0, r"operations\[1\] 'b2': duration_s .* -1"),
+    (PROFILE, ["operations", 1, "duration_s"], 1e9, "duration_s is 1e[+]09 s, longer than"),
+    (PROFILE, ["operations", 1, "phase"], "sleep", "Invalid enum value 'sleep'"),
+    (
+        PROFILE,
+        ["operations", 1, "after"],
+        [1],
+        r"operations\[1\] 'b2' waits for operation 1, .*DAG",
+    ),
+    (PROFILE, ["operations", 1, "after"], [2], "waits for operation 2, which does not come before"),
+    (PROFILE, ["operations", 1, "after"], [-1], "waits for operation -1"),
+    (PROFILE, ["gradients"], [], "no gradient tensors"),
+    (PROFILE, ["gradients", 0, "name"], "w1", r"gradients\[1\] 'w1': another gradient has this"),
+    (PROFILE, ["gradients", 0, "elements"], -5, r"gradients\[0\] 'w2': elements .* negative: -5"),
+    (PROFILE, ["gradients", 0, "elements"], 1 << 62, "at most 4611686018427387904 can be planned"),
+    (PROFILE, ["gradients", 0, "dtype"], "floaty16", "unknown gradient dtype .* 'float16'"),
+    (PROFILE, ["gradients", 0, "ready_after"], 9, "ready_after is 9, but there are 4 operations"),
+    (PROFILE, ["gradients", 0, "ready_after"], -1, "ready_after is -1"),
+    (PROFILE, ["gradients", 1, "ready_after"], 0, "ready before the one listed ahead"),
+    (PROFILE, ["gradients", 1, "ready_after"], 3, r"'w1' is ready after operations\[3\], but"),
+    (PROFILE, ["gradients", 0, "needed_by"], 4, "needed_by is 4"),
+    (PROFILE, ["baseline", "iteration_s"], -1.0, "baseline: iteration_s must be a finite time"),
+    (PROFILE, ["baseline", "iterations"], 0, "baseline: iterations must be at least 1"),
+    (NETWORK, ["workers"], 0, "network: workers must be at least 1"),
+    (NETWORK, ["workers"], 1 << 40, "at most 2147483648"),
+    (NETWORK, ["contention"], 0.5, "contention must be at least 1"),
+    (NETWORK, ["contention"], 101, "contention must be at least 1 and at most 100, found 101"),
+    (NETWORK, ["link", "alpha_s"], -1, "link: alpha_s must be finite and at least 0"),
+    (NETWORK, ["fit_error"], -0.1, "fit_error must be finite and at least 0"),
+    (NETWORK, ["points", 0, "median_s"], -1.0, r"points\[0\]: .* is not possible"),
+    (NETWORK, ["all_reduce", "segments"], [], "cost curve: no segments"),
+    (NETWORK, ["all_reduce", "segments", 0, "start_bytes"], 1, "expected start_bytes 0, found 1"),
+    (NETWORK, ["all_reduce", "segments", 0, "cost_s"], -1e-3, "cost_s must be finite and at least"),
+    (NETWORK, ["all_reduce", "segments", 1, "start_bytes"], 0, "start_bytes must increase: 0"),
+    (NETWORK, ["all_reduce", "segments", 1, "start_bytes"], 1 << 63, "start_bytes is beyond"),
+    (NETWORK, ["all_reduce", "segments", 1, "cost_s"], 1e-4, "a larger message must not cost less"),
+    (PLAN, ["workers"], 0, "plan: workers must be at least 1"),
+    (PLAN, ["tensors"], [], "no tensors to exchange"),
+    (PLAN, ["tensors", 1, "name"], "w2", r"tensors\[1\] 'w2': another tensor has this name"),
+    (PLAN, ["tensors", 1, "elements"], -1, "elements must not be negative: -1"),
+    (PLAN, ["tensors", 1, "elements"], 1 << 62, "at most 4611686018427387904"),
+    (PLAN, ["messages", 1, "start"], 14, r"starts at element 15, found \[14, 40\)"),
+    (PLAN, ["messages", 1, "start"], 16, r"starts at element 15, found \[16, 40\)"),
+    (PLAN, ["messages", 1, "stop"], 3, r"found \[15, 3\)"),
+    (PLAN, ["messages", 1, "stop"], 39, "cover 39 of 40 gradient elements"),
+    (PLAN, ["messages"], [], "cover 0 of 40"),
+    (PLAN, ["messages", 0, "collective"], "gossip", "Invalid enum value 'gossip'"),
+    (TIMELINE, ["iteration_ns"], -1, "iteration_ns is negative: -1"),
+    (TIMELINE, ["spans", 1, "stop_ns"], 4, r"spans\[1\] 'w' runs from 5 ns to 4 ns"),
+    (TIMELINE, ["spans", 0, "start_ns"], -1, r"spans\[0\] 'f' runs from -1 ns"),
+    (TIMELINE, ["spans", 0, "start_ns"], 0.5, "Expected `int`, got `float`"),
+    (COMPARISON, ["chosen"], "merge", "chosen planner 'merge' is not in the table"),
+    (COMPARISON, ["predictions", 0, "iteration_s"], -1, "'ddp': iteration_s must be finite"),
+    (COMPARISON, ["predictions", 0, "messages"], -1, "messages is negative"),
+    (RUN, ["decision"], "maybe", "Invalid enum value 'maybe'"),
+    (RUN, ["baseline", "iteration_s"], -2, "rate 'DDP': iteration_s must be finite"),
+]
+
+
+@pytest.mark.parametrize(("document", "path", "value", "message"), WRONG)
+def test_a_wrong_value_is_named_with_its_place(
+    document: Document, path: list[str | int], value: Any, message: str
+) -> None:
+    with pytest.raises(FileError) as error:
+        type(document).from_json(edited(document, path, value), source="x.json")
+    assert re.search(message, str(error.value))
+    says(error, f"x.json: not a valid {document.KIND} file", "correct it")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@examples
+def test_numbers_that_json_does_not_have(document: Document, number: str) -> None:
+    text = re.sub(r": \d+(\.\d+)?(e-?\d+)?", f": {number}", document.to_json())
+    text = text.replace(f'"version": {number}', '"version": 1')
+    assert number in text
+    with pytest.raises(FileError, match="not valid JSON"):
+        type(document).from_json(text)
+
+
+def test_the_constructor_says_the_same_as_the_file() -> None:
+    with pytest.raises(UserError, match="no gradient tensors") as error:
+        Profile(model="m", device="d", workers=1, iterations=1, operations=(), gradients=())
+    assert not isinstance(error.value, FileError)
+
+
+# Whatever is done to a file, FileError or a valid noun comes out
+
+
+@some.many
+@given(
+    st.sampled_from(EXAMPLES),
+    st.lists(
+        st.tuples(
+            st.integers(0, 10_000), st.sampled_from("=+-"), st.binary(min_size=1, max_size=3)
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_bytes_changed_at_random(document: Document, changes: list[tuple[int, str, bytes]]) -> None:
+    text = bytearray(document.to_json().encode())
+    for position, change, new in changes:
+        at = position % len(text)
+        if change == "=":
+            text[at : at + len(new)] = new
+        elif change == "+":
+            text[at:at] = new
+        else:
+            del text[at : at + len(new)]
+    read_or_refuse(type(document), bytes(text))
+
+
+def read_or_refuse(cls: type[Document], text: str | bytes) -> Document | None:
+    try:
+        return cls.from_json(text, source="x.json")
+    except FileError as error:
+        assert "x.json" in str(error)
+        return None
+
+
+numbers = st.one_of(
+    st.integers(-3, 50),
+    st.integers(),
+    st.sampled_from([2**31, 2**53, 2**62, 2**63, 2**64, 10**30, -(2**63)]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=5)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+
+def paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Return the path of every value in a JSON tree but the header."""
+    items: list[tuple[str | int, Any]] = []
+    if isinstance(value, dict):
+        items = [(k, v) for k, v in value.items() if at or k not in ("format", "version")]
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    return [p for k, v in items for p in [(*at, k), *paths(v, (*at, k))]]
+
+
+@some.many
+@given(st.data(), st.sampled_from(EXAMPLES))
+def test_values_changed_at_random(data: st.DataObject, document: Document) -> None:
+    path = data.draw(st.sampled_from(paths(json.loads(document.to_json()))))
+    read_or_refuse(type(document), edited(document, list(path), data.draw(json_values | numbers)))
+
+
+@some.many
+@given(st.data())
+def test_whatever_loads_can_be_planned_and_simulated(data: st.DataObject) -> None:
+    """Values that a file may hold never lead to anything but a plan or our own error."""
+    loaded = []
+    for document in (PROFILE, NETWORK):
+        text = document.to_json()
+        for _ in range(data.draw(st.integers(0, 2))):
+            path = data.draw(st.sampled_from(paths(json.loads(text))))
+            changed = edited(type(document).from_json(text), list(path), data.draw(numbers))
+            if read_or_refuse(type(document), changed) is not None:
+                text = changed
+        loaded.append(type(document).from_json(text))
+    profile, network = loaded
+    assert isinstance(profile, Profile)
+    assert isinstance(network, Network)
+    for planner in PLANNERS.values():
+        try:
+            plan = planner.plan(profile, network)
+            predict(profile, network, plan)
+        except UserError:
+            pass
+    try:
+        choose(profile, network)
+    except UserError as error:
+        assert "longer than" in str(error)
+
+
+# Writing
+
+
+def test_an_existing_file_survives_a_failing_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    before = path.read_text()
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(FileError, match=r"plan.json: cannot be written: No space left on device"):
+        PLAN.save(path)
+    monkeypatch.undo()
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_what_cannot_be_encoded_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    write_text_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomically(path, "\ud800")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"deep/plan.json: cannot be written: No such file"):
+        PLAN.save(tmp_path / "deep" / "plan.json")
+
+
+def test_a_folder_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").mkdir()
+    with pytest.raises(FileError, match="cannot be written: Is a directory"):
+        PLAN.save(tmp_path / "plan.json")
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_a_written_file_can_be_read_by_others(tmp_path: Path) -> None:
+    PLAN.save(tmp_path / "plan.json")
+    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o644

@@ -1,0 +1,37 @@
+"""The largest values that are accepted are also ones that can be simulated."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from syncline.errors import UserError
+from syncline.model.limits import LARGEST_BYTES, LONGEST_NS, require_time
+from syncline.model.network import Network
+from syncline.planners import PLANNERS
+from syncline.simulator.predict import predict
+from tests import strategies as some
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-12, LONGEST_NS / 1e9])
+def test_a_time(seconds: float) -> None:
+    require_time("it", seconds)
+
+
+@pytest.mark.parametrize("seconds", [-1e-12, math.nan, math.inf, -math.inf, LONGEST_NS / 1e9 + 1])
+def test_no_time(seconds: float) -> None:
+    with pytest.raises(UserError, match="^it (must be a finite time|is 7.*longer than)"):
+        require_time("it", seconds)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_the_largest_profile_on_the_slowest_network(planner: str) -> None:
+    profile = some.profile_of([LONGEST_NS // 2] * 2, [LARGEST_BYTES // 8] * 2)
+    assert profile.gradient_bytes == LARGEST_BYTES
+    free = Network.line(workers=4, a_s=0, b_s_per_byte=0)
+    prediction = predict(profile, free, PLANNERS[planner].plan(profile, free)).prediction
+    assert prediction.iteration_s == LONGEST_NS / 1e9
+    slow = Network.line(workers=4, a_s=1e300, b_s_per_byte=1e300)
+    with pytest.raises(UserError, match="'line': the messages of one iteration take longer than"):
+        predict(profile, slow, PLANNERS[planner].plan(profile, slow))

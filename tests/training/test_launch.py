@@ -1,0 +1,222 @@
+"""Whatever happens to a worker, all of them end, and one line says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from syncline.errors import FileError, PeerError, SynclineError
+from syncline.training.checkpoint import FILE_NAME, load_checkpoint
+from syncline.training.launch import error_of, threads_a_worker
+from syncline.training.worker import Failure
+
+COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")
+
+DEADLINE_S = 60.0
+
+
+# ------------------------------------------------------------------ which failure is the cause
+
+
+def failure(folder: Path, rank: int, exit_code: int, told: Failure | None = None) -> ProcessFailure:
+    path = folder / f"error-{rank}.json"
+    if told is not None:
+        path.write_bytes(msgspec.json.encode(told))
+    return ProcessFailure(local_rank=rank, pid=1, exitcode=exit_code, error_file=str(path))
+
+
+def told(kind: str, message: str, *, exit_code: int = 1, trace: str | None = None) -> Failure:
+    return Failure(message=message, timestamp=0, kind=kind, exit_code=exit_code, traceback=trace)
+
+
+LOST = told("PeerError", "the connection to another worker was lost")
+
+
+def test_a_killed_worker_is_the_cause_of_lost_connections(tmp_path: Path) -> None:
+    error = error_of(
+        {
+            0: failure(tmp_path, 0, 1, LOST),
+            1: failure(tmp_path, 1, -signal.SIGTERM),
+            2: failure(tmp_path, 2, -signal.SIGKILL),
+        }
+    )
+    assert type(error) is PeerError
+    assert str(error).startswith("worker 2 was ended by SIGKILL (signal 9); all workers were sto")
+
+
+def test_an_error_of_ours_keeps_its_class_and_message(tmp_path: Path) -> None:
+    broken = told("FileError", "x.png: expected an image", exit_code=2)
+    error = error_of({0: failure(tmp_path, 0, 1, LOST), 1: failure(tmp_path, 1, 2, broken)})
+    assert (type(error), str(error)) == (FileError, "x.png: expected an image")
+
+
+def test_another_error_is_shown_with_its_traceback_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bug = told("ValueError", "ValueError: no", trace="Traceback ...\nValueError: no\n")
+    error = error_of({r: failure(tmp_path, r, 1, bug) for r in (0, 1)})
+    assert (type(error), str(error)) == (SynclineError, "worker 0 failed: ValueError: no")
+    assert capsys.readouterr().err == "Traceback ...\nValueError: no\n"
+
+
+def test_lost_connections_alone_are_said_as_they_are(tmp_path: Path) -> None:
+    error = error_of({0: failure(tmp_path, 0, -signal.SIGTERM), 1: failure(tmp_path, 1, 1, LOST)})
+    assert str(error).startswith("worker 1: the connection to another worker was lost; all work")
+
+
+def test_an_end_without_a_word_names_the_exit_code(tmp_path: Path) -> None:
+    error = error_of({1: failure(tmp_path, 1, 7)})
+    assert str(error).startswith("worker 1 ended with exit code 7 and no message")
+
+
+def test_cores_are_shared_out_unless_the_user_has_done_it() -> None:
+    assert threads_a_worker(2, {"OMP_NUM_THREADS": "5"}) == {}
+    assert threads_a_worker(10_000, {}) == {"OMP_NUM_THREADS": "1"}
+    assert int(threads_a_worker(1, {})["OMP_NUM_THREADS"]) >= 1
+
+
+# ------------------------------------------------------------------ real processes
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "--report", str(folder / "report"), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def workers_of(parent: subprocess.Popen[str]) -> dict[int, int]:
+    """Return the process of each rank that ``parent`` has started, so far."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is not ours
+            continue
+        rank = next((int(v[5:]) for v in variables if v.startswith(b"RANK=")), None)
+        if int(fields[1]) == parent.pid and rank is not None:
+            found[rank] = int(entry.name)
+    return found
+
+
+def seconds_computed(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def ended(parent: subprocess.Popen[str], workers: dict[int, int]) -> tuple[str, str]:
+    """Wait for the end of the command and make sure that no worker is left."""
+    try:
+        out, err = parent.communicate(timeout=DEADLINE_S)
+    finally:
+        parent.kill()
+    wait_until(
+        lambda: not any(Path(f"/proc/{p}").exists() for p in workers.values()), "workers to end"
+    )
+    assert "Traceback" not in err
+    return out, err
+
+
+def test_training_prints_one_json_object_and_leaves_a_report(tmp_path: Path) -> None:
+    parent = start(
+        tmp_path, *("--json", "--baseline", "--batch-size", "64", "--epochs", "1", "--steps", "6")
+    )
+    out, err = ended(parent, {})
+    assert parent.returncode == 0, err
+    assert out.count("\n") == 1
+    fields = json.loads(out)
+    assert fields["identical_parameters"] is True
+    assert fields["results"]["steps"] == 6
+    assert Path(fields["report"]).is_file()
+    assert err.startswith("epoch 1/1  step 6  test accuracy ")
+    assert err.count("\n") == 1
+
+
+def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None:
+    # An iteration of this takes many seconds; importing torch and the data takes three at most.
+    parent = start(tmp_path, "--model", "vgg16", "--batch-size", "256")
+    wait_until(lambda: len(workers_of(parent)) == 2, "two workers")
+    workers = workers_of(parent)
+    wait_until(lambda: seconds_computed(workers[1]) > 5, "the first iteration")
+    killed = time.monotonic()
+    os.kill(workers[1], signal.SIGKILL)
+    _, err = ended(parent, workers)
+    assert time.monotonic() - killed < 20
+    assert parent.returncode == 1
+    assert err == (
+        "error: worker 1 was ended by SIGKILL (signal 9); all workers were stopped; start again, "
+        "with --resume if there is a checkpoint\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [(signal.SIGINT, 130, "stopped"), (signal.SIGKILL, -signal.SIGKILL, "")],
+    ids=["ctrl-c", "killed"],
+)
+def test_when_the_command_ends_the_workers_end_and_the_checkpoint_stays(
+    tmp_path: Path, number: signal.Signals, code: int, says: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    parent = start(
+        tmp_path, *("--epochs", "500", "--batch-size", "64", "--checkpoint", str(folder))
+    )
+    wait_until(lambda: (folder / FILE_NAME).exists(), "a checkpoint")
+    workers = workers_of(parent)
+    assert len(workers) == 2
+    parent.send_signal(number)
+    _, err = ended(parent, workers)
+    assert parent.returncode == code
+    assert [line for line in err.splitlines() if line and not line.startswith("epoch ")] == (
+        [says] if says else []
+    )
+    assert load_checkpoint(folder)[1].epoch >= 1
+
+
+def test_an_error_of_a_worker_is_said_once_with_its_exit_code(tmp_path: Path) -> None:
+    parent = start(tmp_path, "--lr", "1e30", "--batch-size", "64")
+    _, err = ended(parent, {})
+    assert parent.returncode == 2
+    assert err.startswith("error: training diverged: the loss of syncline on rank ")
+    assert err.count("\n") == 1
+
+
+def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("from syncline.cli import main\nmain()\n")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+    options = ("train", "--steps", "2", "--batch-size", "64", "--report", str(tmp_path / "report"))
+    result = subprocess.run(
+        [sys.executable, *torchrun, *options],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("resnet20 on digits, 2 workers (gloo)\n")
+    assert result.stdout.count("resnet20 on digits") == 1
