@@ -28,7 +28,7 @@ names = st.text(max_size=8)
 
 
 class IntegerCurve(NamedTuple):
-    """A cost curve whose segments are whole nanoseconds, so that tests can cost without rounding."""
+    """A cost curve of whole nanoseconds, so that tests can cost without rounding."""
 
     segments: tuple[tuple[int, int, int], ...]
     """(start_bytes, cost_ns, ns_per_byte) of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_curve_becomes_the_line_through_its_ends() -> None:
 @given(some.curves(), st.lists(st.integers(0, 1 << 34), min_size=2, max_size=20))
 def test_a_larger_message_never_costs_less(tried: CostCurve, sizes: list[int]) -> None:
     costs = [tried.seconds(size) for size in sorted(sizes)]
-    for smaller, larger in zip(costs, costs[1:], strict=False):
+    for smaller, larger in itertools.pairwise(costs):
         assert larger >= smaller * (1 - 1e-9)
 
 

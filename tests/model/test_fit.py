@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import random
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_whatever_was_measured_the_curve_never_falls(pairs: list[tuple[int, floa
     curve = fit_cost_curve(points(pairs)).curve
     near = {s.start_bytes + d for s in curve.segments for d in (-1, 0, 1)} - {-1}
     costs = [curve.seconds(m) for m in sorted({m for m, _ in pairs} | near)]
-    for smaller, larger in zip(costs, costs[1:], strict=False):
+    for smaller, larger in itertools.pairwise(costs):
         assert larger >= smaller * (1 - 1e-9)
 
 

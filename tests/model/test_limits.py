@@ -21,7 +21,7 @@ def test_a_time(seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", [-1e-12, math.nan, math.inf, -math.inf, LONGEST_NS / 1e9 + 1])
 def test_no_time(seconds: float) -> None:
-    with pytest.raises(UserError, match="^it (must be a finite time|is 7.*longer than)"):
+    with pytest.raises(UserError, match=r"^it (must be a finite time|is 7.*longer than)"):
         require_time("it", seconds)
 
 

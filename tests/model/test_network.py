@@ -48,7 +48,9 @@ def test_the_ring_is_the_default() -> None:
 
 
 def test_without_a_link_there_is_nothing_to_extrapolate_from() -> None:
-    with pytest.raises(UserError, match="'10gbe-k80' has no point-to-point measurement .* probe"):
+    with pytest.raises(
+        UserError, match=r"'10gbe-k80' has no point-to-point measurement .*syncline.probe"
+    ):
         PRESETS["10gbe-k80"].with_workers(64)
 
 

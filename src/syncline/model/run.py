@@ -61,7 +61,11 @@ class Run(Document, frozen=True, kw_only=True):
     """The planner whose messages ran at the end."""
     messages: int
     baseline: Rate | None = None
+    """Stock DDP in the first iterations."""
     planned: Rate | None = None
+    """The best plan that was tried, in the iterations right after."""
+    steady: Rate | None = None
+    """What ran in the end, over its last iterations."""
     predicted_baseline_s: float | None = None
     predicted_planned_s: float | None = None
     overhead_iterations: float | None = None
@@ -82,12 +86,20 @@ class Run(Document, frozen=True, kw_only=True):
         return super()._from_object(fields, source)
 
     @property
+    def predicted_s(self) -> float | None:
+        """Predicted seconds an iteration of what ran in the end."""
+        planned = self.decision == "planned"
+        return self.predicted_planned_s if planned else self.predicted_baseline_s
+
+    @property
+    def measured(self) -> Rate | None:
+        """What ran in the end, as measured: in the long run if it was long enough."""
+        return self.steady or (self.planned if self.decision == "planned" else self.baseline)
+
+    @property
     def prediction_error(self) -> float | None:
         """Relative error of the predicted against the measured iteration time, signed."""
-        for measured, predicted_s in (
-            (self.planned, self.predicted_planned_s),
-            (self.baseline, self.predicted_baseline_s),
-        ):
-            if measured is not None and measured.iteration_s > 0 and predicted_s is not None:
-                return predicted_s / measured.iteration_s - 1
-        return None
+        measured, predicted_s = self.measured, self.predicted_s
+        if measured is None or predicted_s is None or measured.iteration_s <= 0:
+            return None
+        return predicted_s / measured.iteration_s - 1

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from syncline.measure.exchange import gather_json
 from syncline.measure.observer import Observer
 from syncline.measure.segments import read_iteration
+from syncline.measure.statistics import median
 from syncline.model.plan import Plan
 from syncline.parallel.drift import WINDOW, DriftWatch, Pace
 from syncline.parallel.recording import BucketRecorder
@@ -21,6 +22,7 @@ DETAIL_EVERY = 3
 PACE_EVERY = 10
 """In the steady state, every how many iterations the reducer's own timers are read."""
 HISTORY = 1000
+NS_PER_S = 1e9
 
 
 class Buckets(Protocol):
@@ -53,13 +55,13 @@ class Conductor:
         self._observer: Observer | None = None
         self._recorder: BucketRecorder | None = None
         self._drift = DriftWatch()
-        self._began_s: float | None = None
         self._start: Any = None
         self._history: deque[float] = deque(maxlen=HISTORY)
-        self._before_steady = 0
+        self.measuring_s = 0.0
+        """Time spent in iterations before the steady state and on what was done between them."""
+        self.measuring_iterations = 0
+        """How many iterations that was."""
         self._enter(next(self._script))
-        self.measuring_s: float | None = None
-        """Wall time from the first iteration to the steady state, once that is reached."""
 
     @property
     def stage(self) -> Stage:
@@ -72,23 +74,16 @@ class Conductor:
         return self._stage.iterations == 0
 
     @property
-    def iterations_before_steady(self) -> int:
-        """How many iterations the measuring took."""
-        return self._before_steady
-
-    @property
     def steady_iteration_s(self) -> list[float]:
         """Seconds of the last steady iterations, at most 1,000."""
         return list(self._history)
 
     def begin_iteration(self) -> None:
         """Call just before a forward pass whose gradients will be exchanged."""
-        if self._start is None:
-            self._began_s = time.perf_counter()
-        elif self.steady:
+        if self._start is not None and self.steady:
             self._end_steady_iteration()
             return
-        else:
+        if self._start is not None:
             self._end_measured_iteration()
         self._start = time.perf_counter() if self.steady else self._clock.stamp()
 
@@ -107,15 +102,20 @@ class Conductor:
         measured = self._done >= self._stage.warmup
         self._done += 1
         self._tuning.iteration += 1
-        if measured:
-            self._stamps.append((self._start, stamp))
+        self._stamps.append((self._start, stamp))
         if self._observer is not None:
             self._observe(measured)
         if self._done == self._stage.warmup + self._stage.iterations:
             self._clock.settle()
-            self._result.iteration_s = [
-                self._clock.between_ns(start, stop) / 1e9 for start, stop in self._stamps
-            ]
+            times = [self._clock.between_ns(a, b) / NS_PER_S for a, b in self._stamps]
+            warming, self._result.iteration_s = (
+                times[: self._stage.warmup],
+                times[self._stage.warmup :],
+            )
+            # What else the user's program does now and then is no cost of ours: hence the median.
+            self.measuring_s += sum(warming)
+            self.measuring_s += median(self._result.iteration_s) * self._stage.iterations
+            self.measuring_iterations += len(times)
             self._advance()
 
     def _observe(self, measured: bool) -> None:
@@ -156,12 +156,14 @@ class Conductor:
             self._start = time.perf_counter() if self.steady else self._clock.stamp()
 
     def _advance(self) -> None:
+        began_s = time.perf_counter()
         if self._stage.plan is not None:
             self._result.mismatch = self._buckets.mismatch(self._stage.plan)
         if self._observer is not None:
             self._observer.detach()
             self._observer = None
         self._enter(self._script.send(self._result))
+        self.measuring_s += time.perf_counter() - began_s
 
     def _enter(self, stage: Stage) -> None:
         self._stage = stage
@@ -182,6 +184,3 @@ class Conductor:
         if stage.iterations == 0:
             self._history.clear()
             self._drift.restart()
-            self._before_steady = self._tuning.iteration
-            if self._began_s is not None:
-                self.measuring_s = time.perf_counter() - self._began_s

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["record_of"]
 
 MIN_STEADY = 5
-"""Fewest steady iterations whose median replaces that of the trial."""
+"""Fewest steady iterations that make a rate."""
 
 
 def record_of(ddp: DistributedDataParallel) -> Run:
@@ -41,21 +41,20 @@ def record_of(ddp: DistributedDataParallel) -> Run:
             events=(Event(iteration=0, text=ddp._why_not_planned or "copied"),),
         )
     tuning = ddp._tuning
-    baseline, planned = tuning.baseline, tuning.planned
-    steady = ddp._conductor.steady_iteration_s
-    if len(steady) >= MIN_STEADY:
-        rate = Rate(
+    baseline = tuning.baseline
+    times_s = ddp._conductor.steady_iteration_s
+    steady = None
+    if len(times_s) >= MIN_STEADY:
+        steady = Rate(
             name=tuning.plan.planner if tuning.plan else "stock DDP",
-            iteration_s=median(steady),
-            noise_s=standard_error(steady),
-            iterations=len(steady),
+            iteration_s=median(times_s),
+            noise_s=standard_error(times_s),
+            iterations=len(times_s),
         )
-        if tuning.plan is not None:
-            planned = rate
     overhead = None
-    if ddp._conductor.measuring_s is not None and baseline is not None:
+    if ddp._conductor.steady and baseline is not None:
         spent = ddp._conductor.measuring_s / baseline.iteration_s
-        overhead = max(spent - ddp._conductor.iterations_before_steady, 0.0)
+        overhead = max(spent - ddp._conductor.measuring_iterations, 0.0)
     return Run(
         model=model,
         workers=workers,
@@ -66,7 +65,8 @@ def record_of(ddp: DistributedDataParallel) -> Run:
         planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
         messages=len(tuning.plan.messages) if tuning.plan else len(ddp._bucket_sizes()),
         baseline=baseline,
-        planned=planned,
+        planned=tuning.planned,
+        steady=steady,
         predicted_baseline_s=tuning.predicted_baseline_s,
         predicted_planned_s=tuning.predicted_planned_s,
         overhead_iterations=overhead,

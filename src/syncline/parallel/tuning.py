@@ -52,9 +52,9 @@ logger = logging.getLogger("syncline")
 Script = Generator[Stage, StageResult, None]
 
 WARMUP = 3
-BASELINE_ITERATIONS = 12
+BASELINE_ITERATIONS = 16
 PROFILED_ITERATIONS = 9
-TRIAL_ITERATIONS = 12
+TRIAL_ITERATIONS = 16
 RECORDED_ITERATIONS = 3
 TRIALS = 2
 """At most this many plans are tried: the second after the first has shown the contention."""

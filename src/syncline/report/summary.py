@@ -180,6 +180,10 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
         rate = run.planned
         what = f"iteration, {run.planner} plan"
         checks.append(_check(what, run.predicted_planned_s, rate.iteration_s, rate.noise_s))
+    if run and run.steady and run.predicted_s is not None:
+        rate = run.steady
+        what = f"iteration, {rate.name} in the long run"
+        checks.append(_check(what, run.predicted_s, rate.iteration_s, rate.noise_s))
     if bundle.timeline_predicted and bundle.timeline_measured:
         predicted = timeline_facts(bundle.timeline_predicted)
         measured = timeline_facts(bundle.timeline_measured)

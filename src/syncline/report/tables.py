@@ -269,6 +269,7 @@ def run_table(run: Run, *, limit: int = LIMIT) -> RenderableType:
     for name, rate, predicted_s in (
         ("stock DDP", run.baseline, run.predicted_baseline_s),
         ("Syncline", run.planned, run.predicted_planned_s),
+        ("in the end", run.steady, run.predicted_s if run.steady else None),
     ):
         if rate is None and predicted_s is None:
             continue

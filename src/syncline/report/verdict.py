@@ -236,14 +236,14 @@ def _time(name: str, label: str, rate: Rate | Baseline) -> KeyFigure:
 def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
     figures = []
     run, prediction = bundle.run, _prediction(bundle)
-    predicted_s = run.predicted_planned_s if run else None
+    predicted_s = run.predicted_s if run else None
     if predicted_s is None and prediction:
         predicted_s = prediction.iteration_s
     if predicted_s is not None:
         planner = run.planner if run else prediction.planner if prediction else ""
         note = f"an iteration under {planner}"
-        if run and run.planned and run.predicted_planned_s is not None:
-            error = run.predicted_planned_s / run.planned.iteration_s - 1
+        error = run.prediction_error if run else None
+        if error is not None:
             note = f"{units.percent(error, signed=True)} against the measurement"
         figures.append(
             KeyFigure(name="predicted", label="Predicted", value=predicted_s, unit="s", note=note)

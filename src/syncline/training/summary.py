@@ -81,10 +81,8 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
 
 def _prediction(run: Run) -> tuple[float | None, float | None]:
     """Return the predicted and the measured iteration time of what ran at the end."""
-    if run.planned is not None and run.predicted_planned_s is not None:
-        return run.predicted_planned_s, run.planned.iteration_s
-    baseline = rate_named(run, SYNCLINE) if run.baseline is None else run.baseline
-    return run.predicted_baseline_s, None if baseline is None else baseline.iteration_s
+    measured = run.measured or rate_named(run, SYNCLINE)
+    return run.predicted_s, None if measured is None else measured.iteration_s
 
 
 def _shown(name: str) -> bool:
