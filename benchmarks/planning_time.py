@@ -26,9 +26,7 @@ def random_profile(tensors: int, seed: int) -> Profile:
             for i in range(tensors)
         ),
         gradients=tuple(
-            Gradient(
-                name=f"tensor {i}", elements=int(10 ** draw.uniform(2, 6)), ready_after=i
-            )
+            Gradient(name=f"tensor {i}", elements=int(10 ** draw.uniform(2, 6)), ready_after=i)
             for i in range(tensors)
         ),
     )

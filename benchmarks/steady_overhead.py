@@ -76,8 +76,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORKERS}",
-             "-m", "benchmarks.steady_overhead", "worker", str(result)],
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                f"--nproc-per-node={WORKERS}",
+                "-m",
+                "benchmarks.steady_overhead",
+                "worker",
+                str(result),
+            ],
             check=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )

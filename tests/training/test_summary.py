@@ -33,6 +33,7 @@ RUN = Run(
     ),
     results={
         "test accuracy": 0.9889,
+        "torch ddp test accuracy": 0.9889,
         "largest parameter difference": 0.0,
         "epochs": 15.0,
         "steps": 660.0,
@@ -61,11 +62,12 @@ def test_text_of_a_training_that_ended_too_early() -> None:
         rates=(),
         planned=None,
         baseline=None,
-        results={"largest parameter difference": 2e-7},
+        results={"largest parameter difference": 2e-7, "torch ddp test accuracy": 0.5},
     )
     text = summary_text(CONFIG, short)
     assert "speed-up                unknown: training ended before the measurement did" in text
     assert "differ from those of torch ddp by up to 2.00e-07" in text
+    assert "torch ddp test accuracy 50.00 %" in text
     assert "predicted / measured" not in text
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -123,7 +124,6 @@ class Tuning:
             yield from self._record()
             yield Stage(name="steady", plan=self.plan, warmup=2, iterations=0)
             self._say("computation or communication has drifted; measuring and planning again")
-            self.profile, self.network = self._settings.profile, self._settings.network
             self.plan = None
 
     def _decide(self) -> Script:
@@ -162,7 +162,21 @@ class Tuning:
                     and (self._predicted_s(candidate) or best_s) < best_s - self._noise_s()
                 ):
                     plan = candidate
+        if trials and settings.check and self._loss_s(trials) > 0:
+            # Before a plan is dropped, DDP's own buckets are measured again: the machine itself
+            # may have become slower since.
+            result = yield Stage(
+                name="checking again", plan=None, warmup=2, iterations=BASELINE_ITERATIONS
+            )
+            self.baseline = self._rate("stock DDP", result)
         self._judge(trials)
+
+    def _loss_s(self, trials: list[_Trial]) -> float:
+        """Return by how much the best trial is slower than stock DDP beyond noise, in seconds."""
+        assert self.baseline is not None
+        best = min(trials, key=lambda trial: trial.rate.iteration_s).rate
+        noise_s = CONFIDENCE * math.hypot(best.noise_s, self.baseline.noise_s)
+        return best.iteration_s - self.baseline.iteration_s - noise_s
 
     def _judge(self, trials: list[_Trial]) -> None:
         """Keep the best plan that was tried, unless DDP's own buckets were faster."""
@@ -174,13 +188,12 @@ class Tuning:
         best = min(trials, key=lambda trial: trial.rate.iteration_s)
         self.planned = best.rate
         self.predicted_planned_s = best.predicted_s
-        loss_s = best.rate.iteration_s - self.baseline.iteration_s
-        noise_s = CONFIDENCE * (best.rate.noise_s**2 + self.baseline.noise_s**2) ** 0.5
+        noise_s = CONFIDENCE * math.hypot(best.rate.noise_s, self.baseline.noise_s)
         figures = (
             f"{best.plan.planner} took {best.rate.iteration_s * 1e3:.2f} ms an iteration, stock "
             f"DDP {self.baseline.iteration_s * 1e3:.2f} ms (noise {noise_s * 1e3:.2f} ms)"
         )
-        if self._settings.check and loss_s > noise_s:
+        if self._settings.check and self._loss_s(trials) > 0:
             self._conclude("reverted", None, f"{figures}; back to DDP's own buckets")
         else:
             self._conclude("planned", best.plan, figures)
@@ -197,7 +210,8 @@ class Tuning:
     def _measure(self) -> Script:
         """Profile the computation undisturbed by communication, and probe the network."""
         assert self.baseline is not None
-        if self.profile is None:
+        profile, network = self._settings.profile, self._settings.network
+        if profile is None:
             # One message after the last gradient: nothing is in flight while operations run.
             result = yield Stage(
                 name="profiling",
@@ -206,22 +220,23 @@ class Tuning:
                 iterations=PROFILED_ITERATIONS,
                 observe=True,
             )
-            self.network = self.network or self._probe()
-            self.profile = self._build_profile(result)
-        elif self.network is None:
-            self.network = self._probe()
-        if self.profile.baseline is None:
+            network = network or self._probe()
+            profile = self._build_profile(result, network)
+        elif network is None:
+            network = self._probe()
+        if profile.baseline is None:
             baseline = Baseline(
                 iteration_s=self.baseline.iteration_s,
                 noise_s=self.baseline.noise_s,
                 iterations=self.baseline.iterations,
             )
-            self.profile = msgspec.structs.replace(self.profile, baseline=baseline)
-        if self.network.workers != self.workers:
+            profile = msgspec.structs.replace(profile, baseline=baseline)
+        if network.workers != self.workers:
             raise UserError(
-                f"the network {self.network.name!r} is of {self.network.workers} workers, this "
-                f"job has {self.workers}; probe it again or leave it out"
+                f"the network {network.name!r} is of {network.workers} workers, this job has "
+                f"{self.workers}; probe it again or leave it out"
             )
+        self.profile, self.network = profile, network
 
     def _probe(self) -> Network:
         assert self.baseline is not None
@@ -235,9 +250,8 @@ class Tuning:
         )
         return Network.from_json(self._shared(network.to_json))
 
-    def _build_profile(self, result: StageResult) -> Profile:
-        job, network = self._job, self.network
-        assert network is not None
+    def _build_profile(self, result: StageResult, network: Network) -> Profile:
+        job = self._job
         trace = across_ranks(median_trace(result.lean, result.detailed), job.group, job.device)
         unpack_s = 0.0 if job.gradients_are_views else unpack_seconds(job.parameters)
         total_bytes = sum(p.numel() * p.element_size() for p in job.parameters.values())

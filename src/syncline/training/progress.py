@@ -12,6 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 __all__ = ["EpochLines", "LiveProgress", "Silence", "Snapshot", "TrainingProgress", "progress_on"]
 
+REFRESH_PER_S = 4
+"""Each takes a few milliseconds from the cores that are being timed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -86,6 +89,7 @@ class LiveProgress:
             MofNCompleteColumn(),
             TextColumn("{task.description}"),
             console=Console(file=stream),
+            refresh_per_second=REFRESH_PER_S,
         )
         self._task = self._progress.add_task("starting", total=None, epoch="")
         self._progress.start()
@@ -102,7 +106,9 @@ class LiveProgress:
 
     def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:
         """Print the epoch's line above the live one."""
-        self._progress.console.print(_epoch_line(now, figures), highlight=False, markup=False)
+        self._progress.console.print(
+            _epoch_line(now, figures), highlight=False, markup=False, soft_wrap=True
+        )
 
     def close(self) -> None:
         """Remove the live line and show the cursor again."""

@@ -73,10 +73,7 @@ def record(
         reference=SYNCLINE,
         samples_per_step=config.workers * config.hyper.batch_size * config.accumulate,
     )
-    # The model goes by the name that it was asked for by, not by that of its class.
-    run = msgspec.structs.replace(
-        ddp.run_record(), model=config.model, rates=measured, results=results
-    )
+    run = msgspec.structs.replace(ddp.run_record(), rates=measured, results=results)
     if worker.rank == 0:
         ddp.save_report(Path(config.report), run=run)
     return run

@@ -25,7 +25,9 @@ LABEL_WIDTH = 24
 def summary_text(config: TrainingConfig, run: Run) -> str:
     """Return the results, the rates, the prediction and the decision, a line each."""
     lines = [f"{config.model} on {config.data}, {run.workers} workers ({run.backend})"]
-    lines += [_line(*_figure(name, value)) for name, value in run.results.items() if _shown(name)]
+    lines += [
+        _line(*_figure(name, value)) for name, value in run.results.items() if _shown(name, run)
+    ]
     lines += [_line(rate.name, _rate(rate)) for rate in run.rates]
     ratio = speed_ratio(run)
     if ratio is not None:
@@ -85,7 +87,9 @@ def _prediction(run: Run) -> tuple[float | None, float | None]:
     return run.predicted_s, None if measured is None else measured.iteration_s
 
 
-def _shown(name: str) -> bool:
+def _shown(name: str, run: Run) -> bool:
+    if name.startswith(BASELINE):  # what it reached says nothing new where the bits are the same
+        return run.results.get(DIFFERENCE) != 0
     return name not in ("epochs", "steps", DIFFERENCE)
 
 

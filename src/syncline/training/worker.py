@@ -23,7 +23,7 @@ from syncline.training.loop import train
 from syncline.training.progress import progress_on
 from syncline.training.summary import summary_json, summary_text
 
-__all__ = ["Failure", "run_worker"]
+__all__ = ["Failure", "is_lost_peer", "run_worker"]
 
 PARENT_CHECK_S = 1.0
 
@@ -55,7 +55,7 @@ def run_worker(config: TrainingConfig) -> None:
     try:
         run = train(config, progress_on(sys.stderr) if first else None)
     except RuntimeError as error:
-        if isinstance(error, SynclineError) or not _is_lost_peer(error):
+        if isinstance(error, SynclineError) or not is_lost_peer(error):
             raise
         raise PeerError(
             f"the connection to another worker was lost, or it did not answer within "
@@ -68,7 +68,8 @@ def run_worker(config: TrainingConfig) -> None:
 _SIGNS_OF_A_LOST_PEER = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
 
 
-def _is_lost_peer(error: RuntimeError) -> bool:
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Return whether torch says, in one of its ways, that a peer is gone or silent."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()

@@ -1,0 +1,24 @@
+"""Run every benchmark: ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BENCHMARKS = (
+    "planners_on_traces",
+    "planning_time",
+    "steady_overhead",
+    "prediction_error",
+    "shaped_link",
+)
+
+
+def main() -> None:
+    for name in BENCHMARKS:
+        print(f"\n== {name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+
+
+if __name__ == "__main__":
+    main()

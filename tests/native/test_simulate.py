@@ -1,0 +1,237 @@
+"""The native engine against a brute-force one, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline import _native
+from tests import strategies as some
+from tests.native import reference
+
+
+class Graph(NamedTuple):
+    lanes: list[tuple[int, bool]]
+    task_lanes: list[int]
+    durations: list[int]
+    before: list[list[int]]
+
+    def run(
+        self, contentions: list[tuple[int, int, float]] | None = None
+    ) -> tuple[list[int], list[int]]:
+        offsets = [0]
+        for tasks in self.before:
+            offsets.append(offsets[-1] + len(tasks))
+        flat = [task for tasks in self.before for task in tasks]
+        return _native.simulate(
+            self.lanes, contentions or [], self.task_lanes, self.durations, offsets, flat
+        )
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, cyclic: bool = False, in_order: bool | None = None) -> Graph:
+    lanes = draw(
+        st.lists(
+            st.tuples(st.integers(1, 3), st.booleans() if in_order is None else st.just(in_order)),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    count = draw(st.integers(0, 14))
+    before = []
+    for task in range(count):
+        known = st.integers(0, count - 1) if cyclic else st.integers(0, max(task - 1, 0))
+        before.append(draw(st.lists(known, max_size=3)) if task or cyclic else [])
+    return Graph(
+        lanes,
+        draw(st.lists(st.integers(0, len(lanes) - 1), min_size=count, max_size=count)),
+        draw(st.lists(st.integers(0, 20) | st.just(0), min_size=count, max_size=count)),
+        before,
+    )
+
+
+@some.many
+@given(graphs())
+def test_random_graphs_against_brute_force(graph: Graph) -> None:
+    expected = reference.simulate(graph.lanes, [], graph.task_lanes, graph.durations, graph.before)
+    assert expected is not None
+    assert graph.run() == expected
+
+
+@some.many
+@given(graphs(cyclic=True))
+def test_graphs_that_may_have_cycles(graph: Graph) -> None:
+    expected = reference.simulate(graph.lanes, [], graph.task_lanes, graph.durations, graph.before)
+    if expected is None:
+        with pytest.raises(RuntimeError, match=r"in a cycle: \d+ of them never start"):
+            graph.run()
+    else:
+        assert graph.run() == expected
+
+
+@some.many
+@given(graphs(), st.data())
+def test_contention_against_brute_force(graph: Graph, data: st.DataObject) -> None:
+    """To a nanosecond a task: the engine's clock is whole, the reference's is not."""
+    pairs = [(a, b) for a in range(len(graph.lanes)) for b in range(a)]
+    # Powers of two are exact in the engine's parts of a nanosecond.
+    slowdown = st.sampled_from([1, 2, 4])
+    chosen = [(a, b, data.draw(slowdown)) for a, b in pairs if data.draw(st.booleans())]
+    long = graph._replace(durations=[1000 * d for d in graph.durations])
+    exact = reference.simulate(
+        long.lanes,
+        [(a, b, Fraction(s)) for a, b, s in chosen],
+        long.task_lanes,
+        long.durations,
+        long.before,
+    )
+    assert exact is not None
+    found = long.run([(a, b, float(s)) for a, b, s in chosen])
+    for times, exact_times in zip(found, exact, strict=True):
+        for time, exact_time in zip(times, exact_times, strict=True):
+            assert abs(time - exact_time) <= 4 * len(long.durations)
+
+
+@some.few
+@given(graphs())
+def test_two_runs_are_equal(graph: Graph) -> None:
+    contentions = [(0, 1, 1.7)] if len(graph.lanes) > 1 else []
+    assert graph.run(contentions) == graph.run(contentions)
+
+
+@some.few
+@given(graphs(in_order=False))
+def test_contention_of_one_changes_nothing(graph: Graph) -> None:
+    pairs = [(a, b, 1.0) for a in range(len(graph.lanes)) for b in range(a)]
+    assert graph.run(pairs) == graph.run()
+
+
+def test_nothing_to_do() -> None:
+    assert Graph([], [], [], []).run() == ([], [])
+    assert Graph([(1, True)], [], [], []).run() == ([], [])
+
+
+def test_in_order_a_late_task_holds_up_those_behind_it() -> None:
+    # Lane 0 has task 0 for 10; lane 1 has task 1 after it, and task 2, which could go at once.
+    tasks = ([0, 1, 1], [10, 5, 5], [[], [0], []])
+    assert Graph([(1, True), (1, True)], *tasks).run() == ([0, 10, 15], [10, 15, 20])
+    assert Graph([(1, True), (1, False)], *tasks).run() == ([0, 10, 0], [10, 15, 5])
+    assert Graph([(1, True), (2, True)], *tasks).run() == ([0, 10, 10], [10, 15, 15])
+
+
+def test_ready_first_takes_the_first_listed() -> None:
+    graph = Graph([(1, True), (1, False)], [0, 1, 1, 1], [4, 5, 5, 5], [[], [0], [], [0]])
+    assert graph.run()[0] == [0, 5, 0, 10]
+
+
+def test_tasks_without_duration() -> None:
+    graph = Graph([(1, True)], [0, 0, 0], [0, 0, 0], [[], [0], [1]])
+    assert graph.run() == ([0, 0, 0], [0, 0, 0])
+    graph = Graph([(1, False), (1, False)], [0, 1, 0, 1], [0, 3, 0, 0], [[], [0], [1], [2]])
+    assert graph.run() == ([0, 0, 3, 3], [0, 3, 3, 3])
+
+
+def test_a_dependency_listed_twice() -> None:
+    assert Graph([(1, True)], [0, 0], [2, 3], [[], [0, 0]]).run() == ([0, 2], [2, 5])
+
+
+def test_orders_that_wait_for_each_other() -> None:
+    # No cycle of dependencies, but task 1 is behind task 0 on the lane and 0 waits for 1.
+    with pytest.raises(RuntimeError, match="in a cycle: 2 of them"):
+        Graph([(1, True)], [0, 0], [1, 1], [[1], []]).run()
+    assert Graph([(1, False)], [0, 0], [1, 1], [[1], []]).run() == ([1, 0], [2, 1])
+
+
+def test_a_task_that_waits_for_itself() -> None:
+    with pytest.raises(RuntimeError, match="in a cycle: 1 of them"):
+        Graph([(1, False)], [0], [1], [[0]]).run()
+
+
+def test_the_largest_of_several_slowdowns_counts() -> None:
+    graph = Graph([(1, True)] * 3, [0, 1, 2], [100, 400, 400], [[], [], []])
+    start, stop = graph.run([(0, 1, 2.0), (0, 2, 4.0)])
+    assert start == [0, 0, 0]
+    # Lane 0 runs at a quarter: 400. Lane 1 has done 200 by then, lane 2 100; they go on alone.
+    assert stop == [400, 600, 700]
+
+
+LONGEST = 1 << 46
+
+ONE = [(1, True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((ONE, [], [0], [1], [0], []), "dependency table does not fit"),
+        ((ONE, [], [0], [1], [1, 1], [0]), "dependency table does not fit"),
+        ((ONE, [], [0], [1], [0, 1], []), "dependency table does not fit"),
+        ((ONE, [], [0, 0, 0], [1, 1, 1], [0, 2, 1, 2], [0, 0]), "offsets decrease"),
+        ((ONE, [], [0], [1], [], []), "dependency table does not fit"),
+        ((ONE, [], [0], [1, 2], [0, 0], []), "as many lanes as durations"),
+        ((ONE, [], [1], [1], [0, 0], []), "no such lane"),
+        ((ONE, [], [-1], [1], [0, 0], []), "no such lane"),
+        (([], [], [0], [1], [0, 0], []), "no such lane"),
+        ((ONE, [], [0], [-1], [0, 0], []), "duration is out of range"),
+        ((ONE, [], [0], [LONGEST + 1], [0, 0], []), "duration is out of range"),
+        ((ONE, [], [0] * 513, [LONGEST] * 513, [0] * 514, []), "more than a year in all"),
+        ((ONE, [], [0], [1], [0, 1], [1]), "one that does not exist"),
+        ((ONE, [], [0], [1], [0, 1], [-1]), "one that does not exist"),
+        (([(0, True)], [], [], [], [0], []), "capacity of 1"),
+        (([(-1, False)], [], [], [], [0], []), "capacity of 1"),
+        ((ONE * 2, [(0, 0, 2.0)], [], [], [0], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 2, 2.0)], [], [], [0], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(-1, 1, 2.0)], [], [], [0], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 1, 0.5)], [], [], [0], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 1, 101.0)], [], [], [0], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 1, float("nan"))], [], [], [0], []), "two lanes and a slowdown"),
+    ],
+)
+def test_what_is_no_graph(arguments: tuple[list[object], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.simulate(*arguments)  # type: ignore[arg-type]
+
+
+def test_numbers_beyond_the_range_of_the_core() -> None:
+    with pytest.raises(TypeError):
+        _native.simulate(ONE, [], [0], [1 << 70], [0, 0], [])
+
+
+def test_the_longest_tasks_slowed_the_most_stay_exact() -> None:
+    """As many as are accepted, at a hundredth of the speed: close to the end of 63 bits."""
+    count = 256
+    both = _native.simulate(
+        ONE * 2,
+        [(0, 1, 100.0)],
+        [0] * count + [1] * count,
+        [LONGEST] * (2 * count),
+        [0] * (2 * count + 1),
+        [],
+    )
+    slowed = both[1][0]
+    assert slowed == pytest.approx(100 * LONGEST, rel=1e-3)
+    assert both[1] == [slowed * (i + 1) for i in range(count)] * 2
+
+
+def test_several_threads_simulate_at_once() -> None:
+    graph = Graph(
+        [(1, True), (2, False)],
+        [i % 2 for i in range(2000)],
+        [i % 7 for i in range(2000)],
+        [[i - 1] if i % 3 else [] for i in range(2000)],
+    )
+    expected = graph.run([(0, 1, 1.5)])
+    found: list[tuple[list[int], list[int]]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(graph.run([(0, 1, 1.5)]))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 4

@@ -1,0 +1,89 @@
+"""The choice between planners."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+
+from syncline.model.network import Network
+from syncline.model.profile import Baseline, Profile
+from syncline.planners.auto import CANDIDATES, Auto, choose
+from syncline.planners.ddp import Ddp
+from syncline.simulator.predict import predict
+from tests import strategies as some
+
+# DDP keeps these four in one bucket of 16 kB and sends it after 4 us; merging hides most of it.
+PROFILE = some.profile_of([1_000_000] * 4, [1000] * 4)
+NETWORK = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-7)
+
+
+@some.many
+@given(some.layer_profiles(max_layers=12), some.integer_curves())
+def test_the_choice_is_the_fastest_with_the_fewest_messages(
+    profile: Profile, curve: some.IntegerCurve
+) -> None:
+    choice = choose(profile, curve.network())
+    table = choice.comparison
+    best_s = min(p.iteration_s for p in table.predictions)
+    chosen = table.of(table.chosen)
+    assert chosen.iteration_s == best_s <= table.of("ddp").iteration_s
+    equals = [p.messages for p in table.predictions if p.iteration_s == best_s]
+    assert chosen.planner == "ddp" or chosen.messages == min(equals)
+    if table.of("ddp").iteration_s == best_s:
+        assert chosen.planner == "ddp"
+    assert choice.forecast.prediction == chosen
+    assert choice.plan == choice.plans[table.chosen]
+    assert choice.forecast == predict(profile, curve.network(), choice.plan)
+    assert set(choice.plans) == {p.planner for p in table.predictions} == names()
+    assert Auto().plan(profile, curve.network()) == choice.plan
+
+
+def names() -> set[str]:
+    return {planner.NAME for planner in CANDIDATES}
+
+
+def with_noise(noise_s: float) -> Profile:
+    baseline = Baseline(iteration_s=0.006, noise_s=noise_s, iterations=40)
+    return msgspec.structs.replace(PROFILE, baseline=baseline)
+
+
+def test_a_gain_above_the_noise_is_taken() -> None:
+    table = choose(with_noise(1e-9), NETWORK).comparison
+    assert table.chosen != "ddp"
+    gain_s = table.of("ddp").iteration_s - table.of(table.chosen).iteration_s
+    assert gain_s > 2e-9
+    assert f"{gain_s * 1e3:.2f} ms" in table.reason
+    assert "less an iteration than DDP's buckets" in table.reason
+
+
+def test_a_gain_within_the_noise_is_not() -> None:
+    without = choose(PROFILE, NETWORK).comparison
+    gain_s = without.of("ddp").iteration_s - min(p.iteration_s for p in without.predictions)
+    # Two standard errors decide.
+    assert choose(with_noise(gain_s / 2 * 0.99), NETWORK).comparison.chosen != "ddp"
+    table = choose(with_noise(gain_s / 2 * 1.01), NETWORK).comparison
+    assert table.chosen == "ddp"
+    assert "within the measured noise" in table.reason
+
+
+def test_no_gain_keeps_ddp() -> None:
+    free = Network.line(workers=4, a_s=0, b_s_per_byte=0)
+    table = choose(PROFILE, free).comparison
+    assert table.chosen == "ddp"
+    assert table.reason == "no planner is predicted to be faster than DDP's own buckets"
+
+
+def test_of_equals_the_fewest_messages() -> None:
+    # Startup is free and the third pair is what ends last: with or without merging the first two.
+    profile = some.profile_of([10, 0, 10, 0, 10, 0], [1] * 6)
+    network = some.IntegerCurve(((0, 0, 1),)).network()
+    table = choose(profile, network).comparison
+    chosen = table.of(table.chosen)
+    wfbp = table.of("wfbp")
+    assert chosen.iteration_s == wfbp.iteration_s < table.of("ddp").iteration_s
+    assert chosen.messages < wfbp.messages
+
+
+def test_other_buckets_than_the_default_ones() -> None:
+    table = choose(PROFILE, NETWORK, ddp=Ddp(first_bucket_bytes=1, bucket_bytes=1)).comparison
+    assert table.of("ddp").messages == 4

@@ -1,0 +1,321 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import math
+import operator
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from syncline import errors
+from syncline.cli import COMMANDS, cli
+from syncline.cli.show import KINDS
+from syncline.model.cost import ALL_REDUCE_ALGORITHMS
+from syncline.model.network import Network
+from syncline.model.profile import Gradient, Operation, Profile
+from syncline.planners import PLANNERS, planner_named
+from syncline.simulator.predict import predict
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+EVERYTHING = [*PAGES, *OTHERS]
+
+pages = pytest.mark.parametrize("page", EVERYTHING, ids=lambda page: page.name)
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def table_rows(text: str, columns: int) -> Iterator[list[str]]:
+    """Yield the cells of every table row, headers and rulers too, of that many columns."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and len(cells) == columns:
+            yield cells
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+# ---------------------------------------------------------------------- links
+
+
+@pages
+def test_relative_links_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor and linked.suffix == ".md":
+            assert anchor in anchors(linked), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    found = []
+    for block in code_blocks(page.read_text(), r"(?:console|sh|bash|shell)"):
+        for line in block.replace("\\\n", " ").splitlines():
+            match = re.match(r"\s*(?:\$ )?(?:\.venv/bin/)?syncline(?: |$)(.*)", line)
+            if match and not (line.startswith(" ") or "│" in line):
+                found.append(shlex.split(match[1], comments=True))
+    return found
+
+
+@pages
+def test_commands_parse(page: Path) -> None:
+    for arguments in command_lines(page):
+        with cli.make_context("syncline", arguments[:1] or ["--help"], resilient_parsing=True):
+            pass
+        if not arguments or arguments[0].startswith("-"):
+            continue
+        command = cli.get_command(click.Context(cli), arguments[0])
+        assert command is not None
+        if "--help" not in arguments:
+            command.make_context(arguments[0], list(arguments[1:]))
+
+
+@pages
+def test_options_in_running_text_exist(page: Path) -> None:
+    for code in re.findall(r"`syncline ([a-z][^`]*)`", page.read_text()):
+        name, *rest = shlex.split(code)
+        assert name in COMMANDS, f"{page.name}: syncline {code}"
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+        assert {word for word in rest if word.startswith("-")} <= known, f"syncline {code}"
+
+
+def test_every_command_is_shown() -> None:
+    shown = {arguments[0] for arguments in command_lines(DOCS / "index.md")}
+    assert shown == set(COMMANDS)
+
+
+def test_outputs_are_those_of_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "plan_without_torch.py"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    example["main"](Path("runs/described"))
+    capsys.readouterr()
+    compared = 0
+    for block in code_blocks(text_of("choosing-a-planner.md"), "console"):
+        command, _, output = block.rpartition("$ syncline ")[2].partition("\n")
+        if not output.strip():
+            continue
+        result = CliRunner().invoke(cli, shlex.split(command), catch_exceptions=False)
+        assert result.output.split() == output.split(), command
+        compared += 1
+    assert compared == 4
+
+
+# ---------------------------------------------------------------------- formulas and figures
+
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def evaluate(formula: str, **names: float) -> float:
+    def value(node: ast.expr) -> float:
+        match node:
+            case ast.Constant(value=int(number)):
+                return float(number)
+            case ast.Name(id=name):
+                return names[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return OPERATORS[type(op)](value(left), value(right))
+            case ast.Call(func=ast.Name(id="log2"), args=[argument]):
+                return math.log2(value(argument))
+        raise AssertionError(f"{formula}: {ast.dump(node)}")
+
+    return value(ast.parse(formula, mode="eval").body)
+
+
+def test_the_cost_table_is_that_of_the_code() -> None:
+    rows = {
+        name.strip("`"): (a.strip("`"), b.strip("`"))
+        for name, a, b in table_rows(text_of("algorithms.md"), 3)
+        if name.strip("`") in ALL_REDUCE_ALGORITHMS
+    }
+    assert rows.keys() == ALL_REDUCE_ALGORITHMS.keys()
+    for name, formulas in rows.items():
+        for workers in (2, 3, 4, 16, 64, 1000):
+            for alpha, beta, gamma in ((1e-5, 1e-9, 2e-10), (3e-3, 8e-9, 0.0), (0.0, 1e-12, 1.0)):
+                expected = ALL_REDUCE_ALGORITHMS[name](workers, alpha, beta, gamma)
+                found = [
+                    evaluate(f, N=float(workers), alpha=alpha, beta=beta, gamma=gamma)
+                    for f in formulas
+                ]
+                assert found == pytest.approx(list(expected), rel=1e-12), name
+
+
+def test_the_counter_example_is_what_the_planners_do() -> None:
+    text = text_of("algorithms.md")
+    tensors = [
+        (name, float(ready), int(size))
+        for name, ready, size in table_rows(text, 3)
+        if re.fullmatch(r"t\d", name)
+    ]
+    operations, gradients, clock_ms = [], [], 0.0
+    for index, (name, ready_ms, size_bytes) in enumerate(tensors):
+        duration_s = (ready_ms - clock_ms) * 1e-3
+        operations.append(Operation(name=name, phase="backward", duration_s=duration_s))
+        gradients.append(Gradient(name=name, elements=size_bytes // 4, ready_after=index))
+        clock_ms = ready_ms
+    profile = Profile(
+        model="counter-example",
+        device="cpu",
+        workers=1,
+        iterations=1,
+        operations=tuple(operations),
+        gradients=tuple(gradients),
+    )
+    network = Network.line(workers=16, a_s=1e-3, b_s_per_byte=2e-9)
+    compared = set()
+    for planner, messages, finish_ms in table_rows(text, 3):
+        name = planner.strip("`")
+        if name not in PLANNERS or "to" not in messages:
+            continue
+        forecast = predict(profile, network, planner_named(name).plan(profile, network))
+        spans = [span for span in forecast.timeline.spans if span.kind == "message"]
+        times = re.findall(r": ([\d.]+) to ([\d.]+)", messages)
+        assert [(f"{s.start_ns / 1e6:.1f}", f"{s.stop_ns / 1e6:.1f}") for s in spans] == times
+        assert f"{forecast.prediction.iteration_s * 1e3:.1f}" == finish_ms
+        compared.add(name)
+    assert compared == {"wfbp", "mgwfbp", "merge"}
+
+
+def test_the_stages_are_those_of_the_script() -> None:
+    tuning = importlib.import_module("syncline.parallel.tuning")
+    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("index.md"), 4)}
+    baseline, profiling = tuning.WARMUP + tuning.BASELINE_ITERATIONS, 2 + tuning.PROFILED_ITERATIONS
+    trial, recording = 2 + tuning.TRIAL_ITERATIONS, 2 + tuning.RECORDED_ITERATIONS
+    assert rows["baseline"] == f"{tuning.WARMUP} + {tuning.BASELINE_ITERATIONS}"
+    assert rows["profiling"] == f"2 + {tuning.PROFILED_ITERATIONS}"
+    assert rows["trying ..."] == f"2 + {tuning.TRIAL_ITERATIONS}"
+    assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS}"
+    text = " ".join(text_of("index.md").split())
+    none = baseline + profiling + recording
+    assert f"after {none} iterations if no plan is worth a trial" in text
+    assert f"after {none + trial} if one is tried, and after {none + 2 * trial} if two are" in text
+    given = baseline + trial + recording
+    assert f"it begins after {given}, or after {recording} with `check=False`" in text
+    for page in ("index.md", "choosing-a-planner.md"):
+        assert f"{tuning.TRIAL_ITERATIONS} iterations" in " ".join(text_of(page).split())
+
+
+# ---------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("page", ["choosing-a-planner.md", "algorithms.md"])
+def test_every_planner_is_described(page: str) -> None:
+    described = {line.split("`")[1] for line in text_of(page).splitlines() if line[:3] == "| `"}
+    assert PLANNERS.keys() <= described
+
+
+def test_every_error_is_described_with_its_exit_code() -> None:
+    classes = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.SynclineError)
+    }
+    rows = {cells[0].strip("`"): cells for cells in table_rows(text_of("errors.md"), 4)}
+    for name, error in classes.items():
+        assert rows[name][3] == str(error.exit_code), name
+        assert rows[name][1].strip("`") in {base.__name__ for base in error.__mro__[1:]}, name
+
+
+def templates() -> list[str]:
+    """Return every string of the source, with "…" for what is filled in."""
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value.replace("%s", "…"))
+    return found
+
+
+def test_the_messages_described_are_those_of_the_code() -> None:
+    known = templates()
+    for message, _, _ in table_rows(text_of("errors.md"), 3):
+        if not message.startswith("`"):
+            continue
+        pieces = [re.escape(p) for p in message.strip("`").removesuffix(" (a warning)").split("…")]
+        pieces[-1] = pieces[-1].replace("`", "")
+        pattern = re.compile(".*".join(pieces), re.DOTALL)
+        assert any(pattern.fullmatch(k) or pattern.match(k) for k in known), message
+
+
+def test_every_kind_of_file_is_described_with_its_version() -> None:
+    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("architecture.md"), 3)}
+    for kind in KINDS:
+        assert rows[kind.KIND] == str(kind.VERSION)
+
+
+def test_the_table_of_folders_names_every_import() -> None:
+    rows = {
+        cells[0].strip("`"): set(re.findall(r"`(\w+)`", cells[2]))
+        for cells in table_rows(text_of("architecture.md"), 4)
+    }
+    source = ROOT / "src" / "syncline"
+    folders = {p.relative_to(source).parts[0].removesuffix(".py") for p in source.rglob("*.py")}
+    assert folders - {"__init__"} <= rows.keys()
+    for path in source.rglob("*.py"):
+        folder = path.relative_to(source).parts[0].removesuffix(".py")
+        if folder == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("syncline."):
+                imported = str(node.module).split(".")[1]
+                assert imported in rows[folder] | {folder}, path
+
+
+def test_the_planner_of_the_contributing_page_plans(described: Profile) -> None:
+    (code,) = code_blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
+    names: dict[str, type] = {"__name__": "contributing"}
+    exec(compile(code, "CONTRIBUTING.md", "exec"), names)  # our own page
+    plan = names["Pairs"]().plan(described, Network.line(workers=2, a_s=1e-3, b_s_per_byte=1e-9))
+    assert len(plan.messages) == math.ceil(len(described.gradients) / 2)
+
+
+@pytest.fixture
+def described() -> Profile:
+    example = runpy.run_path(str(ROOT / "examples" / "plan_without_torch.py"))
+    profile: Profile = example["described_profile"]()
+    return profile
+
+
+@pages
+def test_python_in_the_pages_parses(page: Path) -> None:
+    for block in code_blocks(page.read_text(), "python"):
+        ast.parse(block)

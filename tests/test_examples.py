@@ -1,0 +1,60 @@
+"""The examples run as their first lines say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from syncline.model.plan import Plan
+from syncline.model.run import Run
+from syncline.simulator.predict import predict
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 60
+
+
+def run(arguments: list[str], **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_planning_without_torch(tmp_path: Path) -> None:
+    from syncline.model.network import Network
+    from syncline.model.profile import Profile
+
+    # "-c", so that torch can be kept out of reach before the example runs.
+    script = ROOT / "examples" / "plan_without_torch.py"
+    code = (
+        "import runpy, sys; sys.modules['torch'] = None; "
+        f"sys.argv = ['plan_without_torch.py', {str(tmp_path)!r}]; "
+        f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
+    output = run(["-c", code])
+    assert output.splitlines()[-1].startswith("merge: predicted to take")
+    profile = Profile.load(tmp_path / "profile.json")
+    network = Network.load(tmp_path / "network.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    predicted_ms = predict(profile, network, plan).prediction.iteration_s * 1e3
+    assert f"{predicted_ms:.1f}" in output
+
+
+def test_minimal_training_leaves_a_report(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(ROOT / "examples" / "train_minimal.py")
+    output = run([*launcher, script, str(tmp_path)], OMP_NUM_THREADS="1")
+    assert "steady: test accuracy" in output
+    assert (tmp_path / "report.html").exists()
+    record = Run.load(tmp_path / "run.json")
+    assert record.workers == 2
+    assert record.decision in ("planned", "ddp", "reverted")
+    assert record.baseline is not None
