@@ -25,7 +25,9 @@ std::int64_t CostCurve::operator()(std::int64_t size_bytes) const {
     const CostSegment& segment = segments_[index];
     const double offset = static_cast<double>(size_bytes - segment.start_bytes);
     constexpr auto kMost = static_cast<double>(kLongestNs + 1);
-    return std::llround(std::min(segment.cost_ns + segment.ns_per_byte * offset, kMost));
+    // A slope can be infinite, and infinity times no bytes is no number.
+    const double cost_ns = segment.cost_ns + std::min(segment.ns_per_byte, kMost) * offset;
+    return cost_ns < kMost ? std::llround(cost_ns) : kLongestNs + 1;
 }
 
 }  // namespace syncline

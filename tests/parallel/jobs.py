@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.model.network import Network
+from syncline.model.plan import Message, Plan, Tensor
 from syncline.parallel.ddp import DistributedDataParallel
 from tests.parallel.models import MODELS, Plain
 
@@ -21,7 +23,29 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
 }
+PLAIN_SIZES = {
+    "narrow.bias": 10,
+    "narrow.weight": 960,
+    "wide.bias": 96,
+    "wide.weight": 96 * 512,
+    "norm.bias": 8,
+    "norm.weight": 8,
+    "conv.bias": 8,
+    "conv.weight": 72,
+}
 SLOW = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-7, name="slow")
+
+
+def plain_plan(workers: int = 2) -> Plan:
+    """Return a plan of three messages for the model ``Plain``, made without measuring it."""
+    cuts = (0, 970, 970 + 96 + 96 * 512, sum(PLAIN_SIZES.values()))
+    return Plan(
+        planner="by hand",
+        model="Plain",
+        workers=workers,
+        tensors=tuple(Tensor(name=name, elements=n) for name, n in PLAIN_SIZES.items()),
+        messages=tuple(Message(start=a, stop=b) for a, b in itertools.pairwise(cuts)),
+    )
 
 
 def batch(step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,8 +188,6 @@ def reverts_when_slower() -> dict[str, Any]:
 
 def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
     """Train under a plan made elsewhere."""
-    from syncline.model.plan import Plan
-
     ddp = DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json), check=check)
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
     phases = train(ddp, optimizer, 45)
@@ -175,13 +197,46 @@ def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
 def refuses(plan_json: str) -> str:
     """Return the message with which a plan for something else is refused."""
     from syncline.errors import MismatchError
-    from syncline.model.plan import Plan
 
     try:
         DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json))
     except MismatchError as error:
         return str(error)
     return ""
+
+
+def refuses_network(workers: int) -> str:
+    """Return the message with which a network of another size is refused."""
+    from syncline.errors import MismatchError
+
+    network = Network.line(workers=workers, a_s=1e-4, b_s_per_byte=1e-9, name="elsewhere")
+    try:
+        DistributedDataParallel(Plain(), network=network)
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+def refuses_hook_and_arguments() -> list[str]:
+    """Return the messages for what the wrapper does not take."""
+    from syncline.errors import UserError
+
+    ddp = DistributedDataParallel(Plain())
+    plan = plain_plan()
+    calls = [
+        lambda: ddp.register_comm_hook(None, lambda *_: None),
+        lambda: DistributedDataParallel(Plain(), planner="mergge"),
+        lambda: DistributedDataParallel(Plain(), bucket_cap_mb_list=[1, 2]),
+        lambda: DistributedDataParallel(Plain(), plan=plan, network=SLOW),
+    ]
+    messages = []
+    for call in calls:
+        try:
+            call()
+            messages.append("")
+        except UserError as error:
+            messages.append(str(error))
+    return messages
 
 
 def joins_uneven_inputs() -> dict[str, Any]:

@@ -6,37 +6,10 @@ import msgspec
 import pytest
 
 from syncline.model.network import Network
-from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
 from tests.parallel import jobs
 from tests.workers import WorkerPool
-
-
-def plain_plan(workers: int = 2) -> Plan:
-    """Return a plan of three messages for the model ``Plain``, made without measuring it."""
-    sizes = {
-        "narrow.bias": 10,
-        "narrow.weight": 960,
-        "wide.bias": 96,
-        "wide.weight": 96 * 512,
-        "norm.bias": 8,
-        "norm.weight": 8,
-        "conv.bias": 8,
-        "conv.weight": 72,
-    }
-    total = sum(sizes.values())
-    return Plan(
-        planner="by hand",
-        model="Plain",
-        workers=workers,
-        tensors=tuple(Tensor(name=name, elements=n) for name, n in sizes.items()),
-        messages=(
-            Message(start=0, stop=970),
-            Message(start=970, stop=970 + 96 + 96 * 512),
-            Message(start=970 + 96 + 96 * 512, stop=total),
-        ),
-    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
@@ -128,30 +101,43 @@ def test_goes_back_when_the_plan_is_slower(workers: WorkerPool) -> None:
 
 
 def test_a_given_plan_is_used(workers: WorkerPool) -> None:
-    for result in workers.run(jobs.with_given_plan, 2, plain_plan().to_json(), False):
+    for result in workers.run(jobs.with_given_plan, 2, jobs.plain_plan().to_json(), False):
         assert result["phases"] == ["recording", "steady"]
         assert result["decision"] == "planned"
 
 
 def test_a_given_plan_is_checked(workers: WorkerPool) -> None:
-    for result in workers.run(jobs.with_given_plan, 2, plain_plan().to_json(), True):
+    for result in workers.run(jobs.with_given_plan, 2, jobs.plain_plan().to_json(), True):
         phases = [phase for phase in result["phases"] if phase != "checking again"]
         assert phases == ["baseline", "trying by hand", "recording", "steady"]
         assert result["decision"] in ("planned", "reverted")
 
 
 def test_a_plan_for_another_worker_count_is_refused(workers: WorkerPool) -> None:
-    for message in workers.run(jobs.refuses, 2, plain_plan(workers=5).to_json()):
+    for message in workers.run(jobs.refuses, 2, jobs.plain_plan(workers=5).to_json()):
         assert "the plan is for 5 workers, this job has 2" in message
 
 
 def test_a_plan_for_another_model_is_refused(workers: WorkerPool) -> None:
-    plan = plain_plan()
+    plan = jobs.plain_plan()
     tensors = (msgspec.structs.replace(plan.tensors[0], name="other.bias"), *plan.tensors[1:])
     other = msgspec.structs.replace(plan, tensors=tensors, model="Other")
     for message in workers.run(jobs.refuses, 2, other.to_json()):
         assert "'Other'" in message
         assert "narrow.bias" in message
+
+
+def test_a_network_of_another_size_is_refused(workers: WorkerPool) -> None:
+    for message in workers.run(jobs.refuses_network, 2, 8):
+        assert "'elsewhere' is of 8 workers, this job has 2" in message
+
+
+def test_what_the_wrapper_does_not_take(workers: WorkerPool) -> None:
+    for hook, planner, caps, both in workers.run(jobs.refuses_hook_and_arguments, 2):
+        assert "would replace the exchange" in hook
+        assert "did you mean 'merge'" in planner
+        assert "give a plan instead" in caps
+        assert "would be ignored" in both
 
 
 def test_join_with_uneven_inputs(workers: WorkerPool) -> None:

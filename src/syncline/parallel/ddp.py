@@ -277,6 +277,12 @@ class DistributedDataParallel(TorchDDP):
         ]
         workers = dist.get_world_size(self.process_group)
         plan, profile = self._settings.plan, self._settings.profile
+        network = self._settings.network
+        if network is not None and network.workers != workers:
+            raise MismatchError(
+                f"the given network {network.name!r} is of {network.workers} workers, this job has "
+                f"{workers}; probe this one, or extrapolate with Network.with_workers"
+            )
         if profile is not None:
             plan = Ddp().plan(profile, Network.line(workers=workers, a_s=0, b_s_per_byte=0))
         if plan is not None:

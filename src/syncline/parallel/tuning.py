@@ -231,11 +231,6 @@ class Tuning:
                 iterations=self.baseline.iterations,
             )
             profile = msgspec.structs.replace(profile, baseline=baseline)
-        if network.workers != self.workers:
-            raise UserError(
-                f"the network {network.name!r} is of {network.workers} workers, this job has "
-                f"{self.workers}; probe it again or leave it out"
-            )
         self.profile, self.network = profile, network
 
     def _probe(self) -> Network:
