@@ -220,6 +220,7 @@ def test_the_stages_are_those_of_the_script() -> None:
     assert rows["baseline"] == f"{tuning.WARMUP} + {tuning.BASELINE_ITERATIONS}"
     assert rows["profiling"] == f"2 + {tuning.PROFILED_ITERATIONS}"
     assert rows["trying ..."] == f"2 + {tuning.TRIAL_ITERATIONS}"
+    assert rows["checking again"] == f"2 + {tuning.BASELINE_ITERATIONS}"
     assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS}"
     text = " ".join(text_of("index.md").split())
     none = baseline + profiling + recording
@@ -227,6 +228,7 @@ def test_the_stages_are_those_of_the_script() -> None:
     assert f"after {none + trial} if one is tried, and after {none + 2 * trial} if two are" in text
     given = baseline + trial + recording
     assert f"it begins after {given}, or after {recording} with `check=False`" in text
+    assert f"about to be dropped adds {2 + tuning.BASELINE_ITERATIONS}" in text
     for page in ("index.md", "choosing-a-planner.md"):
         assert f"{tuning.TRIAL_ITERATIONS} iterations" in " ".join(text_of(page).split())
 

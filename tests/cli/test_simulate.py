@@ -1,0 +1,122 @@
+"""``syncline simulate``: the table of predictions, a plan of one's own, the timeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from syncline.model.network import PRESETS
+from syncline.model.plan import Plan
+from syncline.model.prediction import Comparison
+from syncline.model.timeline import Timeline
+from syncline.planners import PLANNERS
+from syncline.planners.auto import choose
+from syncline.simulator.predict import predict
+from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
+
+__all__ = ["network", "profile", "run"]  # fixtures
+
+K80 = PRESETS["10gbe-k80"]
+
+
+def test_all_planners_are_compared(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, "10gbe-k80")
+    assert (result.code, result.err) == (0, "")
+    for name in PLANNERS:
+        assert name == "auto" or name in result.out
+
+
+@pytest.mark.parametrize("planner", [(), ("--planner", "all"), ("--planner", "auto")])
+def test_json_is_all_that_is_printed(run: Run, profile: Path, planner: tuple[str, ...]) -> None:
+    result = run("simulate", profile, "10gbe-k80", "--json", *planner)
+    assert result.code == 0
+    assert json.loads(result.out)["format"] == "syncline/comparison"
+    assert Comparison.from_json(result.out) == choose(PROFILE, K80).comparison
+
+
+@pytest.mark.parametrize("planner", ["wfbp", "merge"])
+def test_one_planner(run: Run, profile: Path, planner: str) -> None:
+    result = run("simulate", profile, "10gbe-k80", "--planner", planner, "--json")
+    comparison = Comparison.from_json(result.out)
+    plan = PLANNERS[planner].plan(PROFILE, K80)
+    assert comparison.predictions == (predict(PROFILE, K80, plan).prediction,)
+    assert comparison.chosen == planner
+    assert comparison.reason == f"{planner} was asked for"
+
+
+def test_a_plan_of_ones_own(run: Run, profile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert run("plan", profile, "10gbe-k80", "--planner", "single", "-o", path).code == 0
+    result = run("simulate", profile, "10gbe-k80", "--plan", path, "--json")
+    comparison = Comparison.from_json(result.out)
+    assert comparison.of("single").messages == 1
+    assert comparison.reason == f"the plan in {path}"
+
+
+def test_a_plan_and_a_planner(run: Run, profile: Path, tmp_path: Path) -> None:
+    result = run("simulate", profile, "10gbe-k80", "--plan", "x", "--planner", "merge")
+    assert (result.code, result.out) == (2, "")
+    assert "give either --planner or --plan, not both" in result.err
+
+
+def test_a_plan_for_other_workers(run: Run, profile: Path, network: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    PLANNERS["merge"].plan(PROFILE, LINKED).save(path)
+    result = run("simulate", profile, network, "--plan", path, "--workers", 64)
+    assert (result.code, result.out) == (2, "")
+    assert "the plan is for 16 workers, this job has 64" in result.err
+
+
+def test_a_plan_for_another_model(run: Run, profile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan = PLANNERS["merge"].plan(PROFILE, K80)
+    text = plan.to_json().replace('"g0"', '"other"')
+    Plan.from_json(text).save(path)
+    result = run("simulate", profile, "10gbe-k80", "--plan", path)
+    assert result.code == 2
+    assert "no gradient 'g0', this model does" in result.err
+
+
+@pytest.mark.parametrize("planner", ["all", "ddp"])
+def test_the_timeline_is_written(run: Run, profile: Path, tmp_path: Path, planner: str) -> None:
+    path = tmp_path / "timeline.json"
+    arguments = ("simulate", profile, "10gbe-k80", "--planner", planner, "--timeline", path)
+    result = run(*arguments)
+    assert result.code == 0
+    timeline = Timeline.load(path)
+    assert f"timeline of {timeline.name} written to {path}" in result.out
+    name = choose(PROFILE, K80).comparison.chosen if planner == "all" else planner
+    assert timeline == predict(PROFILE, K80, PLANNERS[name].plan(PROFILE, K80)).timeline
+    assert Comparison.from_json(run(*arguments, "--json").out).chosen == name
+
+
+def test_more_workers(run: Run, profile: Path, network: Path) -> None:
+    result = run("simulate", profile, network, "--workers", 1024, "--json")
+    comparison = Comparison.from_json(result.out)
+    assert (comparison.workers, comparison.network) == (1024, "lan at 1024 workers (ring)")
+    result = run("simulate", profile, "10gbe-k80", "--workers", 1024)
+    assert (result.code, result.out) == (2, "")
+    assert "no point-to-point measurement" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--planner", "mgwfb"), "did you mean 'mgwfbp'?"),
+        (("--plan", "absent.json"), "absent.json: no such file"),
+        (("--timeline", "absent/timeline.json"), "cannot be written"),
+    ],
+)
+def test_mistakes(run: Run, profile: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run("simulate", profile, "10gbe-k80", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert message in result.err
+
+
+def test_a_network_slower_than_can_be_simulated(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, "a=1e6,b=1e6")
+    assert (result.code, result.out) == (2, "")
+    assert "the messages of one iteration take longer than" in result.err

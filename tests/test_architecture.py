@@ -1,0 +1,132 @@
+"""Imports go down only; see docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "syncline"
+
+BOTTOM = {"errors"}
+DATA = BOTTOM | {"model"}
+FORMATS = DATA | {"traces"}
+CORE = FORMATS | {"_native"}
+EXACT = CORE | {"simulator", "collectives"}
+TOOLS = EXACT | {"planners", "compression"}
+RUNTIME = TOOLS | {"measure", "report"}
+
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "model": BOTTOM,
+    "traces": DATA,
+    "simulator": CORE,
+    "collectives": CORE,
+    "planners": EXACT,
+    "compression": EXACT,
+    "measure": TOOLS,
+    "report": TOOLS,
+    "testbed": TOOLS,
+    "parallel": RUNTIME,
+    "training": RUNTIME | {"parallel"},
+    "cli": RUNTIME | {"parallel", "training", "testbed", "__init__"},
+}
+"""What each package may import beside itself. ``__init__`` is the public surface above all but the
+command line: it imports whatever it exports."""
+
+WITHOUT_TORCH = {"errors", "model", "traces", "simulator", "planners", "report"}
+
+
+def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the absolute name of everything that a module imports, lazily or not.
+
+    Of ``from a import b`` the name is ``a.b``, whether ``b`` is a module or not.
+    """
+    package = [root.name, *path.relative_to(root).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, *([node.module] if node.module else [])]
+            for alias in node.names:
+                yield node.lineno, ".".join([*base, alias.name])
+
+
+def offences(root: Path) -> list[str]:
+    """Return ``file:line`` and what is wrong for every import that goes up, or needs torch."""
+    modules = {path.stem for path in root.iterdir() if path.suffix in (".py", ".pyi")}
+    packages = {path.name for path in root.iterdir() if path.is_dir()}
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        own = inside.parts[0].removesuffix(".py")
+        for line, name in imports(path, root):
+            where = f"{path}:{line}: {own} imports {name}"
+            parts = name.split(".")
+            if own in WITHOUT_TORCH and parts[0] in ("torch", "torchvision"):
+                found.append(f"{where}; it must work where torch is not installed")
+            if parts[0] != root.name or own == "__init__":
+                continue
+            # What is no module of ours, such as __version__, is of the public surface.
+            target = parts[1] if len(parts) > 1 and parts[1] in modules | packages else "__init__"
+            if own not in ALLOWED:
+                found.append(f"{where}; say in ALLOWED what {own} may import")
+            elif target != own and target not in ALLOWED[own]:
+                allowed = ", ".join(sorted(ALLOWED[own])) or "nothing"
+                found.append(f"{where}; it may import {allowed}")
+    return found
+
+
+def test_imports_go_down_only() -> None:
+    found = offences(SOURCE)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_table_has_no_cycle() -> None:
+    for package, below in ALLOWED.items():
+        for lower in below - {"_native", "__init__"}:
+            assert package not in ALLOWED[lower], (package, lower)
+            assert ALLOWED[lower] <= below, (package, lower)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        (
+            "model/a.py",
+            "import syncline.planners",
+            "model/a.py:1: model imports syncline.planners;",
+        ),
+        ("model/a.py", "\nfrom syncline.planners import x", "a.py:2: model imports"),
+        ("model/a.py", "from syncline import planners", "model imports syncline.planners"),
+        ("model/a.py", "from syncline import __version__", "model imports syncline.__version__"),
+        ("model/a.py", "from ..planners import x", "model imports syncline.planners.x"),
+        ("model/a.py", "from .. import planners", "model imports syncline.planners"),
+        ("model/a.py", "def f():\n    import syncline.cli", "a.py:2: model imports syncline.cli"),
+        ("planners/a.py", "import torch.nn", "planners imports torch.nn; it must work where"),
+        ("planners/a.py", "from syncline.report import x", "planners imports syncline.report.x"),
+        ("new/a.py", "from syncline.model import x", "say in ALLOWED what new may import"),
+        ("model/a.py", "from syncline.model import b", None),
+        ("model/a.py", "from . import b", None),
+        ("planners/a.py", "from syncline import _native", None),
+        ("cli/a.py", "from syncline import __version__", None),
+        ("measure/a.py", "import torch", None),
+        ("__init__.py", "from syncline.cli import x", None),
+    ],
+)
+def test_the_check_itself(tmp_path: Path, file: str, text: str, said: str | None) -> None:
+    root = tmp_path / "syncline"
+    for package in ("model", "planners", "report", "cli", "measure", "new"):
+        (root / package).mkdir(parents=True)
+    (root / "_native.pyi").touch()
+    (root / file).write_text(text + "\n")
+    found = offences(root)
+    if said is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert said in found[0]

@@ -1,0 +1,157 @@
+"""The public surface: what ``import syncline`` offers, and that it needs no torch to plan."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import syncline
+from syncline.model.network import PRESETS
+from tests import strategies as some
+
+SOURCE = Path(syncline.__file__).parent
+
+
+def test_every_public_name_resolves() -> None:
+    pytest.importorskip("torch")
+    for name in syncline.__all__:
+        assert getattr(syncline, name) is not None
+    assert len(set(syncline.__all__)) == len(syncline.__all__)
+    assert set(syncline.__all__) <= set(dir(syncline))
+
+
+def test_nothing_public_is_missing_from_all() -> None:
+    ours = {
+        name
+        for name, value in vars(syncline).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and str(getattr(value, "__module__", "")).startswith("syncline")
+    }
+    assert set(syncline.__all__) == ours | set(syncline._LAZY)
+
+
+def test_type_checkers_see_what_is_imported_lazily() -> None:
+    [block] = [
+        node
+        for node in ast.parse((SOURCE / "__init__.py").read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == syncline._LAZY
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="'syncline' has no attribute 'distributed'"):
+        _ = syncline.distributed
+
+
+def test_the_version_is_the_packages() -> None:
+    assert importlib.metadata.version("syncline") == syncline.__version__
+
+
+def test_all_lists_what_modules_define() -> None:
+    """Every name in a module's ``__all__`` is defined there."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        body = ast.parse(path.read_text()).body
+        defined: set[str] = set()
+        listed: list[str] = []
+        for node in body:
+            if isinstance(node, ast.Assign):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                if names == ["__all__"]:
+                    listed = ast.literal_eval(node.value)
+                defined |= set(names)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                defined.add(node.target.id)
+            elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                defined |= {alias.asname or alias.name for alias in node.names}
+        missing = set(listed) - defined
+        assert path == SOURCE / "__init__.py" or not missing, (path, missing)
+
+
+# Without torch
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+{block}
+import syncline, syncline.cli
+for package in ("model", "planners", "simulator", "traces", "report"):
+    try:
+        found = importlib.import_module("syncline." + package)
+    except ModuleNotFoundError as error:
+        assert error.name == "syncline." + package, error
+        continue
+    for module in pkgutil.iter_modules(found.__path__, found.__name__ + "."):
+        importlib.import_module(module.name)
+for command in ("plan", "simulate", "show", "report"):
+    importlib.import_module("syncline.cli." + command)
+for name in ("PLANNERS", "choose", "planner_named", "predict", "Profile", "Network", "Plan"):
+    getattr(syncline, name)
+assert sys.modules.get("torch") is None, "torch was imported"
+{check}
+"""
+BLOCK = "sys.modules['torch'] = None"
+CHECK = """
+for name in ("DistributedDataParallel", "profile", "probe"):
+    try:
+        getattr(syncline, name)
+    except ImportError as error:
+        assert "needs torch" in str(error) and "pip install" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter."""
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("block", "check"), [(BLOCK, CHECK), ("", "")], ids=["torch blocked", "torch present"]
+)
+def test_planning_and_reading_reports_never_import_torch(block: str, check: str) -> None:
+    result = python(IMPORT_ALL.format(block=block, check=check))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "profile.json", "10gbe-k80"),
+        ("simulate", "profile.json", "network.json", "--json"),
+        ("show", "profile.json"),
+        ("report", "--help"),
+        ("--help",),
+    ],
+)
+def test_commands_without_torch(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    some.profile_of([1000, 2000], [30, 40]).save(tmp_path / "profile.json")
+    PRESETS["10gbe-k80"].save(tmp_path / "network.json")
+    code = f"import os, sys; {BLOCK}; os.chdir(sys.argv[1]); from syncline.cli import main"
+    result = python(f"{code}; main(sys.argv[2:])", str(tmp_path), *arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+    assert result.stderr == ""
+
+
+def test_only_training_needs_torch(tmp_path: Path) -> None:
+    code = f"import sys; {BLOCK}; from syncline.cli import main; main(sys.argv[1:])"
+    result = python(code, "train", "--model", "resnet20")
+    assert result.returncode != 0
+    assert "torch" in result.stderr
