@@ -279,6 +279,7 @@ runs = st.builds(
     messages=st.integers(0, 1000),
     baseline=st.none() | rates,
     planned=st.none() | rates,
+    steady=st.none() | rates,
     predicted_baseline_s=st.none() | seconds,
     predicted_planned_s=st.none() | seconds,
     overhead_iterations=st.none() | seconds,

@@ -148,10 +148,3 @@ def test_commands_without_torch(arguments: tuple[str, ...], tmp_path: Path) -> N
     assert result.returncode == 0, result.stderr
     assert result.stdout
     assert result.stderr == ""
-
-
-def test_only_training_needs_torch(tmp_path: Path) -> None:
-    code = f"import sys; {BLOCK}; from syncline.cli import main; main(sys.argv[1:])"
-    result = python(code, "train", "--model", "resnet20")
-    assert result.returncode != 0
-    assert "torch" in result.stderr

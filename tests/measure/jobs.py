@@ -27,14 +27,14 @@ def exchanges() -> dict[str, Any]:
 
 
 def probes() -> str:
-    return probe(largest_bytes=1 << 20, seconds_per_size=0.005, name="here").to_json()
+    return probe(largest_bytes=1 << 20, seconds=0.05, name="here").to_json()
 
 
 def probes_subgroup() -> tuple[int, str]:
     group = dist.new_group([0, 2])
     if dist.get_rank() == 1:
         return 1, ""
-    found = probe(group, largest_bytes=1 << 16, seconds_per_size=0.002)
+    found = probe(group, largest_bytes=1 << 16, seconds=0.02)
     return found.workers, found.to_json()
 
 

@@ -10,21 +10,34 @@ import pytest
 from syncline.model.run import Rate, Run
 from tests.model.test_document import RUN
 
-RATE = Rate(name="Syncline", iteration_s=1.6, noise_s=0.1, iterations=10)
+
+def rate(iteration_s: float) -> Rate:
+    return Rate(name="any", iteration_s=iteration_s, noise_s=0.1, iterations=10)
+
+
+BOTH = {
+    "baseline": rate(2.0),
+    "planned": rate(1.6),
+    "predicted_baseline_s": 2.2,
+    "predicted_planned_s": 1.2,
+}
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, None),
-        ({"predicted_baseline_s": 2.2}, 0.1),
-        ({"predicted_baseline_s": 2.2, "planned": RATE, "predicted_planned_s": 1.2}, -0.25),
-        ({"predicted_baseline_s": 2.2, "planned": RATE}, 0.1),
-        ({"baseline": None, "predicted_baseline_s": 2.2}, None),
-        (
-            {"baseline": msgspec.structs.replace(RATE, iteration_s=0), "predicted_baseline_s": 1},
-            None,
-        ),
+        # What ran in the end is what counts: the plan, or DDP.
+        ({**BOTH, "decision": "planned"}, -0.25),
+        ({**BOTH, "decision": "reverted"}, 0.1),
+        ({**BOTH, "decision": "ddp"}, 0.1),
+        # In the long run, where it was long enough.
+        ({**BOTH, "decision": "planned", "steady": rate(1.0)}, 0.2),
+        ({**BOTH, "decision": "ddp", "steady": rate(1.1)}, 1.0),
+        # Nothing to compare.
+        ({**BOTH, "decision": "planned", "predicted_planned_s": None}, None),
+        ({**BOTH, "decision": "planned", "planned": None}, None),
+        ({**BOTH, "decision": "ddp", "baseline": None}, None),
+        ({**BOTH, "decision": "ddp", "baseline": rate(0.0)}, None),
     ],
 )
 def test_the_error_of_the_prediction(changes: dict[str, object], expected: float | None) -> None:

@@ -320,7 +320,7 @@ def test_contention_of_one_is_none(
     plan = any_plan(data, profile, 4)
     without = predict(profile, curve.network(), plan)
     nearly = msgspec.structs.replace(curve.network(), contention=1 + 1e-9)
-    # The second takes the other path, with startups on a lane of their own.
+    # The second takes the other path, in which tasks may change their speed.
     slowed = predict(profile, nearly, plan)
     assert slowed.timeline.iteration_ns == without.timeline.iteration_ns
     assert slowed.timeline.spans == without.timeline.spans
@@ -352,9 +352,9 @@ def overlapping(transfer_ns: int, compute_ns: int, a_ns: int = 0) -> tuple[Profi
         (3000, 1000, 0, 2.0, 4000),
         (1000, 1000, 0, 1.5, 1500),
         (1000, 4000, 0, 1.5, 4500),  # the message takes 1500, in which 1000 are computed
-        # In the startup nobody works, so it slows nothing: 500 alone, then as above.
-        (1000, 1000, 500, 2.0, 2000),  # 500 computed, 500 slowed until 1500, 500 of transfer left
-        (1000, 300, 500, 2.0, 1500),  # the computation is over before the transfer begins
+        # The startup contends like the rest of a message of 1500.
+        (1000, 1000, 500, 2.0, 2500),  # computed at 2000, with 500 of the message left
+        (1000, 300, 500, 2.0, 1800),  # computed at 600, with 1200 of the message left
     ],
 )
 def test_contention_by_hand(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,19 @@ __all__ = ["probe", "probe_sizes"]
 SMALLEST_BYTES = 256
 LARGEST_BYTES = 64 * 1024 * 1024
 DENSE_FROM_BYTES = 64 * 1024
-MIN_REPETITIONS = 3
-MIN_REPETITIONS_SMALL = 7
-"""For messages whose time is mostly startup, which varies most and costs little to repeat."""
-MAX_REPETITIONS = 25
+LARGEST_LINK_BYTES = 4 * 1024 * 1024
+MIN_SWEEPS = 5
+MAX_SWEEPS = 25
+COSTLY_BYTES = 8 * 1024 * 1024
+COSTLY_SWEEPS = 3
+"""Messages above that size are measured in this many sweeps only: they vary less and cost most."""
 SUMMATION_BYTES = 32 * 1024 * 1024
 """Larger than the caches, so that the summation rate is the memory's."""
+CONTENTION_BYTES = 256 * 1024
+CONTENTION_MESSAGES = 8
+CONTENTION_REPETITIONS = 7
+MATRIX = 160
+"""Side of the matrices whose products are the computation of the contention test."""
 
 
 def probe(
@@ -32,22 +39,24 @@ def probe(
     *,
     device: torch.device | str = "cpu",
     largest_bytes: int = LARGEST_BYTES,
-    seconds_per_size: float = 0.05,
+    seconds: float = 1.0,
     name: str = "measured",
 ) -> Network:
-    """Measure the network under a process group. All its ranks must call; all get the result.
+    """Measure the network under a process group. All its ranks must call; all get the same result.
 
-    Measured are all-reduce of fp32 sums from 256 bytes to ``largest_bytes`` (each size as the
-    median of the slowest rank's times), point-to-point messages between the first and the last
-    rank (alpha, beta: half a round trip), and the rate of adding two arrays in memory (gamma).
-    The curve is fitted piecewise by relative error (:func:`syncline.model.fit.fit_cost_curve`).
+    Measured are all-reduce of fp32 sums from 256 bytes to ``largest_bytes``, point-to-point
+    messages between the first and the last rank (alpha, beta: half a round trip), the rate of
+    adding two arrays in memory (gamma), and by how much computing and communicating slow each
+    other (contention). Sizes are measured in sweeps over all of them, so that a disturbance of
+    some milliseconds spoils one repetition of many sizes and not all repetitions of one; a size's
+    time is the median over the sweeps of the slowest rank's. The curve is fitted piecewise by
+    relative error (:func:`syncline.model.fit.fit_cost_curve`).
 
     Args:
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds_per_size: repeat each size for about this long, at least 3 times
-            (7 for small messages), at most 25.
+        seconds: sweep for about this long, but at least 5 times (3 above 8 MiB), at most 25.
         name: name of the resulting network.
 
     Raises:
@@ -60,19 +69,16 @@ def probe(
         )
     group = group if group is not None else dist.group.WORLD
     assert group is not None
-    device = torch.device(device)
+    session = _Session(group, torch.device(device))
     world = dist.get_world_size(group)
     backend = dist.get_backend(group)
-    gamma = _summation_s_per_byte(device)
     if world == 1:
         return Network(name=name, workers=1, backend=backend, all_reduce=CostCurve.line(0.0, 0.0))
     try:
-        points = [
-            _measure_all_reduce(size, group, device, seconds_per_size)
-            for size in probe_sizes(largest_bytes)
-        ]
-        alpha_s, beta = _measure_link(group, device, largest_bytes, seconds_per_size)
-        gamma = _largest(gamma, group, device)
+        points = session.all_reduces(probe_sizes(largest_bytes), seconds)
+        alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
+        gamma = session.summation()
+        contention = session.contention()
     except RuntimeError as error:
         raise PeerError(
             f"rank {dist.get_rank(group)}: the network probe lost a peer: {error}"
@@ -83,6 +89,7 @@ def probe(
         workers=world,
         backend=backend,
         all_reduce=fit.curve,
+        contention=contention,
         link=Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma),
         points=tuple(points),
         fit_error=fit.error,
@@ -101,75 +108,123 @@ def probe_sizes(largest_bytes: int = LARGEST_BYTES) -> list[int]:
     return sizes
 
 
-def _measure_all_reduce(
-    size_bytes: int, group: dist.ProcessGroup, device: torch.device, seconds: float
-) -> Measurement:
-    tensor = torch.zeros(size_bytes // 4, dtype=torch.float32, device=device)
+class _Session:
+    """Measurements that all ranks of a group make together."""
 
-    def exchange() -> None:
-        dist.all_reduce(tensor, group=group)
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group = group
+        self._device = device
 
-    least = MIN_REPETITIONS_SMALL if size_bytes <= DENSE_FROM_BYTES else MIN_REPETITIONS
-    times = _repeat(exchange, group, device, seconds, least)
-    return Measurement(size_bytes=size_bytes, median_s=median(times), repetitions=len(times))
+    def all_reduces(self, sizes: Sequence[int], seconds: float) -> list[Measurement]:
+        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self._device)
 
+        def exchange(size_bytes: int) -> float:
+            message = buffer[: size_bytes // 4]
+            return self._timed(lambda: dist.all_reduce(message, group=self._group))
 
-def _measure_link(
-    group: dist.ProcessGroup, device: torch.device, largest_bytes: int, seconds: float
-) -> tuple[float, float]:
-    """Return alpha in seconds and beta in seconds a byte, from half round trips."""
-    rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
-    sizes = [s for s in probe_sizes(largest_bytes) if s <= 16 * 1024 * 1024][::2]
-    halves: list[float] = []
-    for size in sizes:
-        tensor = torch.zeros(size // 4, dtype=torch.float32, device=device)
-        peer = dist.get_global_rank(group, last if rank == 0 else 0)
+        times: dict[int, list[float]] = {size: [] for size in sizes}
+        first = self._slowest([exchange(size) for size in sizes])  # connects and warms up
+        cheap_s = sum(t for t, size in zip(first, sizes, strict=True) if size <= COSTLY_BYTES)
+        sweeps = min(max(round(seconds / max(cheap_s, 1e-6)), MIN_SWEEPS), MAX_SWEEPS)
+        for number in range(sweeps):
+            for size in sizes:
+                if size <= COSTLY_BYTES or number < COSTLY_SWEEPS:
+                    times[size].append(exchange(size))
+        return [
+            Measurement(
+                size_bytes=size, median_s=median(self._slowest(taken)), repetitions=len(taken)
+            )
+            for size, taken in times.items()
+        ]
 
-        def exchange(tensor: torch.Tensor = tensor, peer: int = peer) -> None:
+    def link(self, largest_bytes: int) -> tuple[float, float]:
+        """Return alpha in seconds and beta in seconds a byte, from half round trips."""
+        rank, last = dist.get_rank(self._group), dist.get_world_size(self._group) - 1
+        peer = dist.get_global_rank(self._group, last if rank == 0 else 0)
+        sizes = probe_sizes(largest_bytes)[::2]
+        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self._device)
+
+        def exchange(size_bytes: int) -> None:
+            message = buffer[: size_bytes // 4]
             if rank == 0:
-                dist.send(tensor, peer, group=group)
-                dist.recv(tensor, peer, group=group)
+                dist.send(message, peer, group=self._group)
+                dist.recv(message, peer, group=self._group)
             elif rank == last:
-                dist.recv(tensor, peer, group=group)
-                dist.send(tensor, peer, group=group)
+                dist.recv(message, peer, group=self._group)
+                dist.send(message, peer, group=self._group)
 
-        halves.append(median(_repeat(exchange, group, device, seconds / 2)) / 2)
-    return relative_line(sizes, halves)
+        times: dict[int, list[float]] = {size: [] for size in sizes}
+        for number in range(MIN_SWEEPS + 1):
+            for size in sizes:
+                taken = self._timed(lambda size=size: exchange(size))  # type: ignore[misc]
+                if number:
+                    times[size].append(taken)
+        halves = [median(self._slowest(taken)) / 2 for taken in times.values()]
+        return relative_line(sizes, halves)
 
+    def summation(self) -> float:
+        """Return the seconds a byte of adding one array to another in memory (gamma)."""
+        a = torch.zeros(SUMMATION_BYTES // 4, device=self._device)
+        b = torch.zeros_like(a)
+        times = [self._timed(lambda: a.add_(b)) for _ in range(4)]
+        return max(self._slowest([min(times[1:]) / SUMMATION_BYTES]))
 
-def _repeat(
-    call: Callable[[], object],
-    group: dist.ProcessGroup,
-    device: torch.device,
-    seconds: float,
-    least: int = MIN_REPETITIONS,
-) -> list[float]:
-    """Return the slowest rank's time of each repetition, the same list on every rank."""
-    first = _largest(max(_timed(call, device), 1e-7), group, device)  # also the warm-up
-    repetitions = min(max(round(seconds / first), least), MAX_REPETITIONS)
-    times = torch.tensor([_timed(call, device) for _ in range(repetitions)], dtype=torch.float64)
-    times = times.to(device)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
-    return [float(t) for t in times.cpu()]
+    def contention(self) -> float:
+        """Return how many times slower computing and communicating run while both do.
 
+        Some messages, as much computation as takes as long, and both at once: work that alone
+        takes ``c`` and ``m`` takes ``s min(c, m) + (max(c, m) - min(c, m))`` together.
+        """
+        matrix = torch.ones(MATRIX, MATRIX, device=self._device)
+        messages = [
+            torch.zeros(CONTENTION_BYTES // 4, device=self._device)
+            for _ in range(CONTENTION_MESSAGES)
+        ]
+        products = 1
 
-def _timed(call: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+        def send() -> list[dist.Work | None]:
+            return [dist.all_reduce(m, group=self._group, async_op=True) for m in messages]
 
+        def communicate() -> None:
+            for work in send():
+                assert work is not None
+                work.wait()
 
-def _largest(value: float, group: dist.ProcessGroup, device: torch.device) -> float:
-    tensor = torch.tensor([value], dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-    return float(tensor.item())
+        def compute() -> None:
+            for _ in range(products):
+                torch.mm(matrix, matrix)
 
+        def both() -> None:
+            works = send()
+            compute()
+            for work in works:
+                assert work is not None
+                work.wait()
 
-def _summation_s_per_byte(device: torch.device) -> float:
-    """Return the seconds a byte of adding one array to another in memory (gamma)."""
-    a = torch.zeros(SUMMATION_BYTES // 4, device=device)
-    b = torch.zeros_like(a)
-    times = [_timed(lambda: a.add_(b), device) for _ in range(4)]
-    return min(times[1:]) / SUMMATION_BYTES
+        communicate()
+        compute()
+        each_s = max(self._slowest([self._timed(compute)])[0], 1e-7)
+        message_s = self._slowest([self._timed(communicate)])[0]
+        products = min(max(round(message_s / each_s), 1), 10_000)
+        found = []
+        for _ in range(CONTENTION_REPETITIONS):
+            dist.barrier(group=self._group)
+            alone = [self._timed(compute), self._timed(communicate)]
+            dist.barrier(group=self._group)
+            computing, communicating, together = self._slowest([*alone, self._timed(both)])
+            shorter, longer = sorted((computing, communicating))
+            found.append((together - longer + shorter) / max(shorter, 1e-9))
+        return max(round(median(found), 3), 1.0)
+
+    def _timed(self, call: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        call()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - start
+
+    def _slowest(self, times: Sequence[float]) -> list[float]:
+        """Return each time as the slowest rank took it, the same on every rank."""
+        tensor = torch.tensor(times, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return [float(t) for t in tensor.cpu()]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from syncline.model.plan import Plan
 
-__all__ = ["bucket_caps_mb", "difference_from_plan"]
+__all__ = ["BYTES_PER_MIB", "bucket_caps_mb", "difference_from_plan", "unbucketable"]
 
 BYTES_PER_MIB = 1024 * 1024
 
@@ -19,6 +20,20 @@ def bucket_caps_mb(plan: Plan) -> list[float]:
     closes it exactly there (a division by 2^20 is exact in floating point).
     """
     return [size / BYTES_PER_MIB for size in plan.message_bytes()]
+
+
+def unbucketable(plan: Plan) -> str | None:
+    """Say why no buckets can be the plan's messages, or None if some can.
+
+    A bucket holds whole tensors, and buckets are sent in the order in which they become full.
+    """
+    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
+    for number, message in enumerate(plan.messages):
+        if message.start not in ends or message.stop not in ends:
+            return f"message {number} splits a tensor, a bucket holds whole ones"
+    if list(plan.messages) != sorted(plan.messages, key=lambda m: (m.start, m.stop)):
+        return "its messages are not in the order in which gradients become ready"
+    return None
 
 
 def difference_from_plan(

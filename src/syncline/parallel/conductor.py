@@ -12,9 +12,10 @@ from syncline.measure.segments import read_iteration
 from syncline.measure.statistics import median
 from syncline.model.plan import Plan
 from syncline.parallel.drift import WINDOW, DriftWatch, Pace
+from syncline.parallel.groundwork import Job
 from syncline.parallel.recording import BucketRecorder
 from syncline.parallel.stages import Stage, StageResult
-from syncline.parallel.tuning import Job, Tuning
+from syncline.parallel.tuning import Tuning
 
 __all__ = ["PACE_EVERY", "Buckets", "Conductor"]
 
@@ -139,7 +140,8 @@ class Conductor:
 
     def _end_steady_iteration(self) -> None:
         now = time.perf_counter()
-        self._history.append(now - self._start)
+        if self._done >= self._stage.warmup:
+            self._history.append(now - self._start)
         self._start = now
         self._done += 1
         self._tuning.iteration += 1

@@ -19,12 +19,14 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.model.run import Run
+from syncline.parallel.buckets import BYTES_PER_MIB, unbucketable
 from syncline.parallel.conductor import Conductor
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
-from syncline.parallel.tuning import Settings, Tuning, logger
+from syncline.parallel.settings import Settings
+from syncline.parallel.tuning import Tuning, logger
 from syncline.planners import planner_named
-from syncline.planners.ddp import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES, Ddp
+from syncline.planners.ddp import Ddp
 
 __all__ = ["DistributedDataParallel"]
 
@@ -97,7 +99,7 @@ class DistributedDataParallel(TorchDDP):
             profile=profile,
             network=network,
             check=check,
-            ddp=_own_buckets(self._arguments.get("bucket_cap_mb")),
+            ddp=self._own_buckets(),
         )
         self._check_given()
         self._why_not_planned = obstacle(self)
@@ -270,6 +272,15 @@ class DistributedDataParallel(TorchDDP):
         listed = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
         return [int(size) for size in listed.split(", ") if size]
 
+    def _own_buckets(self) -> Ddp:
+        """Return the buckets that torch's class makes under the user's arguments."""
+        keeps = self.find_unused_parameters and not self._arguments.get("static_graph", False)
+        cap_mb = self._arguments.get("bucket_cap_mb")
+        if cap_mb is None:
+            return Ddp(from_the_last=keeps)
+        cap_bytes = int(cap_mb * BYTES_PER_MIB)
+        return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes, from_the_last=keeps)
+
     def _check_given(self) -> None:
         tensors = [
             Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
@@ -293,6 +304,9 @@ class DistributedDataParallel(TorchDDP):
                     f"the given {what} does not fit: {difference}; "
                     "profile and plan this model at this worker count again"
                 )
+            problem = unbucketable(plan)
+            if problem is not None:
+                raise MismatchError(f"the given plan cannot be run as DDP's buckets: {problem}")
 
     def _build_params_for_reducer(self) -> Any:
         parameters, sparse = super()._build_params_for_reducer()
@@ -305,11 +319,3 @@ class DistributedDataParallel(TorchDDP):
         names = {id(p): name for name, p in self._exchanged_parameters().items()}
         order = sorted(range(len(parameters)), key=lambda i: -position[names[id(parameters[i])]])
         return [parameters[i] for i in order], [sparse[i] for i in order]
-
-
-def _own_buckets(bucket_cap_mb: float | None) -> Ddp:
-    """Return the buckets that torch's class makes under the user's arguments."""
-    if bucket_cap_mb is None:
-        return Ddp(bucket_bytes=DEFAULT_BUCKET_BYTES, first_bucket_bytes=DEFAULT_FIRST_BUCKET_BYTES)
-    cap_bytes = int(bucket_cap_mb * 1024 * 1024)
-    return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from syncline.model.network import Network
@@ -27,19 +28,30 @@ class Ddp(Planner, frozen=True, kw_only=True):
 
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES
+    from_the_last: bool = False
+    """Cut from the gradient that is ready last: what DDP does when it looks for unused parameters,
+    since it then keeps the buckets that it made of the parameters from the first on."""
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
         """Return where DDP closes its buckets."""
+        sizes = [gradient.size_bytes for gradient in profile.gradients]
+        if not self.from_the_last:
+            return self._cuts(sizes)
+        final = len(sizes) - 1
+        # A bucket that ends before index i from the back begins at final - i from the front.
+        return [final - 1 - cut for cut in reversed(self._cuts(sizes[::-1])[:-1])] + [final]
+
+    def _cuts(self, sizes: Sequence[int]) -> list[int]:
         last: list[int] = []
         cap = self.first_bucket_bytes
         held = 0
-        for index, gradient in enumerate(profile.gradients):
-            held += gradient.size_bytes
+        for index, size_bytes in enumerate(sizes):
+            held += size_bytes
             if held >= cap:
                 last.append(index)
                 cap = self.bucket_bytes
                 held = 0
-        final = len(profile.gradients) - 1
+        final = len(sizes) - 1
         if not last or last[-1] != final:
             last.append(final)
         return last

@@ -83,7 +83,7 @@ class Bundle:
             names = ", ".join(name for name, _ in DOCUMENTS.values())
             problem = "holds none of" if folder.is_dir() else "is no directory; expected one with"
             raise FileError(
-                f"{folder}: {problem} {names}; 'syncline train' and 'syncline simulate' write them"
+                f"{folder}: {problem} {names}; 'syncline train' and save_report() write them"
             )
         try:
             return cls(**parts)  # type: ignore[arg-type]  # DOCUMENTS pairs each field with its noun

@@ -178,7 +178,7 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
         )
     if run and run.planned and run.predicted_planned_s is not None:
         rate = run.planned
-        what = f"iteration, {run.planner} plan"
+        what = f"iteration, {rate.name} plan"
         checks.append(_check(what, run.predicted_planned_s, rate.iteration_s, rate.noise_s))
     if run and run.steady and run.predicted_s is not None:
         rate = run.steady

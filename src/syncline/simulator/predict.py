@@ -24,7 +24,6 @@ from syncline.simulator.graph import TaskGraph
 __all__ = ["Forecast", "predict", "predict_iteration_s"]
 
 NS_PER_S = 1_000_000_000
-STARTUP = "startup"
 
 
 class Forecast(NamedTuple):
@@ -84,9 +83,7 @@ def _simulate(
 ) -> tuple[list[int], list[int], list[int]]:
     """Return the cost of each message, and the start and stop of each task.
 
-    Tasks are the profile's operations in order, then the plan's messages in order. Where computing
-    and communicating contend, a message is two tasks on the network: its startup, in which the
-    workers wait for each other and nobody works, and its transfer, which contends.
+    Tasks are the profile's operations in order, then the plan's messages in order.
     """
     segments = [(s.start_bytes, s.cost_s, s.s_per_byte) for s in network.all_reduce.segments]
     costs_ns = _native.costs(list(plan.message_bytes()), segments)
@@ -98,12 +95,10 @@ def _simulate(
     ready_after = {g.name: g.ready_after for g in profile.gradients}
     ready_of_tensor = [ready_after[t.name] for t in plan.tensors]
 
-    contends = network.contention > 1
     graph = TaskGraph()
     graph.add_lane(COMPUTE)
     graph.add_lane(COMMUNICATION)
-    if contends:
-        graph.add_lane(STARTUP)
+    if network.contention > 1:
         graph.add_contention(COMPUTE, COMMUNICATION, network.contention)
     count = len(profile.operations)
     messages = range(count, count + len(plan.messages))
@@ -114,21 +109,10 @@ def _simulate(
             round(operation.duration_s * NS_PER_S),
             (*operation.after, *messages) if exchanged else operation.after,
         )
-    startup_ns = round(network.all_reduce.startup_s * NS_PER_S) if contends else 0
-    ready = [{ready_of_tensor[index] for index in tensors} for tensors in plan.message_tensors()]
-    for index, cost_ns in enumerate(costs_ns):
-        transfer_ns = max(cost_ns - startup_ns, 0)
-        # Tasks are numbered operations, transfers, startups.
-        startup = {messages.stop + index}
-        graph.add_task(COMMUNICATION, transfer_ns, startup if contends else ready[index])
-    if contends:
-        for index, cost_ns in enumerate(costs_ns):
-            before = {messages[index - 1]} if index else set()
-            graph.add_task(STARTUP, min(startup_ns, cost_ns), ready[index] | before)
+    for cost_ns, tensors in zip(costs_ns, plan.message_tensors(), strict=True):
+        graph.add_task(COMMUNICATION, cost_ns, {ready_of_tensor[index] for index in tensors})
     start_ns, stop_ns = graph.run()
-    if contends:
-        start_ns[count : messages.stop] = start_ns[messages.stop :]
-    return costs_ns, start_ns[: messages.stop], stop_ns[: messages.stop]
+    return costs_ns, start_ns, stop_ns
 
 
 def _spans(

@@ -69,7 +69,7 @@ def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
         if network.workers != config.workers:
             raise MismatchError(
                 f"{config.network}: the network is of {network.workers} workers, this job has "
-                f"{config.workers}; measure it again with 'syncline probe'"
+                f"{config.workers}; measure this one with syncline.probe(), or leave it out"
             )
 
 

@@ -1,0 +1,84 @@
+"""What is expected of each planner, given what is known so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.prediction import Comparison
+from syncline.model.profile import Profile
+from syncline.model.timeline import Timeline
+from syncline.parallel.settings import Settings
+from syncline.planners.auto import Auto, choose
+from syncline.planners.ddp import Ddp
+from syncline.simulator.contention import calibrate_contention
+from syncline.simulator.predict import predict
+
+__all__ = ["Outlook", "look_ahead"]
+
+
+class Outlook(NamedTuple):
+    """Predictions of all planners, and the plan to try next."""
+
+    profile: Profile
+    network: Network
+    comparison: Comparison
+    plan: Plan | None
+    """The plan to try; None where DDP's own buckets are expected to be as good."""
+
+    def predicted_s(self, planner: str) -> float:
+        """Return the predicted seconds an iteration of a planner."""
+        return self.comparison.of(planner).iteration_s
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """Return the predicted timeline of a plan."""
+        return predict(self.profile, self.network, plan).timeline
+
+    def to_shared(self) -> Any:
+        """Return the outlook, less the profile, as JSON values."""
+        plan = None if self.plan is None else self.plan.to_json()
+        return [self.network.to_json(), self.comparison.to_json(), plan]
+
+    @classmethod
+    def from_shared(cls, profile: Profile, shared: Any) -> Outlook:
+        """Return the outlook that another rank made from the same profile."""
+        network, comparison, plan = shared
+        return cls(
+            profile,
+            Network.from_json(network),
+            Comparison.from_json(comparison),
+            None if plan is None else Plan.from_json(plan),
+        )
+
+
+def look_ahead(
+    profile: Profile,
+    network: Network,
+    settings: Settings,
+    measured: Sequence[tuple[Plan, float]] = (),
+) -> Outlook:
+    """Compare all planners and say which plan to try.
+
+    Args:
+        profile: the profile.
+        network: the network as probed or given.
+        settings: what the user asked for.
+        measured: plans that were tried, with their measured seconds an iteration; the network's
+            contention is then fitted to them.
+
+    O(N^2) for N tensors.
+    """
+    if measured:
+        network = calibrate_contention(profile, network, measured)
+    choice = choose(profile, network, ddp=settings.ddp)
+    comparison = choice.comparison
+    if settings.planner != Auto.NAME:
+        comparison = msgspec.structs.replace(
+            comparison, chosen=settings.planner, reason=f"{settings.planner} was asked for"
+        )
+    stays = comparison.chosen == Ddp.NAME
+    return Outlook(profile, network, comparison, None if stays else choice.plans[comparison.chosen])

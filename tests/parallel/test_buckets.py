@@ -1,0 +1,56 @@
+"""Plans as DDP's buckets, without a process group."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from syncline.model.plan import Message
+from syncline.parallel.buckets import bucket_caps_mb, difference_from_plan, unbucketable
+from tests.parallel.jobs import plain_plan
+
+PLAN = plain_plan()
+NAMES = [tensor.name for tensor in reversed(PLAN.tensors)]
+
+
+def listed(*buckets: str) -> dict[str, str]:
+    return {"rebuilt_per_bucket_param_indices": ", ".join(buckets), "bucket_sizes": "1"}
+
+
+def test_caps_are_exactly_the_messages() -> None:
+    caps = bucket_caps_mb(PLAN)
+    assert [int(cap * 1024 * 1024) for cap in caps] == list(PLAN.message_bytes())
+
+
+def test_equal_buckets_are_no_difference() -> None:
+    assert difference_from_plan(PLAN, NAMES, listed("7 6", "5 4", "3 2 1 0")) is None
+    assert difference_from_plan(PLAN, NAMES, listed("6 7", "4 5", "0 1 2 3")) is None
+
+
+@pytest.mark.parametrize(
+    ("buckets", "expected"),
+    [
+        (("7 6", "5 4 3 2 1 0"), "planned 3 messages, DDP made 2 buckets"),
+        (("7 6", "5 4 3", "2 1 0"), "bucket 1 differs"),
+        (("5 4", "7 6", "3 2 1 0"), "bucket 0 differs"),
+    ],
+)
+def test_other_buckets_are_named(buckets: tuple[str, ...], expected: str) -> None:
+    assert expected in str(difference_from_plan(PLAN, NAMES, listed(*buckets)))
+
+
+def test_without_a_rebuild_sizes_are_compared() -> None:
+    sizes = ", ".join(map(str, PLAN.message_bytes()))
+    assert difference_from_plan(PLAN, NAMES, {"bucket_sizes": sizes}) is None
+    assert "DDP made [4]" in str(difference_from_plan(PLAN, NAMES, {"bucket_sizes": "4"}))
+
+
+def test_what_no_bucket_can_be() -> None:
+    assert unbucketable(PLAN) is None
+    total = PLAN.elements
+    split = msgspec.structs.replace(
+        PLAN, messages=(Message(start=0, stop=100), Message(start=100, stop=total))
+    )
+    assert "message 0 splits a tensor" in str(unbucketable(split))
+    turned = msgspec.structs.replace(PLAN, messages=PLAN.messages[::-1])
+    assert "not in the order" in str(unbucketable(turned))

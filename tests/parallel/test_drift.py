@@ -1,0 +1,74 @@
+"""When a plan's assumptions count as changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from syncline.parallel.drift import DriftWatch, Pace
+
+
+def alone(own: Sequence[float]) -> list[list[float]]:
+    return [list(own)]
+
+
+def window(watch: DriftWatch, computation_s: float, communication_s: float) -> bool:
+    for _ in range(5):
+        watch.add(Pace(computation_s, communication_s))
+    return watch.close_window(alone)
+
+
+@pytest.mark.parametrize(
+    ("pace", "drifted"),
+    [
+        ((1.0, 0.5), False),
+        ((1.19, 0.5), False),
+        ((1.21, 0.5), True),
+        ((0.79, 0.5), True),
+        ((1.0, 0.61), True),
+        ((1.0, 0.39), True),
+    ],
+)
+def test_a_fifth_is_the_limit(pace: tuple[float, float], drifted: bool) -> None:
+    watch = DriftWatch()
+    assert not window(watch, 1.0, 0.5)
+    assert not window(watch, 1.0, 0.5)
+    assert window(watch, *pace) is drifted
+
+
+def test_what_is_small_does_not_matter() -> None:
+    watch = DriftWatch()
+    assert not window(watch, 1.0, 0.01)
+    assert not window(watch, 1.0, 0.01)
+    assert not window(watch, 1.0, 0.02)
+
+
+def test_one_slow_sample_is_no_drift() -> None:
+    watch = DriftWatch()
+    window(watch, 1.0, 0.5)
+    watch.add(Pace(9.0, 9.0))
+    assert not window(watch, 1.0, 0.5)
+
+
+def test_patience_doubles() -> None:
+    watch = DriftWatch()
+    speed = 1.0
+    waits = []
+    for _ in range(3):
+        window(watch, speed, 0.5)
+        speed *= 2
+        windows = 1
+        while not window(watch, speed, 0.5):
+            windows += 1
+            assert windows < 20
+        waits.append(windows)
+    assert waits == [1, 2, 4]
+
+
+def test_ranks_agree_by_their_median() -> None:
+    watch = DriftWatch()
+    everyone = [[1.0, 0.5], [1.0, 0.5], [5.0, 0.5]]
+    for _ in range(3):
+        watch.add(Pace(5.0, 0.5))
+        assert not watch.close_window(lambda _: everyone)
