@@ -169,7 +169,7 @@ def networks(draw: st.DrawFn) -> Network:
     point = st.builds(
         Measurement,
         size_bytes=st.integers(0, 1 << 40),
-        median_s=seconds,
+        time_s=seconds,
         repetitions=st.integers(1, 100),
     )
     return Network(

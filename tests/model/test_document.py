@@ -55,7 +55,7 @@ NETWORK = Network(
     ),
     contention=1.5,
     link=Link(alpha_s=1e-4, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10),
-    points=(Measurement(size_bytes=64, median_s=1e-3, repetitions=5),),
+    points=(Measurement(size_bytes=64, time_s=1e-3, repetitions=5),),
     fit_error=0.02,
     fit_error_max=0.1,
 )
@@ -297,7 +297,7 @@ WRONG: list[tuple[Document, list[str | int], Any, str]] = [
     (NETWORK, ["contention"], 101, "contention must be at least 1 and at most 100, found 101"),
     (NETWORK, ["link", "alpha_s"], -1, "link: alpha_s must be finite and at least 0"),
     (NETWORK, ["fit_error"], -0.1, "fit_error must be finite and at least 0"),
-    (NETWORK, ["points", 0, "median_s"], -1.0, r"points\[0\]: .* is not possible"),
+    (NETWORK, ["points", 0, "time_s"], -1.0, r"points\[0\]: .* is not possible"),
     (NETWORK, ["all_reduce", "segments"], [], "cost curve: no segments"),
     (NETWORK, ["all_reduce", "segments", 0, "start_bytes"], 1, "expected start_bytes 0, found 1"),
     (NETWORK, ["all_reduce", "segments", 0, "cost_s"], -1e-3, "cost_s must be finite and at least"),

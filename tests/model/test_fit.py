@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def points(pairs: list[tuple[int, float]]) -> list[Measurement]:
-    return [Measurement(size_bytes=m, median_s=t, repetitions=1) for m, t in pairs]
+    return [Measurement(size_bytes=m, time_s=t, repetitions=1) for m, t in pairs]
 
 
 def two_pieces_s(size_bytes: int) -> float:
@@ -98,8 +98,8 @@ def least_squares_line(measured: list[Measurement]) -> tuple[float, float]:
     """Return ``(a, b)`` of the plain least-squares line of seconds over bytes."""
     count = len(measured)
     mean_m = sum(p.size_bytes for p in measured) / count
-    mean_t = sum(p.median_s for p in measured) / count
-    b = sum((p.size_bytes - mean_m) * (p.median_s - mean_t) for p in measured) / sum(
+    mean_t = sum(p.time_s for p in measured) / count
+    b = sum((p.size_bytes - mean_m) * (p.time_s - mean_t) for p in measured) / sum(
         (p.size_bytes - mean_m) ** 2 for p in measured
     )
     return mean_t - b * mean_m, b
@@ -122,12 +122,12 @@ def test_measured_a100_curves(gpus: int, fit_error: float, line_error: float) ->
     a, b = least_squares_line(all_points)
 
     small = [p for p in all_points if p.size_bytes <= 32 * MIB]
-    fitted = [abs(fit.curve.seconds(p.size_bytes) / p.median_s - 1) for p in small]
-    straight = [abs((a + b * p.size_bytes) / p.median_s - 1) for p in small]
+    fitted = [abs(fit.curve.seconds(p.size_bytes) / p.time_s - 1) for p in small]
+    straight = [abs((a + b * p.size_bytes) / p.time_s - 1) for p in small]
     assert sum(fitted) / len(small) == pytest.approx(fit_error, abs=0.004)
     assert sum(straight) / len(small) == pytest.approx(line_error, abs=0.005)
 
-    everywhere = [abs(fit.curve.seconds(p.size_bytes) / p.median_s - 1) for p in all_points]
+    everywhere = [abs(fit.curve.seconds(p.size_bytes) / p.time_s - 1) for p in all_points]
     assert sum(everywhere) / len(all_points) < 0.01
     assert fit.error < 0.03
 

@@ -96,7 +96,7 @@ def make_network() -> Network:
     points = tuple(
         Measurement(
             size_bytes=1024 << power,
-            median_s=curve.seconds(1024 << power) * noise.uniform(0.93, 1.08),
+            time_s=curve.seconds(1024 << power) * noise.uniform(0.93, 1.08),
             repetitions=30,
         )
         for power in range(17)
@@ -237,7 +237,7 @@ def make_bundle() -> Bundle:
         planner="merge",
         messages=len(plan.messages),
         baseline=Rate(name="DDP", iteration_s=baseline_s, noise_s=0.0031, iterations=40),
-        planned=Rate(name="Syncline", iteration_s=planned_s, noise_s=0.0024, iterations=120),
+        planned=Rate(name=plan.planner, iteration_s=planned_s, noise_s=0.0024, iterations=120),
         predicted_baseline_s=comparison.of("ddp").iteration_s,
         predicted_planned_s=predicted.iteration_ns / 1e9,
         overhead_iterations=23.4,

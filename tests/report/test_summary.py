@@ -122,8 +122,8 @@ def test_a_fit_error_that_was_not_recorded_is_computed() -> None:
         workers=2,
         all_reduce=CostCurve.line(0.0, 1e-3),
         points=tuple(
-            Measurement(size_bytes=size, median_s=median_s, repetitions=3)
-            for size, median_s in ((10, 0.01), (20, 0.04), (0, 0.0))
+            Measurement(size_bytes=size, time_s=time_s, repetitions=3)
+            for size, time_s in ((10, 0.01), (20, 0.04), (0, 0.0))
         ),
     )
     facts = network_facts(network)

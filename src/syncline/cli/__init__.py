@@ -8,7 +8,7 @@ import sys
 import click
 
 from syncline import __version__
-from syncline.errors import SynclineError, did_you_mean
+from syncline.errors import SynclineError, UserError, did_you_mean
 
 __all__ = ["main"]
 
@@ -27,6 +27,17 @@ class _Commands(click.Group):
         module = importlib.import_module(f"syncline.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise UserError(
+                "this command needs torch, which is not installed; install it with: "
+                "pip install 'syncline[train]'"
+            ) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

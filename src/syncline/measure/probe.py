@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
-from syncline.measure.statistics import median
+from syncline.measure.statistics import lower_quartile
 from syncline.model.cost import CostCurve
 from syncline.model.fit import fit_cost_curve, relative_line
 from syncline.model.network import Link, Measurement, Network
@@ -20,16 +20,18 @@ SMALLEST_BYTES = 256
 LARGEST_BYTES = 64 * 1024 * 1024
 DENSE_FROM_BYTES = 64 * 1024
 LARGEST_LINK_BYTES = 4 * 1024 * 1024
-MIN_SWEEPS = 5
+MIN_SWEEPS = 7
 MAX_SWEEPS = 25
 COSTLY_BYTES = 8 * 1024 * 1024
 COSTLY_SWEEPS = 3
 """Messages above that size are measured in this many sweeps only: they vary less and cost most."""
 SUMMATION_BYTES = 32 * 1024 * 1024
 """Larger than the caches, so that the summation rate is the memory's."""
-CONTENTION_BYTES = 256 * 1024
-CONTENTION_MESSAGES = 8
-CONTENTION_REPETITIONS = 7
+CONTENTION_BYTES = 1024 * 1024
+CONTENTION_MESSAGES = 4
+CONTENTION_REPETITIONS = 12
+LARGEST_CONTENTION = 4.0
+"""More is noise: four threads that share a core slow each other no further."""
 MATRIX = 160
 """Side of the matrices whose products are the computation of the contention test."""
 
@@ -49,14 +51,14 @@ def probe(
     adding two arrays in memory (gamma), and by how much computing and communicating slow each
     other (contention). Sizes are measured in sweeps over all of them, so that a disturbance of
     some milliseconds spoils one repetition of many sizes and not all repetitions of one; a size's
-    time is the median over the sweeps of the slowest rank's. The curve is fitted piecewise by
+    time is the lower quartile over the sweeps of the slowest rank's. The curve is fitted piecewise by
     relative error (:func:`syncline.model.fit.fit_cost_curve`).
 
     Args:
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds: sweep for about this long, but at least 5 times (3 above 8 MiB), at most 25.
+        seconds: sweep for about this long, but at least 7 times (3 above 8 MiB), at most 25.
         name: name of the resulting network.
 
     Raises:
@@ -132,7 +134,9 @@ class _Session:
                     times[size].append(exchange(size))
         return [
             Measurement(
-                size_bytes=size, median_s=median(self._slowest(taken)), repetitions=len(taken)
+                size_bytes=size,
+                time_s=lower_quartile(self._slowest(taken)),
+                repetitions=len(taken),
             )
             for size, taken in times.items()
         ]
@@ -159,7 +163,7 @@ class _Session:
                 taken = self._timed(lambda size=size: exchange(size))  # type: ignore[misc]
                 if number:
                     times[size].append(taken)
-        halves = [median(self._slowest(taken)) / 2 for taken in times.values()]
+        halves = [lower_quartile(self._slowest(taken)) / 2 for taken in times.values()]
         return relative_line(sizes, halves)
 
     def summation(self) -> float:
@@ -206,15 +210,18 @@ class _Session:
         each_s = max(self._slowest([self._timed(compute)])[0], 1e-7)
         message_s = self._slowest([self._timed(communicate)])[0]
         products = min(max(round(message_s / each_s), 1), 10_000)
-        found = []
+        calls = (compute, communicate, both)
+        times: list[list[float]] = [[] for _ in calls]
         for _ in range(CONTENTION_REPETITIONS):
-            dist.barrier(group=self._group)
-            alone = [self._timed(compute), self._timed(communicate)]
-            dist.barrier(group=self._group)
-            computing, communicating, together = self._slowest([*alone, self._timed(both)])
-            shorter, longer = sorted((computing, communicating))
-            found.append((together - longer + shorter) / max(shorter, 1e-9))
-        return max(round(median(found), 3), 1.0)
+            for call, taken in zip(calls, times, strict=True):
+                dist.barrier(group=self._group)
+                taken.append(self._timed(call))
+        computing, communicating, together = (
+            lower_quartile(self._slowest(taken)) for taken in times
+        )
+        shorter, longer = sorted((computing, communicating))
+        found = (together - longer + shorter) / max(shorter, 1e-9)
+        return min(max(round(found, 3), 1.0), LARGEST_CONTENTION)
 
     def _timed(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()

@@ -45,7 +45,7 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     """
     ordered = sorted(points, key=lambda p: p.size_bytes)
     sizes = [p.size_bytes for p in ordered]
-    measured = [p.median_s for p in ordered]
+    measured = [p.time_s for p in ordered]
     if len(set(sizes)) < 2:
         raise UserError("a cost curve needs measurements of at least two sizes")
     for size, seconds in zip(sizes, measured, strict=True):

@@ -17,8 +17,8 @@ class Measurement(Value, frozen=True, kw_only=True):
     """One measured size of a collective."""
 
     size_bytes: int
-    median_s: float
-    """Median over the repetitions of the slowest rank's time."""
+    time_s: float
+    """Lower quartile over the repetitions of the slowest rank's time, in seconds."""
     repetitions: int
 
 
@@ -80,10 +80,10 @@ class Network(Document, frozen=True, kw_only=True):
             )
         for index, point in enumerate(self.points):
             size_is_possible = 0 <= point.size_bytes <= LARGEST_BYTES
-            if not (size_is_possible and math.isfinite(point.median_s) and point.median_s >= 0):
+            if not (size_is_possible and math.isfinite(point.time_s) and point.time_s >= 0):
                 raise UserError(
                     f"network: points[{index}]: a measured point of {point.size_bytes} bytes in "
-                    f"{point.median_s} s is not possible"
+                    f"{point.time_s} s is not possible"
                 )
         for field in ("fit_error", "fit_error_max"):
             value = getattr(self, field)

@@ -77,7 +77,7 @@ class FittedPoint(Value, frozen=True):
     """A measured all-reduce beside what the fitted curve says of it."""
 
     size_bytes: int
-    median_s: float
+    time_s: float
     fitted_s: float
     error: float | None
     """Fitted relative to measured, signed; None for a point of 0 s."""

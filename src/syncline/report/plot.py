@@ -35,7 +35,7 @@ class _LogAxis:
 
 def fit_plot(network: Network) -> Html | None:
     """Return the plot as SVG, or None if the network has no measured points to show."""
-    points = [(p.size_bytes, p.median_s) for p in network.points if p.size_bytes and p.median_s > 0]
+    points = [(p.size_bytes, p.time_s) for p in network.points if p.size_bytes and p.time_s > 0]
     if not points:
         return None
     sizes = sorted(size for size, _ in points)

@@ -131,11 +131,11 @@ def network_facts(network: Network) -> NetworkFacts:
     points = []
     for point in sorted(network.points, key=lambda p: p.size_bytes):
         fitted_s = network.all_reduce.seconds(point.size_bytes)
-        error = fitted_s / point.median_s - 1 if point.median_s > 0 else None
+        error = fitted_s / point.time_s - 1 if point.time_s > 0 else None
         points.append(
             FittedPoint(
                 size_bytes=point.size_bytes,
-                median_s=point.median_s,
+                time_s=point.time_s,
                 fitted_s=fitted_s,
                 error=error,
             )

@@ -182,7 +182,7 @@ def network_table(network: Network, *, limit: int = 20) -> RenderableType:
     cells = [
         (
             units.size(p.size_bytes),
-            units.duration(p.median_s),
+            units.duration(p.time_s),
             units.duration(p.fitted_s),
             "" if p.error is None else units.percent(p.error, signed=True),
         )
