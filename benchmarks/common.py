@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -51,7 +51,7 @@ def save(name: str, measured: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     record = {
         "benchmark": name,
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "command": f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
         "machine": machine(),
         **measured,

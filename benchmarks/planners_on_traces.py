@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from tests.trace_files import TRACES, all_traces
 
 from benchmarks.common import save
 from syncline.model.network import PRESETS
 from syncline.planners.auto import choose
-from tests.trace_files import TRACES, all_traces
 
 
 def main() -> None:

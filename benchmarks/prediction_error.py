@@ -19,10 +19,10 @@ from syncline.model.run import Run
 
 CASES = {
     "resnet20": ["--data", "digits", "--batch-size", "32", "--steps", "250"],
-    "vgg16": ["--data", "digits", "--batch-size", "16", "--steps", "130"],
-    "lstm": ["--data", "text", "--batch-size", "16", "--steps", "130"],
+    "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "100"],
+    "lstm": ["--data", "text", "--batch-size", "4", "--steps", "100"],
 }
-PLANNERS = ("auto", "merge", "single")
+PLANNERS = ("auto", "merge")
 
 
 def main() -> None:
@@ -33,8 +33,7 @@ def main() -> None:
     rows = []
     for number in range(arguments.runs):
         for model in arguments.models.split(","):
-            for planner in PLANNERS:
-                rows.append(one(model, planner, number))
+            rows += [one(model, planner, number) for planner in PLANNERS]
     print()
     for model in arguments.models.split(","):
         for planner in PLANNERS:

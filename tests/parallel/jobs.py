@@ -345,6 +345,6 @@ def replans_after_drift() -> dict[str, Any]:
     steps_to_steady(ddp, optimizer)
     train(ddp, optimizer, 55)
     module.extra_s = 0.02
-    phases = train(ddp, optimizer, 110)
+    phases = train(ddp, optimizer, 160)
     texts = [event.text for event in ddp.run_record().events]
     return {"phases": list(dict.fromkeys(phases)), "events": texts}

@@ -34,13 +34,23 @@ def test_a_fifth_is_the_limit(pace: tuple[float, float], drifted: bool) -> None:
     watch = DriftWatch()
     assert not window(watch, 1.0, 0.5)
     assert not window(watch, 1.0, 0.5)
+    assert not window(watch, *pace)
     assert window(watch, *pace) is drifted
+
+
+def test_a_change_must_last() -> None:
+    watch = DriftWatch()
+    window(watch, 1.0, 0.5)
+    for _ in range(3):
+        assert not window(watch, 2.0, 0.5)
+        assert not window(watch, 1.0, 0.5)
 
 
 def test_what_is_small_does_not_matter() -> None:
     watch = DriftWatch()
     assert not window(watch, 1.0, 0.01)
     assert not window(watch, 1.0, 0.01)
+    assert not window(watch, 1.0, 0.02)
     assert not window(watch, 1.0, 0.02)
 
 
@@ -49,6 +59,14 @@ def test_one_slow_sample_is_no_drift() -> None:
     window(watch, 1.0, 0.5)
     watch.add(Pace(9.0, 9.0))
     assert not window(watch, 1.0, 0.5)
+
+
+def test_what_varies_by_itself_is_no_drift() -> None:
+    watch = DriftWatch()
+    for samples in ((0.3, 0.9, 0.4, 1.1, 0.5), (0.5, 1.3, 0.4, 0.9, 0.8)) * 2:
+        for communication_s in samples:
+            watch.add(Pace(1.0, communication_s))
+        assert not watch.close_window(alone)
 
 
 def test_patience_doubles() -> None:
@@ -63,12 +81,12 @@ def test_patience_doubles() -> None:
             windows += 1
             assert windows < 20
         waits.append(windows)
-    assert waits == [1, 2, 4]
+    assert waits == [2, 2, 4]
 
 
 def test_ranks_agree_by_their_median() -> None:
     watch = DriftWatch()
-    everyone = [[1.0, 0.5], [1.0, 0.5], [5.0, 0.5]]
+    everyone = [[1.0, 0.5, 0.0, 0.0], [1.0, 0.5, 0.0, 0.0], [5.0, 0.5, 0.0, 0.0]]
     for _ in range(3):
         watch.add(Pace(5.0, 0.5))
         assert not watch.close_window(lambda _: everyone)

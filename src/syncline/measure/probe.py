@@ -51,8 +51,8 @@ def probe(
     adding two arrays in memory (gamma), and by how much computing and communicating slow each
     other (contention). Sizes are measured in sweeps over all of them, so that a disturbance of
     some milliseconds spoils one repetition of many sizes and not all repetitions of one; a size's
-    time is the lower quartile over the sweeps of the slowest rank's. The curve is fitted piecewise by
-    relative error (:func:`syncline.model.fit.fit_cost_curve`).
+    time is the lower quartile over the sweeps of the slowest rank's. The curve is fitted piecewise
+    by relative error (:func:`syncline.model.fit.fit_cost_curve`).
 
     Args:
         group: the process group; the default group if None.

@@ -20,7 +20,7 @@ from syncline.parallel.tuning import Tuning
 __all__ = ["PACE_EVERY", "Buckets", "Conductor"]
 
 DETAIL_EVERY = 3
-PACE_EVERY = 10
+PACE_EVERY = 5
 """In the steady state, every how many iterations the reducer's own timers are read."""
 HISTORY = 1000
 NS_PER_S = 1e9
