@@ -18,11 +18,11 @@ from benchmarks.common import median, save
 from syncline.model.run import Run
 
 CASES = {
-    "resnet20": ["--data", "digits", "--batch-size", "32", "--steps", "250"],
-    "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "100"],
-    "lstm": ["--data", "text", "--batch-size", "4", "--steps", "100"],
+    "resnet20": ["--data", "digits", "--batch-size", "128", "--steps", "160"],
+    "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "125"],
+    "lstm": ["--data", "text", "--batch-size", "4", "--steps", "125"],
 }
-PLANNERS = ("auto", "merge")
+PLANNERS = ("auto",)
 
 
 def main() -> None:

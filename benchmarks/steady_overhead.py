@@ -70,6 +70,7 @@ def worker(result: str) -> None:
     assert same == stock._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     if dist.get_rank() == 0:
         Path(result).write_text(json.dumps({"pairs_s": pairs, "bucket_bytes": same}))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -44,4 +44,5 @@ if rank == 0:
         right = model.module(images[test]).argmax(1) == labels[test]
     print(f"{model.phase}: test accuracy {right.float().mean():.1%}")
     print(model.save_report(sys.argv[1] if len(sys.argv) > 1 else "runs/minimal"))
+dist.barrier()
 dist.destroy_process_group()

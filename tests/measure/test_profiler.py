@@ -89,9 +89,9 @@ def test_a_slow_module_and_slow_data_are_seen_where_they_are() -> None:
             yield batches()[0]
 
     model = nn.Sequential(nn.Linear(8, 3), Slow())
-    found = profile(model, slow_batches(), cross_entropy, iterations=4, warmup=1)
+    found = profile(model, slow_batches(), cross_entropy, iterations=6, warmup=1)
     slow = found.operations[index_of(found, "1", "forward")]
-    assert slow.duration_s >= 0.02
+    assert slow.duration_s >= 0.015
     assert found.phase_s("data") >= 0.01
     assert sum(o.duration_s for o in found.operations if o is not slow) < 0.02 + 0.03
 

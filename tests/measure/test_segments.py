@@ -104,6 +104,17 @@ def test_a_stray_iteration_does_not_count() -> None:
     assert median_trace(traces, []).segments == traces[0].segments
 
 
+def test_what_noting_costs_is_taken_off() -> None:
+    clock = CpuClock()
+    trace = read_iteration(LEAN, clock)
+    quiet = median_trace([trace], [], quiet_ns=[290, 280, 240])
+    computing = [s.duration_ns for s in quiet.segments if s.phase in ("forward", "backward")]
+    assert abs(sum(computing) - (200 - (300 - 280))) <= 2  # rounded part by part
+    others = [s for s in quiet.segments if s.phase not in ("forward", "backward")]
+    assert others == [s for s in trace.segments if s.phase not in ("forward", "backward")]
+    assert median_trace([trace], [], quiet_ns=[400]).segments == trace.segments
+
+
 @given(st.lists(st.integers(1, 1000), min_size=3, max_size=9))
 def test_the_parts_follow_the_whole(gaps: list[int]) -> None:
     clock = CpuClock()

@@ -53,6 +53,8 @@ class Iteration(NamedTuple):
     """Present in iterations observed in detail."""
     sequence_at: list[int]
     """Autograd's sequence number at each event up to ``OUTPUT``, in detailed iterations."""
+    quiet: bool = False
+    """Whether only its beginning and end were noted."""
 
 
 class Observer:
@@ -60,7 +62,8 @@ class Observer:
 
     An iteration begins with :meth:`begin` (the wrapper or loop calls it just before the forward
     pass) and ends with the next one. With ``detail``, every backward operation is noted, which
-    costs a few microseconds each; without, only the gradients are.
+    costs a few microseconds each; without, only the gradients and submodules are; if ``quiet``,
+    nothing is but the whole, which tells what the noting costs.
     """
 
     def __init__(
@@ -79,6 +82,9 @@ class Observer:
         self._in_forward = False
         self.detail = False
         """Whether iterations that begin from now on note every backward operation."""
+        self.quiet = False
+        """Whether iterations that begin from now on note only their beginning and end."""
+        self._was_quiet = False
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -112,11 +118,14 @@ class Observer:
         stamp = self._clock.stamp()
         finished = None
         if self._events:
-            finished = Iteration(self._events, stamp, self._graph, self._sequence_at)
+            finished = Iteration(
+                self._events, stamp, self._graph, self._sequence_at, self._was_quiet
+            )
         self._events = [Event(Moment.FORWARD, "", stamp)]
         self._graph = None
         self._sequence_at = [sequence_number()] if self.detail else []
-        self._noting = True
+        self._was_quiet = self.quiet
+        self._noting = not self.quiet
         self._in_forward = True
         return finished
 

@@ -18,18 +18,20 @@ __all__ = ["probe", "probe_sizes"]
 
 SMALLEST_BYTES = 256
 LARGEST_BYTES = 64 * 1024 * 1024
-DENSE_FROM_BYTES = 64 * 1024
-LARGEST_LINK_BYTES = 4 * 1024 * 1024
-MIN_SWEEPS = 7
+DENSE_FROM_BYTES = 1024 * 1024
+LARGEST_LINK_BYTES = 1024 * 1024
+LINK_SWEEPS = 3
+MIN_SWEEPS = 5
 MAX_SWEEPS = 25
 COSTLY_BYTES = 8 * 1024 * 1024
 COSTLY_SWEEPS = 3
 """Messages above that size are measured in this many sweeps only: they vary less and cost most."""
-SUMMATION_BYTES = 32 * 1024 * 1024
-"""Larger than the caches, so that the summation rate is the memory's."""
-CONTENTION_BYTES = 1024 * 1024
-CONTENTION_MESSAGES = 4
-CONTENTION_REPETITIONS = 12
+SUMMATION_BYTES = 16 * 1024 * 1024
+SUMMATION_REPETITIONS = 3
+"""Larger than a core's caches, so that the summation rate is the memory's."""
+CONTENTION_BYTES = 4 * 1024 * 1024
+"""Takes long beside a tick of the scheduler, which would pass for contention otherwise."""
+CONTENTION_REPETITIONS = 5
 LARGEST_CONTENTION = 4.0
 """More is noise: four threads that share a core slow each other no further."""
 MATRIX = 160
@@ -58,7 +60,7 @@ def probe(
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds: sweep for about this long, but at least 7 times (3 above 8 MiB), at most 25.
+        seconds: sweep for about this long, but at least 5 times (3 above 8 MiB), at most 25.
         name: name of the resulting network.
 
     Raises:
@@ -100,7 +102,7 @@ def probe(
 
 
 def probe_sizes(largest_bytes: int = LARGEST_BYTES) -> list[int]:
-    """Return the message sizes of a sweep: by four up to 64 KiB, by two where messages live."""
+    """Return the message sizes of a sweep: by four up to 1 MiB, by two where messages live."""
     sizes = []
     size = SMALLEST_BYTES
     while size < largest_bytes:
@@ -158,7 +160,7 @@ class _Session:
                 dist.send(message, peer, group=self._group)
 
         times: dict[int, list[float]] = {size: [] for size in sizes}
-        for number in range(MIN_SWEEPS + 1):
+        for number in range(LINK_SWEEPS + 1):
             for size in sizes:
                 taken = self._timed(lambda size=size: exchange(size))  # type: ignore[misc]
                 if number:
@@ -170,40 +172,32 @@ class _Session:
         """Return the seconds a byte of adding one array to another in memory (gamma)."""
         a = torch.zeros(SUMMATION_BYTES // 4, device=self._device)
         b = torch.zeros_like(a)
-        times = [self._timed(lambda: a.add_(b)) for _ in range(4)]
-        return max(self._slowest([min(times[1:]) / SUMMATION_BYTES]))
+        a.add_(b)  # touches the memory for the first time
+        times = [self._timed(lambda: a.add_(b)) for _ in range(SUMMATION_REPETITIONS)]
+        return max(self._slowest([min(times) / SUMMATION_BYTES]))
 
     def contention(self) -> float:
         """Return how many times slower computing and communicating run while both do.
 
-        Some messages, as much computation as takes as long, and both at once: work that alone
-        takes ``c`` and ``m`` takes ``s min(c, m) + (max(c, m) - min(c, m))`` together.
+        A message, as much computation as takes as long, and both at once: work that alone takes
+        ``c`` and ``m`` takes ``s min(c, m) + (max(c, m) - min(c, m))`` together.
         """
         matrix = torch.ones(MATRIX, MATRIX, device=self._device)
-        messages = [
-            torch.zeros(CONTENTION_BYTES // 4, device=self._device)
-            for _ in range(CONTENTION_MESSAGES)
-        ]
+        message = torch.zeros(CONTENTION_BYTES // 4, device=self._device)
         products = 1
-
-        def send() -> list[dist.Work | None]:
-            return [dist.all_reduce(m, group=self._group, async_op=True) for m in messages]
-
-        def communicate() -> None:
-            for work in send():
-                assert work is not None
-                work.wait()
 
         def compute() -> None:
             for _ in range(products):
                 torch.mm(matrix, matrix)
 
+        def communicate() -> None:
+            dist.all_reduce(message, group=self._group)
+
         def both() -> None:
-            works = send()
+            work = dist.all_reduce(message, group=self._group, async_op=True)
             compute()
-            for work in works:
-                assert work is not None
-                work.wait()
+            assert work is not None
+            work.wait()
 
         communicate()
         compute()
@@ -213,8 +207,8 @@ class _Session:
         calls = (compute, communicate, both)
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(CONTENTION_REPETITIONS):
+            dist.barrier(group=self._group)
             for call, taken in zip(calls, times, strict=True):
-                dist.barrier(group=self._group)
                 taken.append(self._timed(call))
         computing, communicating, together = (
             lower_quartile(self._slowest(taken)) for taken in times

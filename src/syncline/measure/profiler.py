@@ -45,7 +45,8 @@ def profile(
     The model is trained for real: pass a copy if its parameters matter. It needs no change; hooks
     on its modules, on the nodes of its autograd graph and on its parameters note what happens
     (:class:`syncline.measure.observer.Observer`). A third of the iterations are observed in
-    detail; the others give the durations. The model must not be wrapped for data-parallel
+    detail, a third only as a whole, to take off what observing costs; the others give the
+    durations. The model must not be wrapped for data-parallel
     training: communication would disturb the computation that is measured here.
 
     Args:
@@ -74,6 +75,7 @@ def profile(
     observer = Observer(model, parameters, clock)
     lean: list[Trace] = []
     detailed: list[Trace] = []
+    quiet_ns: list[int] = []
     waiting_s: list[float] = []
     copying_s: list[float] = []
     reader = _endless(batches)
@@ -88,12 +90,17 @@ def profile(
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             copied = time.perf_counter()
-            was_detailed = observer.detail
-            observer.detail = index >= warmup and (index - warmup) % 3 == 2
+            turn = (index - warmup) % 3
+            observer.quiet, observer.detail = turn == 1, turn == 2
             finished = observer.begin()
             if finished is not None and index > warmup:
                 clock.settle()
-                (detailed if was_detailed else lean).append(read_iteration(finished, clock))
+                if finished.quiet:
+                    whole_ns = clock.between_ns(finished.events[0].stamp, finished.end_stamp)
+                    quiet_ns.append(whole_ns)
+                else:
+                    kind = lean if finished.graph is None else detailed
+                    kind.append(read_iteration(finished, clock))
                 waiting_s.append(read - start)
                 copying_s.append(copied - read)
             output = model(inputs)
@@ -104,7 +111,7 @@ def profile(
             model.zero_grad(set_to_none=True)
     finally:
         observer.detach()
-    trace = median_trace(lean, detailed)
+    trace = median_trace(lean, detailed, quiet_ns)
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
     workers = 1

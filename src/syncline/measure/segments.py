@@ -16,6 +16,8 @@ __all__ = ["Segment", "Trace", "median_trace", "read_iteration"]
 
 
 COMPUTING: tuple[Phase, ...] = ("forward", "backward")
+LEAST_LEFT = 0.7
+"""Share of the computation that noting can at most be taken off to: more would be noise."""
 
 
 class Segment(NamedTuple):
@@ -126,18 +128,22 @@ def _segment(name: str, phase: str, duration_ns: int, node: int | None) -> Segme
     return Segment(name, "forward" if phase == "forward" else "backward", duration_ns, (), node)
 
 
-def median_trace(lean: Sequence[Trace], detailed: Sequence[Trace]) -> Trace:
+def median_trace(
+    lean: Sequence[Trace], detailed: Sequence[Trace], quiet_ns: Sequence[int] = ()
+) -> Trace:
     """Join traces of one model into one of medians.
 
     Args:
         lean: iterations observed without detail; at least one. They give every duration.
         detailed: iterations observed in detail. They only share out what passes between two
             gradients over the operations there, since noting each operation costs time itself.
+        quiet_ns: durations of iterations in which nothing was noted. What the lean ones take
+            beyond them is the noting and is taken off their forward and backward passes.
 
     Only iterations with the most frequent structure count: a stray one (a logging step, another
     branch) would mix up its operations with theirs.
     """
-    lean_trace = _median_of(lean)
+    lean_trace = _without_noting(_median_of(lean), quiet_ns)
     if not detailed:
         return lean_trace
     detailed_trace = _median_of(detailed)
@@ -178,13 +184,26 @@ def _median_of(traces: Sequence[Trace]) -> Trace:
     # Delays are rare for one operation but not for all of them: the sum of the medians is less
     # than the median of the sums. The whole is what an iteration takes, so the parts follow it.
     whole_ns = median([_computing_ns(trace.segments) for trace in same])
-    parts_ns = _computing_ns(segments)
-    factor = whole_ns / parts_ns if parts_ns else 1.0
-    segments = [
+    return same[-1]._replace(segments=_computing_in(segments, whole_ns))
+
+
+def _without_noting(trace: Trace, quiet_ns: Sequence[int]) -> Trace:
+    if not quiet_ns:
+        return trace
+    noting_ns = sum(segment.duration_ns for segment in trace.segments) - median(quiet_ns)
+    computing_ns = _computing_ns(trace.segments)
+    left_ns = min(max(computing_ns - noting_ns, computing_ns * LEAST_LEFT), computing_ns)
+    return trace._replace(segments=_computing_in(trace.segments, left_ns))
+
+
+def _computing_in(segments: Sequence[Segment], total_ns: float) -> list[Segment]:
+    """Stretch forward and backward passes so that together they take ``total_ns``."""
+    found_ns = _computing_ns(segments)
+    factor = total_ns / found_ns if found_ns else 1.0
+    return [
         s._replace(duration_ns=round(s.duration_ns * factor)) if s.phase in COMPUTING else s
         for s in segments
     ]
-    return same[-1]._replace(segments=segments)
 
 
 def _computing_ns(segments: Sequence[Segment]) -> int:

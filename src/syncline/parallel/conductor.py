@@ -19,7 +19,8 @@ from syncline.parallel.tuning import Tuning
 
 __all__ = ["PACE_EVERY", "Buckets", "Conductor"]
 
-DETAIL_EVERY = 3
+TURNS = 3
+"""Observed iterations take turns: quiet, lean, detailed."""
 PACE_EVERY = 5
 """In the steady state, every how many iterations the reducer's own timers are read."""
 HISTORY = 1000
@@ -59,7 +60,10 @@ class Conductor:
         self._start: Any = None
         self._history: deque[float] = deque(maxlen=HISTORY)
         self.measuring_s = 0.0
-        """Time spent in iterations before the steady state and on what was done between them."""
+        """Time spent in iterations before the steady state and on what was done between them.
+
+        The very first ones are left out: they warm up under any wrapper.
+        """
         self.measuring_iterations = 0
         """How many iterations that was."""
         self._enter(next(self._script))
@@ -113,15 +117,18 @@ class Conductor:
                 times[: self._stage.warmup],
                 times[self._stage.warmup :],
             )
-            # What else the user's program does now and then is no cost of ours: hence the median.
-            self.measuring_s += sum(warming)
+            # Not our cost: the first iterations, slow under any wrapper, and what the user's
+            # program does now and then; hence the median.
+            if self._tuning.iteration > len(times):
+                self.measuring_s += sum(warming)
+                self.measuring_iterations += len(warming)
             self.measuring_s += median(self._result.iteration_s) * self._stage.iterations
-            self.measuring_iterations += len(times)
+            self.measuring_iterations += self._stage.iterations
             self._advance()
 
     def _observe(self, measured: bool) -> None:
         assert self._observer is not None
-        self._observer.detail = self._wants_detail()
+        self._set_observer()
         finished = self._observer.begin()
         exchanges = self._recorder.take() if self._recorder is not None else []
         if finished is None or not measured:
@@ -129,14 +136,20 @@ class Conductor:
         self._clock.settle()
         if self._recorder is not None:
             self._result.recorded.append((finished, exchanges))
+        elif finished.quiet:
+            self._result.quiet_ns.append(
+                self._clock.between_ns(finished.events[0].stamp, finished.end_stamp)
+            )
         else:
             kind = self._result.lean if finished.graph is None else self._result.detailed
             kind.append(read_iteration(finished, self._clock))
 
-    def _wants_detail(self) -> bool:
-        """Whether the iteration that begins now shall be observed in detail."""
-        since = self._done - self._stage.warmup
-        return self._stage.record or (since >= 0 and since % DETAIL_EVERY == DETAIL_EVERY - 1)
+    def _set_observer(self) -> None:
+        """Choose how closely the iteration that begins now is observed."""
+        assert self._observer is not None
+        turn = (self._done - self._stage.warmup) % TURNS
+        self._observer.quiet = turn == 0 and not self._stage.record
+        self._observer.detail = turn == TURNS - 1 or self._stage.record
 
     def _end_steady_iteration(self) -> None:
         now = time.perf_counter()
@@ -181,7 +194,7 @@ class Conductor:
             # is in its bucket.
             self._observer = Observer(self._job.module, self._job.parameters, self._clock)
             self._observer.attach()
-            self._observer.detail = self._wants_detail()
+            self._set_observer()
             self._observer.begin()
         if stage.iterations == 0:
             self._history.clear()

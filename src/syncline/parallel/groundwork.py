@@ -86,7 +86,8 @@ class Groundwork:
         comes with every plan.
         """
         job = self._job
-        trace = across_ranks(median_trace(result.lean, result.detailed), job.group, job.device)
+        own = median_trace(result.lean, result.detailed, result.quiet_ns)
+        trace = across_ranks(own, job.group, job.device)
         unpack_s = 0.0 if job.gradients_are_views else unpack_seconds(job.parameters)
         exchange_ns = sum(s.duration_ns for s in trace.segments if s.phase == "finalize")
         explained_s = unpack_s + network.all_reduce.seconds(self.gradient_bytes)

@@ -23,7 +23,7 @@ class Stage:
     """Iterations not measured: DDP rebuilds its buckets after the first."""
     iterations: int
     observe: bool = False
-    """Note operations and gradients, every third iteration in detail."""
+    """Note nothing, gradients and modules, or every operation, in turns."""
     record: bool = False
     """Note when each bucket is sent and done, through a communication hook."""
 
@@ -35,6 +35,8 @@ class StageResult:
     iteration_s: list[float] = field(default_factory=list)
     lean: list[Trace] = field(default_factory=list)
     detailed: list[Trace] = field(default_factory=list)
+    quiet_ns: list[int] = field(default_factory=list)
+    """Durations of iterations in which nothing was noted."""
     recorded: list[tuple[Iteration, list[Exchange]]] = field(default_factory=list)
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did."""

@@ -38,7 +38,7 @@ WARMUP = 3
 REBUILT = 2
 """Iterations after a change of buckets: DDP makes the final ones after the first."""
 BASELINE_ITERATIONS = 16
-PROFILED_ITERATIONS = 9
+PROFILED_ITERATIONS = 21
 TRIAL_ITERATIONS = 16
 RECORDED_ITERATIONS = 3
 TRIALS = 2

@@ -103,4 +103,6 @@ def process_group(device: DeviceName, timeout_s: float) -> Iterator[Worker]:
     yield Worker(rank=dist.get_rank(), workers=dist.get_world_size(), device=place)
     # Not after an error: leaving waits for peers that may be gone, and the process ends anyway.
     if joins:
+        # Together: Gloo can abort a process that a peer leaves behind with its threads running.
+        dist.barrier()
         dist.destroy_process_group()
