@@ -18,9 +18,9 @@ from benchmarks.common import median, save
 from syncline.model.run import Run
 
 CASES = {
-    "resnet20": ["--data", "digits", "--batch-size", "128", "--steps", "160"],
+    "resnet20": ["--data", "digits", "--batch-size", "64", "--steps", "180"],
     "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "125"],
-    "lstm": ["--data", "text", "--batch-size", "4", "--steps", "125"],
+    "lstm": ["--data", "text", "--batch-size", "32", "--steps", "110"],
 }
 PLANNERS = ("auto",)
 

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", default="vgg16")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--batch-size", default="16")
-    parser.add_argument("--steps", default="110")
+    parser.add_argument("--steps", default="95")
     parser.add_argument("--report", help="keep the last run's report here")
     arguments = parser.parse_args()
     if os.geteuid() != 0:

@@ -228,7 +228,8 @@ def test_the_stages_are_those_of_the_script() -> None:
     assert f"after {none + trial} if one is tried, and after {none + 2 * trial} if two are" in text
     given = baseline + trial + recording
     assert f"it begins after {given}, or after {recording} with `check=False`" in text
-    assert f"about to be dropped adds {2 + tuning.BASELINE_ITERATIONS}" in text
+    again = 4 + tuning.BASELINE_ITERATIONS + tuning.TRIAL_ITERATIONS
+    assert f"about to be dropped adds {again}" in text
     for page in ("index.md", "choosing-a-planner.md"):
         assert f"{tuning.TRIAL_ITERATIONS} iterations" in " ".join(text_of(page).split())
 
