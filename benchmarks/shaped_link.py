@@ -28,10 +28,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--model", default="vgg16")
+    parser.add_argument("--model", default="resnet20")
     parser.add_argument("--data", default="digits")
-    parser.add_argument("--batch-size", default="16")
-    parser.add_argument("--steps", default="95")
+    parser.add_argument("--batch-size", default="64")
+    parser.add_argument("--steps", default="260")
     parser.add_argument("--report", help="keep the last run's report here")
     arguments = parser.parse_args()
     if os.geteuid() != 0:

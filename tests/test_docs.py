@@ -215,12 +215,14 @@ def test_the_counter_example_is_what_the_planners_do() -> None:
 def test_the_stages_are_those_of_the_script() -> None:
     tuning = importlib.import_module("syncline.parallel.tuning")
     rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("index.md"), 4)}
-    baseline, profiling = tuning.WARMUP + tuning.BASELINE_ITERATIONS, 2 + tuning.PROFILED_ITERATIONS
-    trial, recording = 2 + tuning.TRIAL_ITERATIONS, 2 + tuning.RECORDED_ITERATIONS
-    assert rows["baseline"] == f"{tuning.WARMUP} + {tuning.BASELINE_ITERATIONS}"
+    compared = tuning.COMPARED_ITERATIONS
+    span = f"{compared} to {tuning.MOST_COMPARED_ITERATIONS}"
+    baseline, profiling = tuning.WARMUP + compared, 2 + tuning.PROFILED_ITERATIONS
+    trial, recording = 2 + compared, 2 + tuning.RECORDED_ITERATIONS
+    assert rows["baseline"] == f"{tuning.WARMUP} + {span}"
     assert rows["profiling"] == f"2 + {tuning.PROFILED_ITERATIONS}"
-    assert rows["trying ..."] == f"2 + {tuning.TRIAL_ITERATIONS}"
-    assert rows["checking again"] == f"2 + {tuning.BASELINE_ITERATIONS}"
+    assert rows["trying ..."] == f"2 + {span}"
+    assert rows["checking again"] == f"2 + {span}"
     assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS}"
     text = " ".join(text_of("index.md").split())
     none = baseline + profiling + recording
@@ -228,10 +230,10 @@ def test_the_stages_are_those_of_the_script() -> None:
     assert f"after {none + trial} if one is tried, and after {none + 2 * trial} if two are" in text
     given = baseline + trial + recording
     assert f"it begins after {given}, or after {recording} with `check=False`" in text
-    again = 4 + tuning.BASELINE_ITERATIONS + tuning.TRIAL_ITERATIONS
+    again = 2 * trial
     assert f"about to be dropped adds {again}" in text
     for page in ("index.md", "choosing-a-planner.md"):
-        assert f"{tuning.TRIAL_ITERATIONS} iterations" in " ".join(text_of(page).split())
+        assert f"{compared} iterations" in " ".join(text_of(page).split())
 
 
 # ---------------------------------------------------------------------- names

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from syncline.errors import UserError
+from syncline.planners import PLANNERS
 
 __all__ = ["train"]
 
@@ -26,7 +27,7 @@ HYPERPARAMETERS = {
 }
 """Option -> field of the hyper-parameters; each has a default of its own for every model."""
 
-EPILOG = """\b
+EPILOG = f"""\b
 Models:
   resnet20     ResNet-20 for small images
   vgg16        VGG-16 with batch norm for 32x32 images
@@ -45,7 +46,7 @@ Data:
 
 \b
 Planners:
-  auto, ddp, wfbp, single, buckets, mgwfbp, merge
+  {", ".join(PLANNERS)}
 
 Under torchrun the command is one worker of torchrun's job and starts none itself.
 """

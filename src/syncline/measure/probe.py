@@ -24,8 +24,9 @@ LINK_SWEEPS = 3
 MIN_SWEEPS = 5
 MAX_SWEEPS = 25
 COSTLY_BYTES = 8 * 1024 * 1024
-COSTLY_SWEEPS = 3
-"""Messages above that size are measured in this many sweeps only: they vary less and cost most."""
+COSTLY_SWEEPS = 1
+"""Messages above that size are measured when they warm up and in this many sweeps only: they vary
+less, and on a slow network they cost most."""
 SUMMATION_BYTES = 16 * 1024 * 1024
 SUMMATION_REPETITIONS = 3
 """Larger than a core's caches, so that the summation rate is the memory's."""
@@ -60,7 +61,7 @@ def probe(
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds: sweep for about this long, but at least 5 times (3 above 8 MiB), at most 25.
+        seconds: sweep for about this long, but at least 5 times (twice above 8 MiB), at most 25.
         name: name of the resulting network.
 
     Raises:
@@ -127,8 +128,14 @@ class _Session:
             return self._timed(lambda: dist.all_reduce(message, group=self._group))
 
         times: dict[int, list[float]] = {size: [] for size in sizes}
-        first = self._slowest([exchange(size) for size in sizes])  # connects and warms up
-        cheap_s = sum(t for t, size in zip(first, sizes, strict=True) if size <= COSTLY_BYTES)
+        first = [exchange(size) for size in sizes]  # connects and warms up
+        cheap_s = 0.0
+        for size, seconds_taken in zip(sizes, self._slowest(first), strict=True):
+            if size <= COSTLY_BYTES:
+                cheap_s += seconds_taken
+        for size, own_s in zip(sizes, first, strict=True):
+            if size > COSTLY_BYTES:
+                times[size].append(own_s)
         sweeps = min(max(round(seconds / max(cheap_s, 1e-6)), MIN_SWEEPS), MAX_SWEEPS)
         for number in range(sweeps):
             for size in sizes:

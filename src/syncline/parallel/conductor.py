@@ -25,6 +25,8 @@ PACE_EVERY = 5
 """In the steady state, every how many iterations the reducer's own timers are read."""
 HISTORY = 1000
 NS_PER_S = 1e9
+LONGEST_WARMUP = 5.0
+"""Usual iterations that one may take in which buckets are built: more is something else."""
 
 
 class Buckets(Protocol):
@@ -118,11 +120,12 @@ class Conductor:
                 times[self._stage.warmup :],
             )
             # Not our cost: the first iterations, slow under any wrapper, and what the user's
-            # program does now and then; hence the median.
+            # program does now and then; hence the median and the limit.
+            usual_s = median(self._result.iteration_s)
             if self._tuning.iteration > len(times):
-                self.measuring_s += sum(warming)
+                self.measuring_s += sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
                 self.measuring_iterations += len(warming)
-            self.measuring_s += median(self._result.iteration_s) * self._stage.iterations
+            self.measuring_s += usual_s * self._stage.iterations
             self.measuring_iterations += self._stage.iterations
             self._advance()
 

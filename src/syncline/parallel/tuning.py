@@ -37,9 +37,12 @@ Script = Generator[Stage, StageResult, None]
 WARMUP = 3
 REBUILT = 2
 """Iterations after a change of buckets: DDP makes the final ones after the first."""
-BASELINE_ITERATIONS = 16
-PROFILED_ITERATIONS = 21
-TRIAL_ITERATIONS = 16
+COMPARED_ITERATIONS = 16
+"""Iterations of the baseline and of a trial, at least."""
+COMPARED_S = 1.5
+MOST_COMPARED_ITERATIONS = 48
+"""Short iterations vary more: they are compared over this time, up to so many."""
+PROFILED_ITERATIONS = 18
 RECORDED_ITERATIONS = 3
 TRIALS = 2
 """At most this many plans are tried: the second when the first has taught something."""
@@ -74,6 +77,7 @@ class Tuning:
         self.reason = "training ended before the measurement did"
         self.events: list[Event] = []
         self.iteration = 0
+        self._compared = COMPARED_ITERATIONS
 
     def script(self) -> Script:
         """Measure, plan, try, decide, record, and train on; again when told that things changed."""
@@ -89,9 +93,20 @@ class Tuning:
             self._conclude("planned", "the plan was given, unchecked", plan=settings.plan)
             return
         result = yield Stage(
-            name="baseline", plan=None, warmup=WARMUP, iterations=BASELINE_ITERATIONS
+            name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS
         )
         self.baseline = self._groundwork.rate("stock DDP", result)
+        wanted = round(COMPARED_S / max(self.baseline.iteration_s, 1e-6))
+        self._compared = min(max(wanted, COMPARED_ITERATIONS), MOST_COMPARED_ITERATIONS)
+        if self._compared > COMPARED_ITERATIONS:
+            more = yield Stage(
+                name="baseline",
+                plan=None,
+                warmup=0,
+                iterations=self._compared - COMPARED_ITERATIONS,
+            )
+            more.iteration_s += result.iteration_s
+            self.baseline = self._groundwork.rate("stock DDP", more)
         if settings.plan is not None:
             yield from self._judge([(yield from self._try(settings.plan, None))], None)
             return
@@ -156,7 +171,7 @@ class Tuning:
     ) -> Generator[Stage, StageResult, _Trial | None]:
         """Train under a plan; return None if the reducer would not take its messages."""
         result = yield Stage(
-            name=f"{name} {plan.planner}", plan=plan, warmup=REBUILT, iterations=TRIAL_ITERATIONS
+            name=f"{name} {plan.planner}", plan=plan, warmup=REBUILT, iterations=self._compared
         )
         if self._mismatch(plan, result):
             return None
@@ -185,7 +200,7 @@ class Tuning:
             # Before a plan is dropped, both are measured again: the machine itself may have become
             # slower since the baseline.
             result = yield Stage(
-                name="checking again", plan=None, warmup=REBUILT, iterations=BASELINE_ITERATIONS
+                name="checking again", plan=None, warmup=REBUILT, iterations=self._compared
             )
             self.baseline = self._groundwork.rate("stock DDP", result)
             again = yield from self._try(best.plan, best.outlook, "trying again")
