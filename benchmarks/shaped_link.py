@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--batch-size", default="64")
-    parser.add_argument("--steps", default="260")
+    parser.add_argument("--steps", default="330")
     parser.add_argument("--report", help="keep the last run's report here")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
@@ -135,6 +135,8 @@ def one(arguments: argparse.Namespace) -> dict[str, object]:
                     "--batch-size",
                     arguments.batch_size,
                     "--steps",
+                    arguments.steps,
+                    "--epochs",
                     arguments.steps,
                     "--timeout",
                     "120",

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from syncline.measure.exchange import gather_json, share_json
+from syncline.measure.exchange import gather_json, gather_numbers, share_json
 from syncline.measure.probe import probe
 from syncline.measure.profiler import profile
 
@@ -21,6 +21,7 @@ def exchanges() -> dict[str, Any]:
     cpu = torch.device("cpu")
     return {
         "gathered": gather_json({"rank": rank, "text": "x" * (10 * rank)}, group, cpu),
+        "numbers": gather_numbers([rank, 0.5 * rank], group, cpu),
         "empty": gather_json([], group, cpu),
         "shared": share_json({"from": rank, "text": "größe"}, group, cpu),
     }

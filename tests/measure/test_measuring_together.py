@@ -16,6 +16,7 @@ def test_json_travels_between_ranks(workers: WorkerPool) -> None:
     for result in workers.run(jobs.exchanges, 3):
         assert [g["rank"] for g in result["gathered"]] == [0, 1, 2]
         assert [len(g["text"]) for g in result["gathered"]] == [0, 10, 20]
+        assert result["numbers"] == [[0.0, 0.0], [1.0, 0.5], [2.0, 1.0]]
         assert result["empty"] == [[], [], []]
         assert result["shared"] == {"from": 0, "text": "größe"}
 

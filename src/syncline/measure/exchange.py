@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError
 
-__all__ = ["gather_json", "share_json"]
+__all__ = ["gather_json", "gather_numbers", "share_json"]
 
 
 def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
@@ -41,6 +42,28 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
         msgspec.json.decode(bytes(t[: int(size.item())].cpu().tolist()))
         for t, size in zip(texts, sizes, strict=True)
     ]
+
+
+def gather_numbers(
+    values: Sequence[float], group: dist.ProcessGroup, device: torch.device
+) -> list[list[float]]:
+    """Return every rank's numbers on every rank, in rank order, by one collective.
+
+    Args:
+        values: as many on every rank.
+        group: the process group; all its ranks must call.
+        device: where the backend wants its tensors.
+
+    Raises:
+        PeerError: another rank failed or did not answer within the group's timeout.
+    """
+    own = torch.tensor(values, dtype=torch.float64, device=device)
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    try:
+        dist.all_gather(everyone, own, group=group)
+    except RuntimeError as error:
+        raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
+    return [numbers.tolist() for numbers in everyone]
 
 
 def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> Any:

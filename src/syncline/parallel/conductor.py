@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Any, Protocol
 
-from syncline.measure.exchange import gather_json
+from syncline.measure.exchange import gather_numbers
 from syncline.measure.observer import Observer
 from syncline.measure.segments import read_iteration
 from syncline.measure.statistics import median
@@ -168,7 +168,7 @@ class Conductor:
             self._drift.add(pace)
         if self._done % WINDOW == 0:
             if self._drift.close_window(
-                lambda own: gather_json(own, self._job.group, self._job.device)
+                lambda own: gather_numbers(own, self._job.group, self._job.device)
             ):
                 self._advance()
             self._start = time.perf_counter() if self.steady else self._clock.stamp()
