@@ -46,13 +46,18 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.4g} ({min(values):.4g} .. {max(values):.4g})"
 
 
+def _portable(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with paths of this machine reduced to their names."""
+    return [Path(a).name if a.startswith("/") else a for a in arguments]
+
+
 def save(name: str, measured: dict[str, Any]) -> None:
     """Write the raw results of a benchmark."""
     RESULTS.mkdir(exist_ok=True)
     record = {
         "benchmark": name,
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "command": f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
+        "command": " ".join(["python -m", f"benchmarks.{name}", *_portable(sys.argv[1:])]),
         "machine": machine(),
         **measured,
     }

@@ -52,7 +52,8 @@ def main() -> None:
         f"{spread([r['speed_up'] for r in rows])}, prediction error "
         f"{median([abs(r['error']) for r in rows]):.1%}"
     )
-    save("shaped_link", {"settings": vars(arguments), "rows": rows})
+    settings = {name: value for name, value in vars(arguments).items() if name != "report"}
+    save("shaped_link", {"settings": settings, "rows": rows})
 
 
 @contextlib.contextmanager

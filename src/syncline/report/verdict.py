@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyFigure", "Verdict", "figure_text", "key_figures", "verdict"]
 
+RESULTS_SHOWN = 2
+"""Results of the training among the key figures; all of them are in report.json."""
+
 DDP = "ddp"
 """The planner that mirrors what stock DistributedDataParallel does."""
 
@@ -298,7 +301,7 @@ def _training_figures(run: Run) -> list[KeyFigure]:
                 else f"over {units.counted(rate.iterations, 'iteration')}",
             )
         )
-    for name, value in run.results.items():
+    for name, value in list(run.results.items())[:RESULTS_SHOWN]:
         figures.append(
             KeyFigure(name=f"result: {name}", label=name.capitalize(), value=value, unit="")
         )
