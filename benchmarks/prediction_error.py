@@ -18,7 +18,7 @@ from benchmarks.common import median, save
 from syncline.model.run import Run
 
 CASES = {
-    "resnet20": ["--data", "digits", "--batch-size", "64", "--steps", "180"],
+    "resnet20": ["--data", "digits", "--batch-size", "64", "--steps", "240", "--epochs", "30"],
     "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "125"],
     "lstm": ["--data", "text", "--batch-size", "32", "--steps", "110"],
 }
