@@ -79,6 +79,10 @@ class CostCurve(Value, frozen=True, kw_only=True):
         segment = self.segments[max(index, 0)]
         return segment.cost_s + segment.s_per_byte * (size_bytes - segment.start_bytes)
 
+    def rows(self) -> list[tuple[int, float, float]]:
+        """Return (start_bytes, cost_s, s_per_byte) of each segment, as the native core takes it."""
+        return [(s.start_bytes, s.cost_s, s.s_per_byte) for s in self.segments]
+
     @property
     def startup_s(self) -> float:
         """Cost of an empty message: the ``a`` of MG-WFBP, Eq. 10, for a straight line."""

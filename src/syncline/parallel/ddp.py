@@ -242,14 +242,11 @@ class DistributedDataParallel(TorchDDP):
         from syncline.report.bundle import Bundle
 
         tuning = self._tuning if self._conductor is not None else None
-        plan = tuning.plan if tuning else None
-        if tuning and plan is None and tuning.profile and tuning.network:
-            plan = self._settings.ddp.plan(tuning.profile, tuning.network)
         bundle = Bundle(
             run=run or self.run_record(),
             profile=tuning.profile if tuning else None,
             network=tuning.network if tuning else None,
-            plan=plan,
+            plan=tuning.running_plan if tuning else None,
             comparison=tuning.comparison if tuning else None,
             timeline_predicted=tuning.predicted_timeline if tuning else None,
             timeline_measured=tuning.measured_timeline if tuning else None,

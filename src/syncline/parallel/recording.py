@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.measure.clock import Clock
-from syncline.measure.observer import Iteration
+from syncline.measure.observer import Iteration, Moment
 from syncline.measure.segments import read_iteration
 from syncline.model.plan import Plan
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
@@ -123,5 +123,5 @@ def _walked_ns(iteration: Iteration, clock: Clock) -> int:
     return sum(
         clock.between_ns(before.stamp, event.stamp)
         for before, event in itertools.pairwise(events)
-        if event.moment.value == "walked"
+        if event.moment is Moment.WALKED
     )

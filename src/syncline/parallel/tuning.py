@@ -79,6 +79,13 @@ class Tuning:
         self.iteration = 0
         self._compared = COMPARED_ITERATIONS
 
+    @property
+    def running_plan(self) -> Plan | None:
+        """The plan that runs, or DDP's own buckets as a plan; None before there is a profile."""
+        if self.plan is not None or self.profile is None or self.network is None:
+            return self.plan
+        return self._settings.ddp.plan(self.profile, self.network)
+
     def script(self) -> Script:
         """Measure, plan, try, decide, record, and train on; again when told that things changed."""
         while True:
@@ -265,9 +272,7 @@ class Tuning:
         if self.plan is not None and self._mismatch(self.plan, result):
             self._conclude("ddp", "DDP would not take the plan's messages")
             return
-        running = self.plan
-        if running is None and self.profile is not None and self.network is not None:
-            running = self._settings.ddp.plan(self.profile, self.network)
+        running = self.running_plan
         if running is None:
             return
         timelines = [

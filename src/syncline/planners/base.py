@@ -11,7 +11,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 
-__all__ = ["NS_PER_S", "Planner", "curve_segments", "ready_ns"]
+__all__ = ["NS_PER_S", "Planner", "ready_ns"]
 
 NS_PER_S = 1_000_000_000
 
@@ -48,8 +48,3 @@ def ready_ns(profile: Profile) -> list[int]:
     durations = (round(operation.duration_s * NS_PER_S) for operation in profile.operations)
     finished = list(itertools.accumulate(durations))
     return [finished[gradient.ready_after] for gradient in profile.gradients]
-
-
-def curve_segments(network: Network) -> list[tuple[int, float, float]]:
-    """Return the network's all-reduce cost in the form that the native core takes."""
-    return [(s.start_bytes, s.cost_s, s.s_per_byte) for s in network.all_reduce.segments]

@@ -7,7 +7,7 @@ from typing import ClassVar
 from syncline import _native
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner, curve_segments, ready_ns
+from syncline.planners.base import Planner, ready_ns
 
 __all__ = ["Merge"]
 
@@ -45,4 +45,4 @@ class Merge(Planner, frozen=True, kw_only=True):
                 ready.append(now)
                 sizes.append(gradient.size_bytes)
                 last.append(index)
-        return [last[index] for index in _native.merge(ready, sizes, curve_segments(network))]
+        return [last[index] for index in _native.merge(ready, sizes, network.all_reduce.rows())]

@@ -85,8 +85,7 @@ def _simulate(
 
     Tasks are the profile's operations in order, then the plan's messages in order.
     """
-    segments = [(s.start_bytes, s.cost_s, s.s_per_byte) for s in network.all_reduce.segments]
-    costs_ns = _native.costs(list(plan.message_bytes()), segments)
+    costs_ns = _native.costs(list(plan.message_bytes()), network.all_reduce.rows())
     if sum(costs_ns) > LONGEST_NS:
         raise UserError(
             f"network {network.name!r}: the messages of one iteration take longer than "
