@@ -79,23 +79,30 @@ class Page:
     def one(self, selector: str) -> Any:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
-    def click(self, selector: str) -> None:
-        """Click an element that a drawing under way may be about to replace."""
-
-        def clicked() -> bool:
+    def use(self, selector: str, action: Callable[[Any], Any]) -> Any:
+        """Return what an action on an element returns, found again where a drawing replaced it."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
             try:
-                self.one(selector).click()
+                return action(self.one(selector))
             except StaleElementReferenceException:
-                return False
-            return True
+                if time.monotonic() > deadline:
+                    raise
 
-        self.until(clicked)
+    def click(self, selector: str) -> None:
+        self.use(selector, lambda element: element.click())
+
+    def text(self, selector: str) -> str:
+        return str(self.use(selector, lambda element: element.text))
+
+    def shown(self, selector: str) -> bool:
+        return bool(self.use(selector, lambda element: element.is_displayed()))
 
     def script(self, source: str, *arguments: Any) -> Any:
         return self.driver.execute_script(source, *arguments)
 
     def do(self, action: str) -> None:
-        self.one(f"[data-do={action}]").click()
+        self.click(f"[data-do={action}]")
 
     def ranges(self) -> dict[str, tuple[int, int]]:
         """Return the visible nanoseconds of each timeline."""
@@ -147,8 +154,8 @@ def _width(span: tuple[int, int]) -> int:
 
 
 def test_it_loads_without_complaints_or_requests(page: Page) -> None:
-    assert "569" in page.one('[data-timeline="predicted"] text').text
-    assert page.one('[data-timeline="measured"] .k-message').is_displayed()
+    assert "569" in page.text('[data-timeline="predicted"] text')
+    assert page.shown('[data-timeline="measured"] .k-message')
     assert page.complaints() == []
     assert page.requests() == []
 
@@ -162,16 +169,16 @@ def test_both_timelines_share_one_axis(page: Page) -> None:
 def test_a_click_on_a_span_shows_what_it_is(page: Page, bundle: Bundle) -> None:
     assert bundle.timeline_predicted is not None
     first = next(s for s in bundle.timeline_predicted.spans if s.kind == "message")
-    page.one('[data-timeline="predicted"] .k-message').click()
-    text = page.until(lambda: page.one("#details").text)
+    page.click('[data-timeline="predicted"] .k-message')
+    text = page.until(lambda: page.text("#details"))
     assert first.label in text
     assert "predicted" in text
     for fact in ("Kind", "Start", "Duration", "Size", "11.5 MB", "Measured"):
         assert fact in text
     assert len(page.driver.find_elements(By.CSS_SELECTOR, ".selected")) == 1
-    assert page.one('[data-timeline="measured"] .twin').is_displayed()
+    assert page.shown('[data-timeline="measured"] .twin')
     page.one("#chart").send_keys(Keys.ESCAPE)
-    page.until(lambda: page.one("#help").is_displayed())
+    page.until(lambda: page.shown("#help"))
 
 
 def test_buttons_zoom_and_pan_both_timelines(page: Page) -> None:
@@ -223,7 +230,7 @@ def test_a_drag_pans(page: Page) -> None:
     later = page.changed(near)
     assert later["predicted"][0] > near["predicted"][0]
     assert later["predicted"] == later["measured"]
-    assert page.one("#help").is_displayed()  # a drag selects nothing
+    assert page.shown("#help")  # a drag selects nothing
 
 
 def test_the_keyboard_does_all_of_it(page: Page) -> None:
@@ -241,7 +248,7 @@ def test_the_keyboard_does_all_of_it(page: Page) -> None:
     chart.send_keys("0")
     assert page.changed(wider) == whole
     chart.send_keys("n")
-    page.until(lambda: "batch" in page.one("#details").text)
+    page.until(lambda: "batch" in page.text("#details"))
     chart.send_keys(Keys.ENTER)
     fitted = page.changed(whole)
     assert _width(fitted["predicted"]) < 0.05 * _width(whole["predicted"])
@@ -275,7 +282,7 @@ def test_it_fits_a_phone(driver: Any, path: Path, scheme: str) -> None:
     page = Page(driver, path, width=360, scheme=scheme)
     assert page.script("return document.documentElement.scrollWidth") <= 360
     page.click('[data-timeline="measured"] .k-message')
-    page.until(lambda: "Duration" in page.one("#details").text)
+    page.until(lambda: "Duration" in page.text("#details"))
     for details in page.driver.find_elements(By.CSS_SELECTOR, "summary"):
         details.click()
     assert page.script("return document.documentElement.scrollWidth") <= 360
@@ -305,7 +312,7 @@ def test_without_scripts_the_picture_and_the_table_remain(driver: Any, path: Pat
     try:
         page = Page(driver, path)
         assert len(page.driver.find_elements(By.CSS_SELECTOR, ".static svg rect")) > 150
-        assert not page.one("#tools").is_displayed()
+        assert not page.shown("#tools")
         assert page.one("#timelines details table")
     finally:
         driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
@@ -317,11 +324,11 @@ def test_hostile_names_are_only_text(driver: Any, hostile: Bundle, tmp_path: Pat
     page = Page(driver, path)
     chart = page.one("#chart")
     chart.send_keys("p")  # the last span of the measured iteration
-    page.until(lambda: page.one("#details").text)
+    page.until(lambda: page.text("#details"))
     labels = set()
     for _ in range(len(HOSTILE) + 300):
         chart.send_keys("p")
-        labels.add(page.one("#details b").text)
+        labels.add(page.text("#details b"))
         if set(HOSTILE) <= labels:
             break
     assert set(HOSTILE) <= labels
