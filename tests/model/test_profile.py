@@ -26,9 +26,51 @@ def test_sums_by_hand() -> None:
 @some.few
 @given(some.profiles())
 def test_ready_times_follow_the_operations(profile: Profile) -> None:
-    clock = [0.0, *itertools.accumulate(o.duration_s for o in profile.operations)]
-    assert profile.ready_s() == tuple(clock[g.ready_after + 1] for g in profile.gradients)
-    assert list(profile.ready_s()) == sorted(profile.ready_s())
+    """One operation at a time where there is one lane, each duration rounded by itself."""
+    computing = msgspec.structs.replace(
+        profile,
+        operations=tuple(
+            msgspec.structs.replace(o, phase="forward" if o.phase in ("data", "copy") else o.phase)
+            for o in profile.operations
+        ),
+    )
+    clock = [*itertools.accumulate(round(o.duration_s * 1e9) for o in profile.operations)]
+    ready = [clock[g.ready_after] for g in profile.gradients]
+    assert computing.ready_ns() == ready
+    assert computing.ready_s() == tuple(ns / 1e9 for ns in ready)
+    assert computing.computation_s == clock[-1] / 1e9
+    assert all(a <= b for a, b in zip(profile.ready_ns(), ready, strict=True))
+
+
+def _operation(phase: str, ns: int, *after: int, resource: str = "device") -> Operation:
+    return Operation(name=phase, phase=phase, duration_s=ns / 1e9, after=after, resource=resource)
+
+
+def test_lanes_run_beside_each_other_once_the_batch_is_there() -> None:
+    profile = Profile(
+        model="m",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=(
+            _operation("data", 5),
+            _operation("copy", 2, 0),
+            _operation("forward", 3, resource="host"),  # launches the next
+            _operation("forward", 10, 2),
+            _operation("backward", 4, 2, resource="host"),
+            _operation("backward", 1, 4),
+            _operation("update", 1, 5),
+        ),
+        gradients=(
+            Gradient(name="a", elements=3, ready_after=5, needed_by=3),
+            Gradient(name="b", elements=1, ready_after=5),
+        ),
+    )
+    assert profile.finish_ns() == [5, 7, 10, 20, 14, 21, 22]
+    assert profile.ready_ns() == [21, 21]
+    assert profile.computation_s == 22e-9
+    assert profile.need_operations() == [3, 4]
+    assert profile.gates_ns() == {3: 1, 4: 0}
 
 
 def test_a_gradient_after_the_update_can_never_be_exchanged() -> None:

@@ -6,12 +6,21 @@ import math
 
 from syncline.errors import UserError
 
-__all__ = ["LARGEST_BYTES", "LARGEST_CONTENTION", "LARGEST_WORKERS", "LONGEST_NS", "require_time"]
+__all__ = [
+    "LARGEST_BYTES",
+    "LARGEST_CONTENTION",
+    "LARGEST_IN_FLIGHT",
+    "LARGEST_WORKERS",
+    "LONGEST_NS",
+    "require_time",
+]
 
 LARGEST_BYTES = 1 << 62
 """Bytes of all gradients together."""
 LARGEST_CONTENTION = 100.0
 """Factor by which computing and communicating may slow each other."""
+LARGEST_IN_FLIGHT = 64
+"""Messages of a plan that may be under way at once."""
 LARGEST_WORKERS = 1 << 31
 """Workers of a network."""
 LONGEST_NS = 1 << 46

@@ -15,12 +15,22 @@ from typing import ClassVar, Literal
 from syncline.errors import UserError
 from syncline.model.document import Document, Value
 from syncline.model.dtypes import bytes_per_element
-from syncline.model.limits import LARGEST_BYTES
+from syncline.model.limits import LARGEST_BYTES, LARGEST_IN_FLIGHT, require_time
 from syncline.model.profile import Gradient, Profile
 
-__all__ = ["Collective", "Message", "Plan", "Tensor"]
+__all__ = ["Collective", "Message", "Plan", "Tensor", "Wait"]
 
-Collective = Literal["all-reduce"]
+Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
+"""``reduce-scatter`` sums a slice and leaves each worker a share; ``all-gather`` hands the shares
+round: an all-reduce in two halves, which may be sent at different times."""
+
+Wait = Literal["update", "need"]
+"""What waits for the messages.
+
+``update``: the update, for all of them (DDP: ``backward`` ends when everything has arrived).
+``need``: only the forward operation of the next iteration that reads a parameter, for the messages
+that hold its gradient; the parameter is updated just before.
+"""
 
 
 class Tensor(Value, frozen=True, kw_only=True):
@@ -42,14 +52,16 @@ class Message(Value, frozen=True, kw_only=True):
     start: int
     stop: int
     collective: Collective = "all-reduce"
+    delay_s: float = 0.0
+    """Seconds from the readiness of its last gradient until it may leave (Horovod's cycle)."""
 
 
 class Plan(Document, frozen=True, kw_only=True):
     """An ordered list of messages that covers every gradient element exactly once.
 
     Raises:
-        UserError: on construction, if there is no tensor, two tensors share a name, or the messages
-            overlap or leave a gap.
+        UserError: on construction, if there is no tensor, two tensors share a name, the messages
+            overlap or leave a gap, or what is scattered is not gathered later.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -62,6 +74,10 @@ class Plan(Document, frozen=True, kw_only=True):
     """In the order in which their gradients become ready."""
     messages: tuple[Message, ...]
     """In the order in which they are sent."""
+    wait: Wait = "update"
+    in_flight: int = 1
+    """How many messages may be under way at once: with 2, the startup of one overlaps the
+    transmission of another (ByteScheduler's credit, counted in messages)."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -83,17 +99,47 @@ class Plan(Document, frozen=True, kw_only=True):
                 f"plan: the tensors hold {size_bytes} bytes in all; at most {LARGEST_BYTES} can be "
                 "exchanged"
             )
+        if not 1 <= self.in_flight <= LARGEST_IN_FLIGHT:
+            raise UserError(
+                f"plan: in_flight must be at least 1 and at most {LARGEST_IN_FLIGHT}, found "
+                f"{self.in_flight}"
+            )
+        for index, message in enumerate(self.messages):
+            require_time(f"plan: messages[{index}]: delay_s", message.delay_s)
         covered = 0
-        for message in sorted(self.messages, key=lambda m: (m.start, m.stop)):
-            if message.start != covered or message.stop < message.start:
+        for start, stop in sorted(
+            (m.start, m.stop) for m in self.messages if m.collective != "all-gather"
+        ):
+            if start != covered or stop < start:
                 raise UserError(
                     f"plan: expected a message that starts at element {covered}, found "
-                    f"[{message.start}, {message.stop}); messages must cover every gradient once"
+                    f"[{start}, {stop}); messages must cover every gradient once"
                 )
-            covered = message.stop
+            covered = stop
         if covered != self.elements:
             raise UserError(
                 f"plan: the messages cover {covered} of {self.elements} gradient elements"
+            )
+        self._check_gathering()
+
+    def _check_gathering(self) -> None:
+        scattered: list[tuple[int, int]] = []
+        gathered: list[tuple[int, int]] = []
+        for index, message in enumerate(self.messages):
+            span = (message.start, message.stop)
+            if message.collective == "reduce-scatter":
+                bisect.insort(scattered, span)
+            elif message.collective == "all-gather":
+                if not _covers(scattered, span):
+                    raise UserError(
+                        f"plan: messages[{index}] gathers elements [{span[0]}, {span[1]}) that no "
+                        "reduce-scatter before it has summed"
+                    )
+                bisect.insort(gathered, span)
+        if _joined(scattered) != _joined(gathered):
+            raise UserError(
+                "plan: every element that a reduce-scatter sums must be handed round once by an "
+                "all-gather"
             )
 
     @classmethod
@@ -195,6 +241,27 @@ class Plan(Document, frozen=True, kw_only=True):
                     f"the plan, {tensor.elements} of {tensor.dtype} in this model"
                 )
         return None
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return sorted spans with those that touch made one; those that overlap stay apart."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return joined
+
+
+def _covers(spans: list[tuple[int, int]], span: tuple[int, int]) -> bool:
+    """Say whether sorted, disjoint spans hold all of ``span``."""
+    at = span[0]
+    for start, stop in spans[max(bisect.bisect_right(spans, (at, LARGEST_BYTES)) - 1, 0) :]:
+        if start > at or at >= span[1]:
+            break
+        at = max(at, stop)
+    return at >= span[1]
 
 
 def _tensors_between(ends: list[int], message: Message) -> range:

@@ -9,6 +9,7 @@ view), or both.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import ClassVar, Literal
 
@@ -17,7 +18,9 @@ from syncline.model.document import Document, Value
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.limits import LARGEST_BYTES, require_time
 
-__all__ = ["Baseline", "Gradient", "Operation", "Phase", "Profile"]
+__all__ = ["Baseline", "Gradient", "Operation", "Phase", "Profile", "Resource"]
+
+NS_PER_S = 1_000_000_000
 
 Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """What an operation is part of.
@@ -25,6 +28,14 @@ Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 ``data``: reading the batch (t_io); ``copy``: host to device (t_h2d); ``forward`` (t_f);
 ``backward`` (t_b); ``finalize``: unpacking exchanged gradients, after the last message;
 ``update``: the optimizer (t_u). Symbols: dag-model, Table I.
+"""
+
+
+Resource = Literal["device", "host"]
+"""What runs an operation: the device's compute stream, or the host thread that launches work on it.
+
+Reading (phase ``data``) runs on the disk and copying (phase ``copy``) on the copy engine, whatever
+the field says.
 """
 
 
@@ -37,6 +48,15 @@ class Operation(Value, frozen=True, kw_only=True):
     """Median seconds over the profiled iterations, without communication in flight."""
     after: tuple[int, ...] = ()
     """Indices of the operations whose results it needs; all smaller than its own."""
+    resource: Resource = "device"
+    """``host`` for the launching of kernels and other work of the CPU that a GPU runs beside."""
+
+    @property
+    def lane(self) -> str:
+        """The resource that runs it: ``"disk"``, ``"copy"``, ``"device"`` or ``"host"``."""
+        if self.phase == "data":
+            return "disk"
+        return "copy" if self.phase == "copy" else self.resource
 
 
 class Gradient(Value, frozen=True, kw_only=True):
@@ -117,7 +137,8 @@ class Profile(Document, frozen=True, kw_only=True):
             raise UserError("profile: no gradient tensors; a model without them needs no exchange")
         self._check_gradients()
         self._check_order()
-        require_time("profile: all operations together", self.computation_s)
+        total_s = math.fsum(operation.duration_s for operation in self.operations)
+        require_time("profile: all operations together", total_s)
         if self.gradient_bytes > LARGEST_BYTES:
             raise UserError(
                 f"profile: the gradients hold {self.gradient_bytes} bytes in all; "
@@ -170,23 +191,82 @@ class Profile(Document, frozen=True, kw_only=True):
 
     @property
     def computation_s(self) -> float:
-        """Seconds of all operations, run one after the other."""
-        return math.fsum(operation.duration_s for operation in self.operations)
+        """Seconds of an iteration without communication: when its last operation ends."""
+        return max(self.finish_ns(), default=0) / NS_PER_S
 
     def phase_s(self, *phases: Phase) -> float:
         """Seconds of the operations of the given phases."""
         return math.fsum(o.duration_s for o in self.operations if o.phase in phases)
 
-    def ready_s(self) -> tuple[float, ...]:
-        """When each gradient is ready on a device that runs one operation at a time.
+    def finish_ns(self) -> list[int]:
+        """When each operation ends in an iteration of its own, without communication.
+
+        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order, and
+        whatever computes or copies waits for the batch: the data and copy operations before it.
 
         Returns:
-            Seconds from the start of the iteration, one a gradient, non-decreasing.
+            Integer nanoseconds from the start of the iteration. Each duration is rounded by itself,
+            as the simulator does it: rounded sums would differ from its clock.
+        """
+        finish: list[int] = []
+        free: dict[str, int] = {}
+        batch = 0
+        for operation in self.operations:
+            lane = operation.lane
+            start = max(free.get(lane, 0), *(finish[before] for before in operation.after), 0)
+            if lane != "disk":
+                start = max(start, batch)
+            finish.append(start + round(operation.duration_s * NS_PER_S))
+            free[lane] = finish[-1]
+            if lane in ("disk", "copy"):
+                batch = max(batch, finish[-1])
+        return finish
+
+    def ready_ns(self) -> list[int]:
+        """When each gradient is ready: the :meth:`finish_ns` of the operations that end them.
+
+        Returns:
+            Nanoseconds from the start of the iteration, one a gradient, non-decreasing.
             Corresponds to ``tau_b + t_b`` of MG-WFBP, Eq. 6, from the iteration's start.
         """
-        finished: list[float] = []
-        clock = 0.0
-        for operation in self.operations:
-            clock += operation.duration_s
-            finished.append(clock)
-        return tuple(finished[gradient.ready_after] for gradient in self.gradients)
+        finish = self.finish_ns()
+        ready = (finish[gradient.ready_after] for gradient in self.gradients)
+        return list(itertools.accumulate(ready, max))
+
+    def ready_s(self) -> tuple[float, ...]:
+        """Return :meth:`ready_ns` in seconds."""
+        return tuple(ns / NS_PER_S for ns in self.ready_ns())
+
+    def need_operations(self) -> list[int]:
+        """Return the operation of the next iteration that must wait for each gradient.
+
+        The forward operation that first reads the parameter; where none does, the first backward
+        operation, because the backward pass will overwrite the gradient.
+        """
+        backward = next((i for i, o in enumerate(self.operations) if o.phase == "backward"), None)
+        return [
+            g.needed_by
+            if g.needed_by is not None
+            else min(g.ready_after, g.ready_after if backward is None else backward)
+            for g in self.gradients
+        ]
+
+    def gates_ns(self) -> dict[int, int]:
+        """How long the update takes before each operation where parameters are updated on need.
+
+        Where the forward pass waits for each parameter by itself, unpacking and update (phases
+        ``finalize`` and ``update``) are done piece by piece, just before the operation that needs
+        the parameter, each in proportion to its bytes.
+
+        Returns:
+            Nanoseconds by the index of the operation that waits, in the order of the operations.
+        """
+        bytes_at: dict[int, int] = {}
+        for gradient, operation in zip(self.gradients, self.need_operations(), strict=True):
+            bytes_at[operation] = bytes_at.get(operation, 0) + gradient.size_bytes
+        update_s = self.phase_s("finalize", "update")
+        total = self.gradient_bytes or 1
+        return {
+            operation: round(update_s * NS_PER_S * bytes_at[operation] / total)
+            for operation in sorted(bytes_at)
+        }

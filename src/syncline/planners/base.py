@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -11,9 +10,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 
-__all__ = ["NS_PER_S", "Planner", "ready_ns"]
-
-NS_PER_S = 1_000_000_000
+__all__ = ["Planner"]
 
 
 class Planner(Value, frozen=True, kw_only=True):
@@ -37,14 +34,3 @@ class Planner(Value, frozen=True, kw_only=True):
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the increasing indices of the last tensor of each message."""
         raise NotImplementedError
-
-
-def ready_ns(profile: Profile) -> list[int]:
-    """Return when each gradient is ready, in integer nanoseconds of the iteration.
-
-    Every operation is rounded by itself, as the simulator does it: rounded sums would differ from
-    its clock by a few nanoseconds, and an optimal plan would not be one there.
-    """
-    durations = (round(operation.duration_s * NS_PER_S) for operation in profile.operations)
-    finished = list(itertools.accumulate(durations))
-    return [finished[gradient.ready_after] for gradient in profile.gradients]

@@ -7,7 +7,7 @@ from typing import ClassVar
 from syncline import _native
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner, ready_ns
+from syncline.planners.base import Planner
 
 __all__ = ["Merge"]
 
@@ -34,7 +34,7 @@ class Merge(Planner, frozen=True, kw_only=True):
         sizes: list[int] = []
         last: list[int] = []
         for index, (gradient, now) in enumerate(
-            zip(profile.gradients, ready_ns(profile), strict=True)
+            zip(profile.gradients, profile.ready_ns(), strict=True)
         ):
             # A tensor without elements goes with the one before it, and so do what follows leading
             # ones: no plan can send it by itself, but the message that holds it waits for it.
