@@ -4,10 +4,14 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <queue>
+#include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 
 namespace syncline {
 namespace {
@@ -18,44 +22,174 @@ constexpr std::int64_t kFullSpeed = 1 << 16;
 constexpr std::int64_t kLongestSumNs = std::int64_t{1} << 55;  // at 100 times slower in 63 bits
 static_assert(kLongestNs < INT64_MAX / kFullSpeed);
 
+using Index = std::uint32_t;  // of a task or a lane
+
+template <typename T>
+using MinHeap = std::priority_queue<T, std::vector<T>, std::greater<>>;
+
+// The entries of row i of a table in compressed form.
+template <typename T>
+std::span<const T> row(const std::vector<std::int64_t>& offsets, const std::vector<T>& entries,
+                       std::size_t i) {
+    const auto begin = static_cast<std::size_t>(offsets[i]);
+    return {entries.data() + begin, static_cast<std::size_t>(offsets[i + 1]) - begin};
+}
+
+void check_table(const std::vector<std::int64_t>& offsets, std::size_t entries, std::size_t count,
+                 const std::string& what) {
+    if (offsets.size() != count + 1 || offsets.front() != 0 ||
+        offsets.back() != static_cast<std::int64_t>(entries)) {
+        throw std::invalid_argument("the " + what + " table does not fit the tasks");
+    }
+    if (!std::ranges::is_sorted(offsets)) {
+        throw std::invalid_argument("the " + what + " offsets decrease");
+    }
+}
+
+void check(const TaskGraph& graph) {
+    const std::size_t count = graph.tasks.size();
+    if (count >= std::numeric_limits<std::int32_t>::max()) {
+        throw std::invalid_argument("more tasks than 32 bits number");
+    }
+    check_table(graph.offsets, graph.predecessors.size(), count, "dependency");
+    for (const Lane& lane : graph.lanes) {
+        if (lane.capacity < 0) throw std::invalid_argument("a lane's capacity is negative");
+    }
+    const auto lanes = static_cast<std::int32_t>(graph.lanes.size());
+    std::int64_t sum_ns = 0;
+    for (const Task& task : graph.tasks) {
+        if (task.lane < 0 || task.lane >= lanes) throw std::invalid_argument("no such lane");
+        if (task.duration_ns < 0 || task.duration_ns > kLongestNs) {
+            throw std::invalid_argument("a task's duration is out of range");
+        }
+        sum_ns += task.duration_ns;
+        if (sum_ns > kLongestSumNs) {
+            throw std::invalid_argument("the tasks take more than a year in all");
+        }
+    }
+    for (const std::int32_t before : graph.predecessors) {
+        if (before < 0 || static_cast<std::size_t>(before) >= count) {
+            throw std::invalid_argument("a task waits for one that does not exist");
+        }
+    }
+    std::vector<bool> contends(graph.lanes.size(), false);
+    for (const Contention& pair : graph.contentions) {
+        const bool known = pair.lane_a >= 0 && pair.lane_a < lanes && pair.lane_b >= 0 &&
+                           pair.lane_b < lanes && pair.lane_a != pair.lane_b;
+        if (!known || !(pair.slowdown >= 1.0 && pair.slowdown <= 100.0)) {
+            throw std::invalid_argument("a contention needs two lanes and a slowdown >= 1");
+        }
+        contends[static_cast<std::size_t>(pair.lane_a)] = true;
+        contends[static_cast<std::size_t>(pair.lane_b)] = true;
+    }
+    if (graph.extra_offsets.empty() && graph.extra_lanes.empty()) return;
+    check_table(graph.extra_offsets, graph.extra_lanes.size(), count, "extra lane");
+    for (std::size_t task = 0; task < count; ++task) {
+        const std::span<const std::int32_t> extra =
+            row(graph.extra_offsets, graph.extra_lanes, task);
+        if (extra.empty()) continue;
+        std::vector<std::int32_t> held(extra.begin(), extra.end());
+        held.push_back(graph.tasks[task].lane);
+        std::ranges::sort(held);
+        if (held.front() < 0 || held.back() >= lanes ||
+            std::ranges::adjacent_find(held) != held.end()) {
+            throw std::invalid_argument("a task holds a lane that does not exist, or one twice");
+        }
+        for (const std::int32_t lane : held) {
+            const Lane& kind = graph.lanes[static_cast<std::size_t>(lane)];
+            if (kind.in_order || kind.capacity == 0 || contends[static_cast<std::size_t>(lane)]) {
+                throw std::invalid_argument(
+                    "a task that holds several lanes needs them limited, not in order and without "
+                    "contention");
+            }
+        }
+    }
+}
+
+// Whether one pass over the tasks in their order finds every start.
+bool is_sweepable(const TaskGraph& graph) {
+    const auto plain = [](const Lane& lane) {
+        return lane.capacity == 0 || (lane.capacity == 1 && lane.in_order);
+    };
+    if (!graph.contentions.empty() || !std::ranges::all_of(graph.lanes, plain)) return false;
+    for (std::size_t task = 0; task < graph.tasks.size(); ++task) {
+        for (const std::int32_t before : row(graph.offsets, graph.predecessors, task)) {
+            if (static_cast<std::size_t>(before) >= task) return false;
+        }
+    }
+    return true;
+}
+
+// The longest path: a task starts when what it waits for has ended, and so has the one before it on
+// its lane; where any number may run in order, that one has started.
+Schedule sweep(const TaskGraph& graph) {
+    Schedule schedule;
+    const std::size_t count = graph.tasks.size();
+    schedule.start_ns.resize(count);
+    schedule.stop_ns.resize(count);
+    std::vector<std::int64_t> free_at(graph.lanes.size(), 0);
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto lane = static_cast<std::size_t>(graph.tasks[i].lane);
+        std::int64_t start = free_at[lane];
+        for (const std::int32_t before : row(graph.offsets, graph.predecessors, i)) {
+            start = std::max(start, schedule.stop_ns[static_cast<std::size_t>(before)]);
+        }
+        schedule.start_ns[i] = start;
+        schedule.stop_ns[i] = start + graph.tasks[i].duration_ns;
+        if (graph.lanes[lane].in_order) {
+            free_at[lane] = graph.lanes[lane].capacity ? schedule.stop_ns[i] : start;
+        }
+    }
+    return schedule;
+}
+
 class Engine {
   public:
-    explicit Engine(const TaskGraph& graph) : graph_(graph) {
-        check();
+    explicit Engine(const TaskGraph& graph)
+        : graph_(graph),
+          contends_(!graph.contentions.empty()),
+          shares_(!graph.extra_lanes.empty()) {
         const std::size_t count = graph.tasks.size();
         schedule_.start_ns.assign(count, -1);
         schedule_.stop_ns.assign(count, -1);
         waiting_for_.resize(count);
-        remaining_.resize(count);
-        version_.assign(count, 0);
-        successors_at_.assign(count + 1, 0);
-        lanes_.resize(graph.lanes.size());
-        for (std::size_t lane = 0; lane < lanes_.size(); ++lane) lanes_[lane].speed = kFullSpeed;
-        index_successors();
-        for (std::size_t task = 0; task < count; ++task) {
-            waiting_for_[task] = graph.offsets[task + 1] - graph.offsets[task];
-            remaining_[task] = graph.tasks[task].duration_ns * kFullSpeed;
-            LaneState& lane = lanes_[lane_of(task)];
-            if (in_order(task)) lane.order.push_back(task);
+        if (contends_) {
+            remaining_.resize(count);
+            since_ns_.resize(count);
+            version_.assign(count, 0);
         }
+        lanes_.resize(graph.lanes.size());
+        for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+            const std::int32_t capacity = graph.lanes[lane].capacity;
+            lanes_[lane].free = capacity ? static_cast<Index>(capacity) : UINT32_MAX;
+        }
+        for (const Contention& pair : graph.contentions) {
+            const auto a = static_cast<Index>(pair.lane_a);
+            const auto b = static_cast<Index>(pair.lane_b);
+            lanes_[a].rivals.emplace_back(b, pair.slowdown);
+            lanes_[b].rivals.emplace_back(a, pair.slowdown);
+        }
+        index_successors();
+        index_orders();
         for (std::size_t task = 0; task < count; ++task) {
-            if (waiting_for_[task] == 0) make_ready(task);
+            waiting_for_[task] =
+                static_cast<std::int32_t>(graph.offsets[task + 1] - graph.offsets[task]);
+            if (contends_) remaining_[task] = graph.tasks[task].duration_ns * kFullSpeed;
+            if (waiting_for_[task] == 0) make_ready(static_cast<Index>(task));
         }
     }
 
     Schedule run() {
         start_what_can();
         while (!events_.empty()) {
-            const auto [time, task, version] = events_.top();
-            events_.pop();
-            if (version != version_[task]) continue;  // its lane changed speed since
-            advance_to(time);
-            finish(task);
+            const std::int64_t time = events_.top().time_ns;
+            now_ = time;
             // Everything that ends at this instant ends before anything new starts.
-            while (!events_.empty() && std::get<0>(events_.top()) == time) {
-                const auto [same_time, other, other_version] = events_.top();
+            while (!events_.empty() && events_.top().time_ns == time) {
+                const Event event = events_.top();
                 events_.pop();
-                if (other_version == version_[other]) finish(other);
+                // An event of an older version is void: its lane has changed speed since.
+                if (!contends_ || event.version == version_[event.task]) finish(event.task);
             }
             start_what_can();
         }
@@ -69,61 +203,36 @@ class Engine {
 
   private:
     struct LaneState {
-        std::vector<std::size_t> order;  // in-order lanes: tasks as listed
-        std::size_t next = 0;            // the first of them that has not started
-        std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;
-        std::vector<std::size_t> running;
+        Index free = 0;  // how many more tasks it may run now
+        Index next = 0;  // in-order lanes: place in order_ of the first that has not started
+        MinHeap<Index> ready = {};
+        std::vector<std::pair<Index, double>> rivals = {};  // lanes that slow it, and how much
+        // Of a lane with rivals only:
+        std::vector<Index> running = {};
+        std::multiset<double> slowdowns = {};  // of the rivals that are busy
+        bool was_busy = false;                 // when the speeds were last set
         std::int64_t speed = kFullSpeed;
     };
-    using Event = std::tuple<std::int64_t, std::size_t, std::uint32_t>;  // time, task, version
+    struct Event {
+        std::int64_t time_ns;
+        Index task;
+        Index version;
+        bool operator>(const Event& other) const {
+            return std::tie(time_ns, task) > std::tie(other.time_ns, other.task);
+        }
+    };
 
-    void check() const {
-        const auto count = graph_.tasks.size();
-        if (graph_.offsets.size() != count + 1 || graph_.offsets.front() != 0 ||
-            graph_.offsets.back() != static_cast<std::int64_t>(graph_.predecessors.size())) {
-            throw std::invalid_argument("the dependency table does not fit the tasks");
-        }
-        if (!std::ranges::is_sorted(graph_.offsets)) {
-            throw std::invalid_argument("the dependency offsets decrease");
-        }
-        for (const Lane& lane : graph_.lanes) {
-            if (lane.capacity < 1) throw std::invalid_argument("a lane needs a capacity of 1");
-        }
-        const auto lanes = static_cast<std::int32_t>(graph_.lanes.size());
-        std::int64_t sum_ns = 0;
-        for (const Task& task : graph_.tasks) {
-            if (task.lane < 0 || task.lane >= lanes) throw std::invalid_argument("no such lane");
-            if (task.duration_ns < 0 || task.duration_ns > kLongestNs) {
-                throw std::invalid_argument("a task's duration is out of range");
-            }
-            sum_ns += task.duration_ns;
-            if (sum_ns > kLongestSumNs) {
-                throw std::invalid_argument("the tasks take more than a year in all");
-            }
-        }
-        for (const std::int32_t before : graph_.predecessors) {
-            if (before < 0 || static_cast<std::size_t>(before) >= count) {
-                throw std::invalid_argument("a task waits for one that does not exist");
-            }
-        }
-        for (const Contention& pair : graph_.contentions) {
-            const bool known = pair.lane_a >= 0 && pair.lane_a < lanes && pair.lane_b >= 0 &&
-                               pair.lane_b < lanes && pair.lane_a != pair.lane_b;
-            if (!known || !(pair.slowdown >= 1.0 && pair.slowdown <= 100.0)) {
-                throw std::invalid_argument("a contention needs two lanes and a slowdown >= 1");
-            }
-        }
+    [[nodiscard]] Index lane_of(Index task) const {
+        return static_cast<Index>(graph_.tasks[task].lane);
     }
-
-    [[nodiscard]] std::size_t lane_of(std::size_t task) const {
-        return static_cast<std::size_t>(graph_.tasks[task].lane);
-    }
-    [[nodiscard]] bool in_order(std::size_t task) const {
-        return graph_.lanes[lane_of(task)].in_order;
+    [[nodiscard]] std::span<const std::int32_t> extra_lanes_of(Index task) const {
+        if (!shares_) return {};
+        return row(graph_.extra_offsets, graph_.extra_lanes, task);
     }
 
     void index_successors() {
         const std::size_t count = graph_.tasks.size();
+        successors_at_.assign(count + 1, 0);
         for (const std::int32_t before : graph_.predecessors) {
             ++successors_at_[static_cast<std::size_t>(before) + 1];
         }
@@ -131,123 +240,209 @@ class Engine {
             successors_at_[task + 1] += successors_at_[task];
         }
         successors_.resize(graph_.predecessors.size());
-        std::vector<std::size_t> cursor(successors_at_.begin(), successors_at_.end() - 1);
+        std::vector<std::int64_t> cursor(successors_at_.begin(), successors_at_.end() - 1);
         for (std::size_t task = 0; task < count; ++task) {
-            for (auto k = graph_.offsets[task]; k < graph_.offsets[task + 1]; ++k) {
-                const auto before =
-                    static_cast<std::size_t>(graph_.predecessors[static_cast<std::size_t>(k)]);
-                successors_[cursor[before]++] = task;
+            for (const std::int32_t before : row(graph_.offsets, graph_.predecessors, task)) {
+                const std::int64_t place = cursor[static_cast<std::size_t>(before)]++;
+                successors_[static_cast<std::size_t>(place)] = static_cast<Index>(task);
             }
         }
     }
 
-    void make_ready(std::size_t task) {
-        if (!in_order(task)) lanes_[lane_of(task)].ready.push(task);
-        touched_.push_back(lane_of(task));
+    // Lists the tasks of each in-order lane in their order, lane after lane.
+    void index_orders() {
+        order_stop_.assign(lanes_.size(), 0);
+        for (const Task& task : graph_.tasks) ++order_stop_[static_cast<std::size_t>(task.lane)];
+        Index place = 0;
+        for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+            const Index tasks = graph_.lanes[lane].in_order ? order_stop_[lane] : 0;
+            lanes_[lane].next = place;
+            order_stop_[lane] = place;
+            place += tasks;
+        }
+        order_.resize(place);
+        for (Index task = 0; task < graph_.tasks.size(); ++task) {
+            const Index lane = lane_of(task);
+            if (graph_.lanes[lane].in_order) order_[order_stop_[lane]++] = task;
+        }
+    }
+
+    void make_ready(Index task) {
+        const Index lane = lane_of(task);
+        if (!graph_.lanes[lane].in_order) lanes_[lane].ready.push(task);
+        touched_.push_back(lane);
     }
 
     // Starts every task that may start now, then sets the speeds that follow from who is busy.
     void start_what_can() {
-        while (!touched_.empty()) {
-            const std::size_t lane = touched_.back();
-            touched_.pop_back();
+        for (const Index lane : touched_) {
             LaneState& state = lanes_[lane];
-            const auto capacity = static_cast<std::size_t>(graph_.lanes[lane].capacity);
-            while (state.running.size() < capacity) {
-                std::size_t task = 0;
-                if (graph_.lanes[lane].in_order) {
-                    if (state.next == state.order.size()) break;
-                    task = state.order[state.next];
-                    if (waiting_for_[task] != 0) break;
-                    ++state.next;
-                } else {
-                    if (state.ready.empty()) break;
-                    task = state.ready.top();
-                    state.ready.pop();
+            if (graph_.lanes[lane].in_order) {
+                while (state.free && state.next < order_stop_[lane] &&
+                       waiting_for_[order_[state.next]] == 0) {
+                    start(order_[state.next++]);
                 }
-                schedule_.start_ns[task] = now_;
-                state.running.push_back(task);
-                started_.push_back(task);
+            } else if (shares_) {
+                if (state.free && !state.ready.empty()) heads_.emplace(state.ready.top(), lane);
+            } else {
+                while (state.free && !state.ready.empty()) {
+                    const Index task = state.ready.top();
+                    state.ready.pop();
+                    start(task);
+                }
             }
         }
-        set_speeds();
-        for (const std::size_t task : started_) push_event(task);
+        if (shares_) start_sharing();
+        if (contends_) set_speeds();
+        touched_.clear();
+        for (const Index task : started_) push_event(task);
         started_.clear();
     }
 
-    void set_speeds() {
-        if (graph_.contentions.empty()) return;
-        for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-            double slowdown = 1.0;
-            for (const Contention& pair : graph_.contentions) {
-                const auto a = static_cast<std::size_t>(pair.lane_a);
-                const auto b = static_cast<std::size_t>(pair.lane_b);
-                if (lane != a && lane != b) continue;
-                if (!lanes_[lane == a ? b : a].running.empty()) {
-                    slowdown = std::max(slowdown, pair.slowdown);
-                }
+    // Of all ready tasks, the lowest index first, starts each that finds all its lanes free. A task
+    // that does not waits at a lane that is busy, so that only those of freed lanes are looked at.
+    void start_sharing() {
+        while (!heads_.empty()) {
+            const auto [task, lane] = heads_.top();
+            heads_.pop();
+            LaneState& state = lanes_[lane];
+            if (!state.free || state.ready.empty() || state.ready.top() != task) continue;
+            state.ready.pop();
+            if (const Index* busy = busy_lane(task)) {
+                lanes_[*busy].ready.push(task);
+            } else {
+                start(task);
             }
+            if (state.free && !state.ready.empty()) heads_.emplace(state.ready.top(), lane);
+        }
+    }
+
+    // Returns a lane that the task needs and that has no room, or nothing.
+    const Index* busy_lane(Index task) {
+        busy_ = lane_of(task);
+        if (!lanes_[busy_].free) return &busy_;
+        for (const std::int32_t lane : extra_lanes_of(task)) {
+            busy_ = static_cast<Index>(lane);
+            if (!lanes_[busy_].free) return &busy_;
+        }
+        return nullptr;
+    }
+
+    void start(Index task) {
+        schedule_.start_ns[task] = now_;
+        LaneState& state = lanes_[lane_of(task)];
+        take(state);
+        for (const std::int32_t lane : extra_lanes_of(task)) {
+            take(lanes_[static_cast<std::size_t>(lane)]);
+        }
+        if (contends_) {
+            since_ns_[task] = now_;
+            if (!state.rivals.empty()) state.running.push_back(task);
+        }
+        started_.push_back(task);
+    }
+
+    static void take(LaneState& state) {
+        if (state.free != UINT32_MAX) --state.free;
+    }
+
+    void give_back(Index lane) {
+        if (graph_.lanes[lane].capacity) ++lanes_[lane].free;
+        touched_.push_back(lane);
+    }
+
+    void set_speeds() {
+        for (const Index lane : touched_) {
+            LaneState& state = lanes_[lane];
+            const bool busy = !state.running.empty();
+            if (busy == state.was_busy) continue;
+            state.was_busy = busy;
+            for (const auto& [rival, slowdown] : state.rivals) {
+                std::multiset<double>& slowdowns = lanes_[rival].slowdowns;
+                if (busy) {
+                    slowdowns.insert(slowdown);
+                } else {
+                    slowdowns.erase(slowdowns.find(slowdown));
+                }
+                changed_.push_back(rival);
+            }
+        }
+        for (const Index lane : changed_) {
+            LaneState& state = lanes_[lane];
+            const double slowdown = state.slowdowns.empty() ? 1.0 : *state.slowdowns.rbegin();
             const auto speed =
                 std::max<std::int64_t>(1, std::llround(static_cast<double>(kFullSpeed) / slowdown));
-            LaneState& state = lanes_[lane];
             if (speed == state.speed) continue;
-            state.speed = speed;
-            for (const std::size_t task : state.running) {
-                ++version_[task];
-                push_event(task);
+            for (const Index task : state.running) {
+                if (version_[task] == 0) continue;  // just started: it has no event yet
+                const std::int64_t done = (now_ - since_ns_[task]) * state.speed;
+                remaining_[task] = std::max<std::int64_t>(0, remaining_[task] - done);
+                since_ns_[task] = now_;
+                restarted_.push_back(task);
             }
+            state.speed = speed;
         }
+        changed_.clear();
+        started_.insert(started_.end(), restarted_.begin(), restarted_.end());
+        restarted_.clear();
     }
 
-    void push_event(std::size_t task) {
+    void push_event(Index task) {
+        if (!contends_) {
+            events_.push({now_ + graph_.tasks[task].duration_ns, task, 0});
+            return;
+        }
         const std::int64_t speed = lanes_[lane_of(task)].speed;
         const std::int64_t left_ns = (remaining_[task] + speed - 1) / speed;
-        events_.emplace(now_ + left_ns, task, version_[task]);
+        events_.push({now_ + left_ns, task, ++version_[task]});
     }
 
-    // Only lanes in a contention ever change speed, so only their tasks need their progress kept.
-    void advance_to(std::int64_t time) {
-        const std::int64_t passed_ns = time - now_;
-        now_ = time;
-        if (graph_.contentions.empty() || passed_ns == 0) return;
-        for (LaneState& state : lanes_) {
-            for (const std::size_t task : state.running) {
-                remaining_[task] =
-                    std::max<std::int64_t>(0, remaining_[task] - passed_ns * state.speed);
-            }
-        }
-    }
-
-    void finish(std::size_t task) {
+    void finish(Index task) {
         schedule_.stop_ns[task] = now_;
-        ++version_[task];
         ++finished_;
-        const std::size_t lane = lane_of(task);
-        std::erase(lanes_[lane].running, task);
-        touched_.push_back(lane);
-        for (std::size_t k = successors_at_[task]; k < successors_at_[task + 1]; ++k) {
-            const std::size_t next = successors_[k];
-            if (--waiting_for_[next] == 0) make_ready(next);
+        const Index lane = lane_of(task);
+        give_back(lane);
+        for (const std::int32_t other : extra_lanes_of(task)) give_back(static_cast<Index>(other));
+        if (contends_) {
+            ++version_[task];
+            if (!lanes_[lane].rivals.empty()) std::erase(lanes_[lane].running, task);
+        }
+        const auto begin = static_cast<std::size_t>(successors_at_[task]);
+        const auto end = static_cast<std::size_t>(successors_at_[task + 1]);
+        for (std::size_t k = begin; k < end; ++k) {
+            if (--waiting_for_[successors_[k]] == 0) make_ready(successors_[k]);
         }
     }
 
     const TaskGraph& graph_;
+    const bool contends_;
+    const bool shares_;  // tasks hold several lanes
     Schedule schedule_;
     std::int64_t now_ = 0;
     std::size_t finished_ = 0;
-    std::vector<std::int64_t> waiting_for_;
-    std::vector<std::int64_t> remaining_;  // parts of work left
-    std::vector<std::uint32_t> version_;   // events of an older version are void
-    std::vector<std::size_t> successors_at_;
-    std::vector<std::size_t> successors_;
+    std::vector<std::int32_t> waiting_for_;
+    std::vector<std::int64_t> remaining_;  // parts of work left at since_ns_
+    std::vector<std::int64_t> since_ns_;
+    std::vector<Index> version_;  // of the task's event that counts; 0: none yet
+    std::vector<std::int64_t> successors_at_;
+    std::vector<Index> successors_;
+    std::vector<Index> order_;
+    std::vector<Index> order_stop_;  // by lane
     std::vector<LaneState> lanes_;
-    std::vector<std::size_t> touched_;  // lanes where something may be able to start
-    std::vector<std::size_t> started_;
-    std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+    std::vector<Index> touched_;  // lanes where something may be able to start
+    std::vector<Index> changed_;  // lanes whose speed may have changed
+    std::vector<Index> started_;
+    std::vector<Index> restarted_;
+    Index busy_ = 0;
+    MinHeap<std::pair<Index, Index>> heads_;  // the first ready task of a lane, and the lane
+    MinHeap<Event> events_;
 };
 
 }  // namespace
 
-Schedule simulate(const TaskGraph& graph) { return Engine(graph).run(); }
+Schedule simulate(const TaskGraph& graph) {
+    check(graph);
+    return is_sweepable(graph) ? sweep(graph) : Engine(graph).run();
+}
 
 }  // namespace syncline

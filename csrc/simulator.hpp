@@ -8,9 +8,9 @@
 
 namespace syncline {
 
-// A resource that runs tasks: a compute stream, a communication channel, a disk.
+// A resource that runs tasks: a compute stream, a communication channel, a disk, a network port.
 struct Lane {
-    // How many tasks it runs at once (the credits of a channel); at least 1.
+    // How many tasks it runs at once (the credits of a channel); 0 for any number.
     std::int32_t capacity = 1;
     // true: tasks start in the order in which they are listed, so that a late one holds up those
     // behind it (a static plan). false: whichever task is ready starts, the lowest index first.
@@ -31,12 +31,18 @@ struct Task {
 };
 
 // The task graph: task i starts after every task in predecessors[offsets[i] .. offsets[i + 1]).
+//
+// A task may hold further lanes, extra_lanes[extra_offsets[i] .. extra_offsets[i + 1]), all at
+// once with its own: a transfer holds a port of the sender and one of the receiver. No such lane
+// may be in order or of unlimited capacity or in a contention. Both tables may be empty.
 struct TaskGraph {
     std::vector<Lane> lanes;
     std::vector<Contention> contentions;
     std::vector<Task> tasks;
     std::vector<std::int64_t> offsets;
     std::vector<std::int32_t> predecessors;
+    std::vector<std::int64_t> extra_offsets = {};
+    std::vector<std::int32_t> extra_lanes = {};
 };
 
 struct Schedule {
@@ -48,7 +54,10 @@ struct Schedule {
 //
 // Throws std::invalid_argument for an index out of range, a negative duration or an impossible
 // lane, and std::runtime_error when tasks can never start (a cycle of dependencies and orders).
-// O((tasks + dependencies) log tasks), and a further log for each change of a lane's speed.
+// Memory is linear in tasks and dependencies. O(tasks + dependencies) where all lanes are in order
+// with a capacity of 1, or unlimited, nothing contends and dependencies are listed before what
+// waits for them; else O((tasks + dependencies) log tasks), and a further log for each change of a
+// speed.
 [[nodiscard]] Schedule simulate(const TaskGraph& graph);
 
 }  // namespace syncline

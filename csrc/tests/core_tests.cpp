@@ -412,8 +412,17 @@ void simulator_refuses_what_is_no_graph() {
         CHECK(throws<Error>(run(graph), "does not exist"));
     }
     graph = good;
-    graph.lanes[0].capacity = 0;
+    graph.lanes[0].capacity = -1;
     CHECK(throws<Error>(run(graph), "capacity"));
+    graph = good;
+    graph.extra_lanes = {1};
+    CHECK(throws<Error>(run(graph), "extra lane table"));
+    graph.extra_offsets = {0, 1, 1};
+    CHECK(throws<Error>(run(graph), "several lanes"));
+    graph.lanes[0].in_order = graph.lanes[1].in_order = false;
+    CHECK(syncline::simulate(graph).stop_ns == std::vector<std::int64_t>{1, 2});
+    graph.extra_lanes = {0};
+    CHECK(throws<Error>(run(graph), "or one twice"));
     const std::vector<syncline::Contention> impossible{
         {0, 0, 2.0}, {0, 2, 2.0}, {-1, 0, 2.0}, {0, 1, 0.9}, {0, 1, 101.0}, {0, 1, std::nan("")}};
     for (const syncline::Contention& contention : impossible) {

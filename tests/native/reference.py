@@ -12,13 +12,16 @@ def simulate(
     task_lanes: Sequence[int],
     durations: Sequence[int],
     before: Sequence[Sequence[int]],
+    extra: Sequence[Sequence[int]] | None = None,
 ) -> tuple[list[Fraction], list[Fraction]] | None:
     """Return the start and stop of every task, or None if some never start.
 
     Instant by instant: first everything that is done stops, then whatever may start does, in the
-    lane's order or the lowest index first. Work left is exact, in fractions.
+    lane's order or the lowest index first. Work left is exact, in fractions. A capacity of 0 is
+    unlimited; ``extra`` are the lanes that each task holds beside its own.
     """
     count = len(durations)
+    held = [[task_lanes[i], *(extra[i] if extra else ())] for i in range(count)]
     start: list[Fraction | None] = [None] * count
     stop: list[Fraction | None] = [None] * count
     left = [Fraction(duration) for duration in durations]
@@ -33,18 +36,19 @@ def simulate(
                     stop[task] = now
                     moved = True
             running = [i for i in running if stop[i] is None]
-            for lane, (capacity, in_order) in enumerate(lanes):
-                for task in (i for i in range(count) if task_lanes[i] == lane):
-                    if start[task] is not None:
-                        continue
-                    busy = sum(task_lanes[i] == lane for i in running)
-                    ready = all(stop[b] is not None for b in before[task])
-                    if busy < capacity and ready:
-                        start[task] = now
-                        running.append(task)
-                        moved = True
-                    elif in_order or busy >= capacity:
-                        break
+            blocked = set()  # in-order lanes whose next task cannot start
+            for task in (i for i in range(count) if start[i] is None):
+                ready = all(stop[b] is not None for b in before[task])
+                room = all(
+                    not lanes[lane][0] or sum(lane in held[i] for i in running) < lanes[lane][0]
+                    for lane in held[task]
+                )
+                if ready and room and task_lanes[task] not in blocked:
+                    start[task] = now
+                    running.append(task)
+                    moved = True
+                elif lanes[task_lanes[task]][1]:
+                    blocked.add(task_lanes[task])
         if not running:
             break
         busy_lanes = {task_lanes[i] for i in running}

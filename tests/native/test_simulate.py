@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from syncline import _native
 from tests import strategies as some
 from tests.native import reference
+
+
+def simulate(
+    lanes: Any,
+    contentions: Any,
+    task_lanes: Any,
+    durations: Any,
+    edges: Sequence[tuple[int, int]] = (),
+    held: Sequence[tuple[int, int]] = (),
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Call the native engine with plain lists; an edge is (task, what it waits for)."""
+    return _native.simulate(
+        lanes,
+        contentions,
+        np.array(task_lanes, np.int32),
+        np.array(durations, np.int64),
+        *_columns(edges),
+        *_columns(held),
+    )
+
+
+def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    table = np.array(pairs, np.int32).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
 
 
 class Graph(NamedTuple):
@@ -20,24 +47,24 @@ class Graph(NamedTuple):
     task_lanes: list[int]
     durations: list[int]
     before: list[list[int]]
+    extra: list[list[int]] | None = None
 
     def run(
         self, contentions: list[tuple[int, int, float]] | None = None
     ) -> tuple[list[int], list[int]]:
-        offsets = [0]
-        for tasks in self.before:
-            offsets.append(offsets[-1] + len(tasks))
-        flat = [task for tasks in self.before for task in tasks]
-        return _native.simulate(
-            self.lanes, contentions or [], self.task_lanes, self.durations, offsets, flat
+        edges = [(task, before) for task, tasks in enumerate(self.before) for before in tasks]
+        held = [(task, lane) for task, lanes in enumerate(self.extra or []) for lane in lanes]
+        start, stop = simulate(
+            self.lanes, contentions or [], self.task_lanes, self.durations, edges, held
         )
+        return start.tolist(), stop.tolist()
 
 
 @st.composite
 def graphs(draw: st.DrawFn, *, cyclic: bool = False, in_order: bool | None = None) -> Graph:
     lanes = draw(
         st.lists(
-            st.tuples(st.integers(1, 3), st.booleans() if in_order is None else st.just(in_order)),
+            st.tuples(st.integers(0, 3), st.booleans() if in_order is None else st.just(in_order)),
             min_size=1,
             max_size=4,
         )
@@ -61,6 +88,28 @@ def test_random_graphs_against_brute_force(graph: Graph) -> None:
     expected = reference.simulate(graph.lanes, [], graph.task_lanes, graph.durations, graph.before)
     assert expected is not None
     assert graph.run() == expected
+
+
+@some.many
+@given(graphs(in_order=False), st.data())
+def test_tasks_that_hold_several_lanes(graph: Graph, data: st.DataObject) -> None:
+    lanes = [(capacity or 1, False) for capacity, _ in graph.lanes]
+    others = [[lane for lane in range(len(lanes)) if lane != own] for own in graph.task_lanes]
+    extra = [
+        data.draw(st.lists(st.sampled_from(o), unique=True, max_size=3)) if o else []
+        for o in others
+    ]
+    sharing = graph._replace(lanes=lanes, extra=extra)
+    expected = reference.simulate(lanes, [], graph.task_lanes, graph.durations, graph.before, extra)
+    assert sharing.run() == expected
+
+
+def test_a_transfer_holds_both_ports() -> None:
+    # 0 -> 1 and 2 -> 1 share the port into 1; 0 -> 3 then finds the port out of 0 free again.
+    out, into = [0, 1, 2, 3], [4, 5, 6, 7]
+    graph = Graph([(1, False)] * 8, [out[0], out[2], out[0]], [5, 5, 5], [[], [], []])
+    graph = graph._replace(extra=[[into[1]], [into[1]], [into[3]]])
+    assert graph.run() == ([0, 5, 5], [5, 10, 10])
 
 
 @some.many
@@ -165,57 +214,71 @@ LONGEST = 1 << 46
 ONE = [(1, True)]
 
 
+FREE = [(1, False)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((ONE, [], [0], [1], [0], []), "dependency table does not fit"),
-        ((ONE, [], [0], [1], [1, 1], [0]), "dependency table does not fit"),
-        ((ONE, [], [0], [1], [0, 1], []), "dependency table does not fit"),
-        ((ONE, [], [0, 0, 0], [1, 1, 1], [0, 2, 1, 2], [0, 0]), "offsets decrease"),
-        ((ONE, [], [0], [1], [], []), "dependency table does not fit"),
-        ((ONE, [], [0], [1, 2], [0, 0], []), "as many lanes as durations"),
-        ((ONE, [], [1], [1], [0, 0], []), "no such lane"),
-        ((ONE, [], [-1], [1], [0, 0], []), "no such lane"),
-        (([], [], [0], [1], [0, 0], []), "no such lane"),
-        ((ONE, [], [0], [-1], [0, 0], []), "duration is out of range"),
-        ((ONE, [], [0], [LONGEST + 1], [0, 0], []), "duration is out of range"),
-        ((ONE, [], [0] * 513, [LONGEST] * 513, [0] * 514, []), "more than a year in all"),
-        ((ONE, [], [0], [1], [0, 1], [1]), "one that does not exist"),
-        ((ONE, [], [0], [1], [0, 1], [-1]), "one that does not exist"),
-        (([(0, True)], [], [], [], [0], []), "capacity of 1"),
-        (([(-1, False)], [], [], [], [0], []), "capacity of 1"),
-        ((ONE * 2, [(0, 0, 2.0)], [], [], [0], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 2, 2.0)], [], [], [0], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(-1, 1, 2.0)], [], [], [0], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 1, 0.5)], [], [], [0], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 1, 101.0)], [], [], [0], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 1, float("nan"))], [], [], [0], []), "two lanes and a slowdown"),
+        ((ONE, [], [0], [1], [(1, 0)]), "about a task that does not exist"),
+        ((ONE, [], [0], [1], [(-1, 0)]), "about a task that does not exist"),
+        ((ONE, [], [0], [1, 2]), "as many lanes as durations"),
+        ((ONE, [], [1], [1]), "no such lane"),
+        ((ONE, [], [-1], [1]), "no such lane"),
+        (([], [], [0], [1]), "no such lane"),
+        ((ONE, [], [0], [-1]), "duration is out of range"),
+        ((ONE, [], [0], [LONGEST + 1]), "duration is out of range"),
+        ((ONE, [], [0] * 513, [LONGEST] * 513), "more than a year in all"),
+        ((ONE, [], [0], [1], [(0, 1)]), "one that does not exist"),
+        ((ONE, [], [0], [1], [(0, -1)]), "one that does not exist"),
+        (([(-1, False)], [], [], []), "capacity is negative"),
+        ((ONE * 2, [(0, 0, 2.0)], [], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 2, 2.0)], [], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(-1, 1, 2.0)], [], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 1, 0.5)], [], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 1, 101.0)], [], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 1, float("nan"))], [], []), "two lanes and a slowdown"),
+        ((FREE * 2, [], [0], [1], [], [(0, 0)]), "does not exist, or one twice"),
+        ((FREE * 2, [], [0], [1], [], [(0, 2)]), "does not exist, or one twice"),
+        ((FREE * 2, [], [0], [1], [], [(0, -1)]), "does not exist, or one twice"),
+        ((FREE + ONE, [], [0], [1], [], [(0, 1)]), "needs them limited"),
+        ((ONE + FREE, [], [0], [1], [], [(0, 1)]), "needs them limited"),
+        (([(0, False), (1, False)], [], [0], [1], [], [(0, 1)]), "needs them limited"),
+        ((FREE * 2, [(0, 1, 2.0)], [0], [1], [], [(0, 1)]), "needs them limited"),
     ],
 )
-def test_what_is_no_graph(arguments: tuple[list[object], ...], message: str) -> None:
+def test_what_is_no_graph(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _native.simulate(*arguments)  # type: ignore[arg-type]
+        simulate(*arguments)
 
 
-def test_numbers_beyond_the_range_of_the_core() -> None:
-    with pytest.raises(TypeError):
-        _native.simulate(ONE, [], [0], [1 << 70], [0, 0], [])
+def test_columns_of_unequal_length() -> None:
+    none = np.empty(0, np.int32)
+    with pytest.raises(ValueError, match="two equal columns"):
+        _native.simulate(
+            ONE, [], none, np.empty(0, np.int64), np.zeros(1, np.int32), none, none, none
+        )
 
 
 def test_the_longest_tasks_slowed_the_most_stay_exact() -> None:
     """As many as are accepted, at a hundredth of the speed: close to the end of 63 bits."""
     count = 256
-    both = _native.simulate(
-        ONE * 2,
-        [(0, 1, 100.0)],
-        [0] * count + [1] * count,
-        [LONGEST] * (2 * count),
-        [0] * (2 * count + 1),
-        [],
-    )
-    slowed = both[1][0]
+    _, stop = simulate(ONE * 2, [(0, 1, 100.0)], [0] * count + [1] * count, [LONGEST] * (2 * count))
+    slowed = int(stop[0])
     assert slowed == pytest.approx(100 * LONGEST, rel=1e-3)
-    assert both[1] == [slowed * (i + 1) for i in range(count)] * 2
+    assert stop.tolist() == [slowed * (i + 1) for i in range(count)] * 2
+
+
+def test_one_pass_equals_the_events() -> None:
+    """Lanes in order without contention are swept; a contention of one takes the other way."""
+    count = 3000
+    graph = Graph(
+        [(1, True), (0, False), (1, True), (0, True)],
+        [i * 7 % 4 for i in range(count)],
+        [i * 31 % 11 for i in range(count)],
+        [[i - 1 - i * 13 % 40] if i > 40 else [] for i in range(count)],
+    )
+    assert graph.run() == graph.run([(0, 2, 1.0)])
 
 
 def test_several_threads_simulate_at_once() -> None:

@@ -44,7 +44,7 @@ def test_lanes_contend_by_name() -> None:
     graph.add_contention("a", "b", 2.0)
     graph.add_task("a", 10)
     graph.add_task("b", 10)
-    assert graph.run() == ([0, 0], [20, 20])
+    assert listed(graph) == ([0, 0], [20, 20])
 
 
 def test_credits() -> None:
@@ -52,4 +52,35 @@ def test_credits() -> None:
     graph.add_lane("network", capacity=2)
     for _ in range(5):
         graph.add_task("network", 10)
-    assert graph.run() == ([0, 0, 10, 10, 20], [10, 10, 20, 20, 30])
+    assert listed(graph) == ([0, 0, 10, 10, 20], [10, 10, 20, 20, 30])
+
+
+def test_any_number_at_once() -> None:
+    graph = TaskGraph()
+    graph.add_lane("wire", capacity=None, in_order=False)
+    graph.add_tasks([0] * 3, [10, 20, 30])
+    assert listed(graph) == ([0, 0, 0], [10, 20, 30])
+
+
+def test_arrays_and_single_tasks_are_one_graph() -> None:
+    graph = TaskGraph()
+    lanes = [graph.add_lane("a"), graph.add_lane("b")]
+    first = graph.add_task("a", 3)
+    more = graph.add_tasks([lanes[1], lanes[0]], [4, 5])
+    graph.add_edges([first, more], [more, more + 1])
+    last = graph.add_task("b", 1, [more + 1])
+    assert (len(graph), last) == (4, 3)
+    assert listed(graph) == ([0, 3, 7, 12], [3, 7, 12, 13])
+
+
+def test_tasks_that_hold_two_lanes() -> None:
+    graph = TaskGraph()
+    lanes = [graph.add_lane(name, in_order=False) for name in ("out 0", "out 1", "into 2")]
+    transfers = graph.add_tasks(lanes[:2], [7, 7])
+    graph.hold([transfers, transfers + 1], [lanes[2]] * 2)
+    assert listed(graph) == ([0, 7], [7, 14])
+
+
+def listed(graph: TaskGraph) -> tuple[list[int], list[int]]:
+    start, stop = graph.run()
+    return start.tolist(), stop.tolist()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from syncline import _native
 
-__all__ = ["TaskGraph"]
+__all__ = ["TaskGraph", "Times"]
+
+Times = NDArray[np.int64]
+"""Nanoseconds from 0, one a task; shape ``(tasks,)``."""
 
 
 class TaskGraph:
-    """Tasks on lanes with dependencies, built up task by task.
+    """Tasks on lanes with dependencies, built up task by task or in whole arrays.
 
     The graph of dag-model, section IV: computing and communication tasks, an edge from each task to
     those that may only begin after it.
@@ -20,22 +26,27 @@ class TaskGraph:
         self._lanes: dict[str, tuple[int, bool]] = {}
         self._lane_index: dict[str, int] = {}
         self._contentions: list[tuple[int, int, float]] = []
-        self._task_lanes: list[int] = []
-        self._durations_ns: list[int] = []
-        self._offsets: list[int] = [0]
-        self._predecessors: list[int] = []
+        self._count = 0
+        self._task_lanes = _Column(np.int32)
+        self._durations_ns = _Column(np.int64)
+        self._tasks, self._before = _Column(np.int32), _Column(np.int32)
+        self._holders, self._held = _Column(np.int32), _Column(np.int32)
 
-    def add_lane(self, name: str, *, capacity: int = 1, in_order: bool = True) -> None:
-        """Add a resource.
+    def __len__(self) -> int:
+        return self._count
+
+    def add_lane(self, name: str, *, capacity: int | None = 1, in_order: bool = True) -> int:
+        """Add a resource and return its index.
 
         Args:
             name: the lane's name, new to this graph.
-            capacity: how many tasks it runs at once.
+            capacity: how many tasks it runs at once; None for any number.
             in_order: start tasks strictly in the order in which they were added (a static plan);
                 otherwise whichever is ready, the first added first.
         """
         self._lane_index[name] = len(self._lanes)
-        self._lanes[name] = (capacity, in_order)
+        self._lanes[name] = (capacity or 0, in_order)
+        return self._lane_index[name]
 
     def add_contention(self, lane_a: str, lane_b: str, slowdown: float) -> None:
         """Make both lanes ``slowdown`` times slower while both are busy."""
@@ -49,19 +60,77 @@ class TaskGraph:
             duration_ns: how long it takes alone, in nanoseconds.
             after: indices of the tasks that it waits for.
         """
+        task = self._count
         self._task_lanes.append(self._lane_index[lane])
         self._durations_ns.append(duration_ns)
-        self._predecessors.extend(after)
-        self._offsets.append(len(self._predecessors))
-        return len(self._durations_ns) - 1
+        for before in after:
+            self._tasks.append(task)
+            self._before.append(before)
+        self._count += 1
+        return task
 
-    def run(self) -> tuple[list[int], list[int]]:
-        """Return the start and the stop of every task, in nanoseconds from 0."""
+    def add_tasks(self, lanes: ArrayLike, durations_ns: ArrayLike) -> int:
+        """Add tasks and return the index of the first.
+
+        Args:
+            lanes: index of the lane of each (:meth:`add_lane`); shape ``(n,)``.
+            durations_ns: how long each takes alone; shape ``(n,)``.
+        """
+        first = self._count
+        self._count += self._task_lanes.extend(lanes)
+        self._durations_ns.extend(durations_ns)
+        return first
+
+    def add_edges(self, before: ArrayLike, after: ArrayLike) -> None:
+        """Make each task of ``after`` wait for that of ``before``; both of shape ``(n,)``."""
+        self._before.extend(before)
+        self._tasks.extend(after)
+
+    def hold(self, tasks: ArrayLike, lanes: ArrayLike) -> None:
+        """Make each task hold one more lane beside its own, both at once; shapes ``(n,)``.
+
+        The lanes that such tasks run on are limited and not in order.
+        """
+        self._holders.extend(tasks)
+        self._held.extend(lanes)
+
+    def run(self) -> tuple[Times, Times]:
+        """Return the start and the stop of every task."""
         return _native.simulate(
             list(self._lanes.values()),
             self._contentions,
-            self._task_lanes,
-            self._durations_ns,
-            self._offsets,
-            self._predecessors,
+            self._task_lanes.array(),
+            self._durations_ns.array(),
+            self._tasks.array(),
+            self._before.array(),
+            self._holders.array(),
+            self._held.array(),
         )
+
+
+class _Column:
+    """A growing array of integers, cheap to extend by one or by many."""
+
+    def __init__(self, dtype: type[np.integer]) -> None:
+        self._dtype = dtype
+        self._parts: list[NDArray[np.integer]] = []
+        self._last: list[int] = []
+        self.append = self._last.append
+
+    def extend(self, values: ArrayLike) -> int:
+        """Append values and return how many there were."""
+        self._flush()
+        part = np.asarray(values, dtype=self._dtype).ravel()
+        self._parts.append(part)
+        return len(part)
+
+    def _flush(self) -> None:
+        if self._last:
+            self._parts.append(np.array(self._last, dtype=self._dtype))
+            self._last.clear()
+
+    def array(self) -> NDArray[np.integer]:
+        """Return all values in one array."""
+        self._flush()
+        self._parts = [np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)]
+        return self._parts[0]

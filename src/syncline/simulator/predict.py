@@ -110,7 +110,7 @@ def _simulate(
         )
     for cost_ns, tensors in zip(costs_ns, plan.message_tensors(), strict=True):
         graph.add_task(COMMUNICATION, cost_ns, {ready_of_tensor[index] for index in tensors})
-    start_ns, stop_ns = graph.run()
+    start_ns, stop_ns = (times.tolist() for times in graph.run())
     return costs_ns, start_ns, stop_ns
 
 
