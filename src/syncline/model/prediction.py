@@ -25,6 +25,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     """Iteration time beyond computation: t_c^no of MG-WFBP, Table 1."""
     lower_bound_s: float
     """max(computation, least communication): no schedule can be faster."""
+    error_s: float = 0.0
+    """Standard error of ``iteration_s`` where every simulated iteration is different; else 0."""
 
     def __post_init__(self) -> None:
         where = f"prediction of {self.planner!r}"
@@ -36,6 +38,7 @@ class Prediction(Value, frozen=True, kw_only=True):
             "communication_s",
             "exposed_s",
             "lower_bound_s",
+            "error_s",
         ):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -108,12 +109,15 @@ class TaskGraph:
         )
 
 
-class _Column:
+_Integer = TypeVar("_Integer", bound=np.integer[Any])
+
+
+class _Column(Generic[_Integer]):
     """A growing array of integers, cheap to extend by one or by many."""
 
-    def __init__(self, dtype: type[np.integer]) -> None:
+    def __init__(self, dtype: type[_Integer]) -> None:
         self._dtype = dtype
-        self._parts: list[NDArray[np.integer]] = []
+        self._parts: list[NDArray[_Integer]] = []
         self._last: list[int] = []
         self.append = self._last.append
 
@@ -129,7 +133,7 @@ class _Column:
             self._parts.append(np.array(self._last, dtype=self._dtype))
             self._last.clear()
 
-    def array(self) -> NDArray[np.integer]:
+    def array(self) -> NDArray[_Integer]:
         """Return all values in one array."""
         self._flush()
         self._parts = [np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)]

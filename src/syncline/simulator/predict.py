@@ -1,29 +1,39 @@
 """``Profile + Network + Plan -> Timeline`` and the iteration time.
 
-One worker stands for all: they compute the same and every message waits for all of them. The
-device runs one operation at a time in the profile's order; the network sends one message at a time
-in the plan's order, each as soon as its last gradient is ready and the one before it is done
-(MG-WFBP, Eq. 7); unpacking and the update begin when all messages are done (dag-model, Fig. 1).
+By default one worker stands for all: they compute the same and every message waits for all of
+them. The device runs one operation at a time in the profile's order; the network sends one message
+at a time in the plan's order, each as soon as its last gradient is ready and the one before it is
+done (MG-WFBP, Eq. 7); unpacking and the update begin when all messages are done (dag-model, Fig. 1)
+or, where the plan says so, each parameter's just before the next forward pass needs it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from syncline import _native
-from syncline.errors import MismatchError, UserError
-from syncline.model.limits import LONGEST_NS
+import msgspec
+
+from syncline.errors import MismatchError
+from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
-from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
-from syncline.simulator.graph import TaskGraph
+from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+from syncline.simulator.dag import Dag, Slot
+from syncline.simulator.messages import MessageTask
+from syncline.simulator.steady import Steady, steady_state
+from syncline.simulator.strategy import STRATEGIES, Strategy
+from syncline.simulator.workers import ALIKE, Workers
 
-__all__ = ["Forecast", "predict", "predict_iteration_s"]
+__all__ = ["DEFAULT_STRATEGY", "Forecast", "predict", "predict_iteration_s"]
 
 NS_PER_S = 1_000_000_000
+DEFAULT_STRATEGY = STRATEGIES["loop"]
+SHOWN_CLASSES = 4
+"""Workers that a timeline shows where they differ, the slowest first."""
 
 
 class Forecast(NamedTuple):
@@ -33,110 +43,170 @@ class Forecast(NamedTuple):
     timeline: Timeline
 
 
-def predict(profile: Profile, network: Network, plan: Plan) -> Forecast:
-    """Simulate one iteration.
+def predict(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
+) -> Forecast:
+    """Simulate iterations until their period settles.
 
     Args:
         profile: what the worker computes.
         network: what messages cost.
         plan: the messages.
+        strategy: what runs beside what.
+        workers: how much slower or faster than the profile each worker is.
 
     Returns:
-        The iteration time with its bounds, and the timeline on an integer-nanosecond clock.
+        The iteration time with its bounds, and the timeline of one iteration in the steady state
+        on an integer-nanosecond clock.
 
     Raises:
         MismatchError: the plan is for other gradients or another worker count.
-        UserError: the messages take longer than 19.5 hours.
+        UserError: the messages take longer than 19.5 hours, or there is more to simulate than
+            fits; see :func:`syncline.simulator.dag.build`.
     """
-    difference = plan.difference(profile.gradients, network.workers)
-    if difference is not None:
-        raise MismatchError(f"this plan does not fit the profile and network: {difference}")
-    costs_ns, start_ns, stop_ns = _simulate(profile, network, plan)
-    iteration_ns = max(stop_ns, default=0)
-    spans = _spans(profile, plan, start_ns, stop_ns)
-    computation_s = profile.computation_s
-    bound_s = max(computation_s, network.all_reduce.cheapest_s(profile.gradient_bytes))
+    steady = _simulate(profile, network, plan, strategy, workers)
+    computation_s = _computation_s(profile, network, strategy, workers)
+    iteration_s = steady.period_ns / NS_PER_S
+    bound_s = computation_s
+    if strategy.exchange == "all-reduce":
+        least_s = _least_s(network.all_reduce, profile.gradient_bytes, plan.in_flight)
+        bound_s = max(bound_s, least_s / strategy.channels)
     prediction = Prediction(
         planner=plan.planner,
         messages=len(plan.messages),
-        iteration_s=iteration_ns / NS_PER_S,
+        iteration_s=iteration_s,
         computation_s=computation_s,
-        communication_s=math.fsum(costs_ns) / NS_PER_S,
-        exposed_s=max(iteration_ns / NS_PER_S - computation_s, 0.0),
+        communication_s=math.fsum(t.duration_ns for t in steady.dag.messages if t.lane != "delay")
+        / NS_PER_S,
+        exposed_s=max(iteration_s - computation_s, 0.0),
         # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
-        lower_bound_s=min(bound_s, iteration_ns / NS_PER_S),
+        lower_bound_s=min(bound_s, iteration_s),
+        error_s=steady.error_ns / NS_PER_S,
     )
+    first_ns = int(steady.ends_ns[steady.window - 1]) if steady.window else 0
     timeline = Timeline(
-        name=plan.planner, source="predicted", iteration_ns=iteration_ns, spans=spans
+        name=plan.planner,
+        source="predicted",
+        iteration_ns=int(steady.ends_ns[steady.window]) - first_ns,
+        spans=tuple(_spans(profile, plan, steady)),
     )
     return Forecast(prediction, timeline)
 
 
-def predict_iteration_s(profile: Profile, network: Network, plan: Plan) -> float:
+def predict_iteration_s(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
+) -> float:
     """Return only the iteration time of :func:`predict`, without building its timeline."""
-    _, _, stop_ns = _simulate(profile, network, plan)
-    return max(stop_ns, default=0) / NS_PER_S
+    return _simulate(profile, network, plan, strategy, workers).period_ns / NS_PER_S
 
 
 def _simulate(
-    profile: Profile, network: Network, plan: Plan
-) -> tuple[list[int], list[int], list[int]]:
-    """Return the cost of each message, and the start and stop of each task.
+    profile: Profile, network: Network, plan: Plan, strategy: Strategy, workers: Workers
+) -> Steady:
+    difference = plan.difference(profile.gradients, network.workers)
+    if difference is not None:
+        raise MismatchError(f"this plan does not fit the profile and network: {difference}")
+    return steady_state(profile, network, plan, strategy=strategy, workers=workers)
 
-    Tasks are the profile's operations in order, then the plan's messages in order.
+
+def _computation_s(
+    profile: Profile, network: Network, strategy: Strategy, workers: Workers
+) -> float:
+    if workers == ALIKE and strategy == DEFAULT_STRATEGY:
+        return profile.computation_s
+    alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
+    return alone.period_ns / NS_PER_S
+
+
+def _least_s(curve: CostCurve, total_bytes: int, in_flight: int) -> float:
+    """Return the least seconds to move ``total_bytes`` however they are cut.
+
+    With several messages in flight all startups but one may be hidden behind other messages; what
+    is beyond them moves at the curve's best rate.
     """
-    costs_ns = _native.costs(list(plan.message_bytes()), network.all_reduce.rows())
-    if sum(costs_ns) > LONGEST_NS:
-        raise UserError(
-            f"network {network.name!r}: the messages of one iteration take longer than "
-            f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
-        )
-    ready_after = {g.name: g.ready_after for g in profile.gradients}
-    ready_of_tensor = [ready_after[t.name] for t in plan.tensors]
-
-    graph = TaskGraph()
-    graph.add_lane(COMPUTE)
-    graph.add_lane(COMMUNICATION)
-    if network.contention > 1:
-        graph.add_contention(COMPUTE, COMMUNICATION, network.contention)
-    count = len(profile.operations)
-    messages = range(count, count + len(plan.messages))
-    for operation in profile.operations:
-        exchanged = operation.phase in ("finalize", "update")
-        graph.add_task(
-            COMPUTE,
-            round(operation.duration_s * NS_PER_S),
-            (*operation.after, *messages) if exchanged else operation.after,
-        )
-    for cost_ns, tensors in zip(costs_ns, plan.message_tensors(), strict=True):
-        graph.add_task(COMMUNICATION, cost_ns, {ready_of_tensor[index] for index in tensors})
-    start_ns, stop_ns = (times.tolist() for times in graph.run())
-    return costs_ns, start_ns, stop_ns
+    if in_flight == 1 or total_bytes <= 0:
+        return curve.cheapest_s(total_bytes)
+    startup_s = curve.startup_s
+    beyond = (
+        msgspec.structs.replace(segment, cost_s=max(segment.cost_s - startup_s, 0.0))
+        for segment in curve.segments
+    )
+    transmission = CostCurve(segments=tuple(beyond))
+    return startup_s + transmission.cheapest_s(total_bytes)
 
 
-def _spans(
-    profile: Profile, plan: Plan, start_ns: list[int], stop_ns: list[int]
-) -> tuple[Span, ...]:
-    count = len(profile.operations)
-    computing = [
-        Span(lane=COMPUTE, start_ns=a, stop_ns=b, label=operation.name, kind=operation.phase)
-        for operation, a, b in zip(profile.operations, start_ns, stop_ns, strict=False)
-    ]
-    sending = [
-        Span(
-            lane=COMMUNICATION,
-            start_ns=a,
-            stop_ns=b,
-            label=plan.label(tensors),
-            kind="message",
+# --- the timeline ---
+
+
+def _spans(profile: Profile, plan: Plan, steady: Steady) -> Iterator[Span]:
+    """Yield what runs in the window: clipped to it, so that it reads as one period of many."""
+    dag, window = steady.dag, steady.window
+    if dag.iterations == 1:
+        begin, end = 0, None
+    else:
+        begin = int(steady.ends_ns[window - 1]) if window else 0
+        end = int(steady.ends_ns[window])
+    iterations = range(max(window - 1, 0), min(window + 2, dag.iterations))
+
+    def span(task: int, lane: str, label: str, kind: SpanKind, size: int | None) -> Iterator[Span]:
+        start, stop = int(steady.start_ns[task]), int(steady.stop_ns[task])
+        if end is not None:
+            if stop < begin or start >= end or (stop == begin and start < begin):
+                return
+            start, stop = max(start, begin), min(stop, end)
+        yield Span(
+            lane=lane,
+            start_ns=start - begin,
+            stop_ns=stop - begin,
+            label=label,
+            kind=kind,
             size_bytes=size,
         )
-        for tensors, size, a, b in zip(
-            plan.message_tensors(),
-            plan.message_bytes(),
-            start_ns[count:],
-            stop_ns[count:],
-            strict=True,
-        )
-    ]
-    return (*computing, *sending)
+
+    shown = sorted(range(len(dag.classes)), key=lambda c: -dag.classes[c].factor)[:SHOWN_CLASSES]
+    for index, slot in enumerate(dag.layout.slots):
+        if slot.operation is None:
+            continue
+        operation = profile.operations[slot.operation]
+        label = f"update before {operation.name}" if slot.gate else operation.name
+        kind: SpanKind = "update" if slot.gate else operation.phase
+        tasks = dag.slot_tasks(index)
+        for number in shown:
+            lane = _lane_name(dag, slot, number)
+            for iteration in iterations:
+                yield from span(int(tasks[iteration, number]), lane, label, kind, None)
+    tensors, sizes = plan.message_tensors(), plan.message_bytes()
+    for index, task in enumerate(dag.messages):
+        if task.lane == "delay" or (task.worker_class not in (None, *shown)):
+            continue
+        label = _message_label(plan, task, tensors[task.message])
+        lane = COMMUNICATION if task.lane == "channel" else task.lane
+        tasks = dag.message_tasks(index)
+        for iteration in iterations:
+            yield from span(int(tasks[iteration]), lane, label, "message", sizes[task.message])
+
+
+def _lane_name(dag: Dag, slot: Slot, number: int) -> str:
+    name = COMPUTE if slot.lane == "device" else slot.lane
+    if len(dag.classes) == 1:
+        return name
+    worker = dag.classes[number]
+    return f"{name} of rank {worker.first} (x{worker.factor:.3g})"
+
+
+def _message_label(plan: Plan, task: MessageTask, tensors: range) -> str:
+    label = plan.label(tensors)
+    if task.lane != "channel":
+        return f"{task.lane} {label}"
+    collective = plan.messages[task.message].collective
+    return label if collective == "all-reduce" else f"{collective} {label}"

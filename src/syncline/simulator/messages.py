@@ -1,0 +1,155 @@
+"""What a plan's messages are on the wire: tasks on channels, with their costs."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from syncline import _native
+from syncline.errors import UserError
+from syncline.model.limits import LONGEST_NS
+from syncline.model.network import Network
+from syncline.model.plan import Collective, Plan
+from syncline.simulator.strategy import Strategy
+from syncline.simulator.workers import WorkerClass
+
+__all__ = ["MessageTask", "message_costs_ns", "message_tasks"]
+
+NS_PER_S = 1_000_000_000
+
+
+class MessageTask(NamedTuple):
+    """A part of a message that occupies a resource."""
+
+    lane: str
+    """``channel``: transmission; ``startup``: what overlaps the transmission of others; ``delay``:
+    waiting before it may leave; ``push`` and ``pull``: to and from a parameter server."""
+    duration_ns: int
+    message: int
+    """Index of the message in the plan."""
+    waits_for_gradients: bool
+    last: bool
+    """The message has arrived when this ends."""
+    after: tuple[int, ...] = ()
+    """Indices of the message tasks of the same iteration that it waits for."""
+    worker_class: int | None = None
+    """The class whose gradients it waits for; None: those of all workers."""
+
+
+def message_costs_ns(network: Network, plan: Plan) -> list[int]:
+    """Return what each message occupies the channel for, alone, in nanoseconds.
+
+    Raises:
+        UserError: all together they take longer than 19.5 hours.
+    """
+    sizes = plan.message_bytes()
+    costs = [0] * len(sizes)
+    for kind in {message.collective for message in plan.messages}:
+        chosen = [i for i, message in enumerate(plan.messages) if message.collective == kind]
+        rows = _rows(network, kind)
+        found = _native.costs([sizes[i] for i in chosen], rows)
+        for index, cost_ns in zip(chosen, found, strict=True):
+            costs[index] = cost_ns
+    if sum(costs) > LONGEST_NS:
+        raise UserError(
+            f"network {network.name!r}: the messages of one iteration take longer than "
+            f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
+        )
+    return costs
+
+
+def _rows(network: Network, kind: Collective) -> list[tuple[int, float, float]]:
+    """Return the cost curve of a collective: each half of an all-reduce takes half of its time."""
+    share = 1.0 if kind == "all-reduce" else 0.5
+    return [(start, share * a, share * b) for start, a, b in network.all_reduce.rows()]
+
+
+def message_tasks(
+    network: Network,
+    plan: Plan,
+    strategy: Strategy,
+    classes: Sequence[WorkerClass],
+) -> list[MessageTask]:
+    """Return the tasks of all messages of one iteration, in the plan's order.
+
+    One message at a time occupies the channel for ``T(M)``. With more in flight, the startup
+    ``T(0)`` of a message overlaps the transmission of those before it: it begins when the message
+    is ready, the one before it has begun and the one ``in_flight`` before it has arrived.
+
+    Raises:
+        UserError: the strategy has a parameter server and the network no link.
+    """
+    if strategy.exchange == "parameter-server":
+        return _with_server(network, plan, strategy, classes)
+    costs_ns = message_costs_ns(network, plan)
+    startup_ns = {
+        kind: _native.costs([0], _rows(network, kind))[0]
+        for kind in {message.collective for message in plan.messages}
+    }
+    tasks: list[MessageTask] = []
+    arrivals: list[int] = []  # the last task of each message
+    scattered: list[tuple[int, int, int]] = []  # (start, stop, last task), by start
+    for index, (message, cost_ns) in enumerate(zip(plan.messages, costs_ns, strict=True)):
+        after: tuple[int, ...] = ()
+        if message.collective == "all-gather":
+            after = tuple(
+                arrival
+                for start, stop, arrival in scattered
+                if start < message.stop and stop > message.start
+            )
+        gradients = message.collective != "all-gather"
+        if message.delay_s:
+            delay_ns = round(message.delay_s * NS_PER_S)
+            tasks.append(MessageTask("delay", delay_ns, index, gradients, last=False, after=after))
+            gradients, after = False, (len(tasks) - 1,)
+        if plan.in_flight > 1:
+            own_ns = min(startup_ns[message.collective], cost_ns)
+            if index >= plan.in_flight:
+                after = (*after, arrivals[index - plan.in_flight])
+            tasks.append(MessageTask("startup", own_ns, index, gradients, last=False, after=after))
+            gradients, after = False, (len(tasks) - 1,)
+            cost_ns -= own_ns
+        tasks.append(MessageTask("channel", cost_ns, index, gradients, last=True, after=after))
+        arrivals.append(len(tasks) - 1)
+        if message.collective == "reduce-scatter":
+            bisect.insort(scattered, (message.start, message.stop, arrivals[-1]))
+    return tasks
+
+
+def _with_server(
+    network: Network, plan: Plan, strategy: Strategy, classes: Sequence[WorkerClass]
+) -> list[MessageTask]:
+    """Return a push of each class of workers and a pull for all of them, for each message.
+
+    The server's link carries every worker's copy: ``alpha + P M beta / servers`` each way. Its
+    summing is taken to be done while it receives.
+    """
+    if network.link is None:
+        raise UserError(
+            f"network {network.name!r}: a parameter server needs the point-to-point costs of a "
+            "link; give bandwidth= and latency=, or measure with syncline.probe()"
+        )
+    alpha_ns = network.link.alpha_s * NS_PER_S
+    ns_per_byte = network.link.beta_s_per_byte * NS_PER_S / strategy.servers
+    tasks: list[MessageTask] = []
+    total_ns = 0.0
+    for index, size in enumerate(plan.message_bytes()):
+        pushes = []
+        for number, workers in enumerate(classes):
+            push_ns = alpha_ns + workers.size * size * ns_per_byte
+            pushes.append(len(tasks))
+            tasks.append(
+                MessageTask("push", round(push_ns), index, True, last=False, worker_class=number)
+            )
+        pull_ns = alpha_ns + network.workers * size * ns_per_byte
+        total_ns += 2 * pull_ns
+        tasks.append(
+            MessageTask("pull", round(pull_ns), index, False, last=True, after=tuple(pushes))
+        )
+    if total_ns > LONGEST_NS:
+        raise UserError(
+            f"network {network.name!r}: a parameter server needs {total_ns / NS_PER_S:.3g} s for "
+            "one iteration's messages; costs are in seconds and seconds a byte"
+        )
+    return tasks

@@ -1,0 +1,98 @@
+"""The steady state: simulate until the time from one iteration to the next settles."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.simulator.dag import Dag, build
+from syncline.simulator.graph import Times
+from syncline.simulator.strategy import Strategy
+from syncline.simulator.workers import Workers
+
+__all__ = ["Steady", "steady_state"]
+
+FIRST_ITERATIONS = 4
+MOST_ITERATIONS = 64
+AGREEING = 3
+"""Periods in a row that must be equal."""
+WARM_UP = 4
+"""Iterations left out of the mean where every one is different."""
+
+
+class Steady(NamedTuple):
+    """A simulated run, and the period that it settled to."""
+
+    dag: Dag
+    start_ns: Times
+    stop_ns: Times
+    ends_ns: Times
+    """When each iteration ended."""
+    period_ns: float
+    """From one iteration's end to the next: the last period, or the mean of those after warm-up
+    where they differ."""
+    error_ns: float
+    """Standard error of the period; 0 where it settled."""
+    settled: bool
+    """The last periods were equal to a nanosecond a million."""
+
+    @property
+    def window(self) -> int:
+        """An iteration in the steady state that has another after it, if there is one."""
+        return max(self.dag.iterations - 2, 0)
+
+
+def steady_state(
+    profile: Profile,
+    network: Network,
+    plan: Plan | None,
+    *,
+    strategy: Strategy,
+    workers: Workers,
+) -> Steady:
+    """Simulate iterations, twice as many each time, until the last three take equally long.
+
+    Where every iteration starts from nothing, because the last has ended and nothing was fetched
+    ahead, one is enough. Where each draws its own computing times, or 64 do not settle, the period
+    is a mean.
+
+    Raises:
+        UserError: see :func:`syncline.simulator.dag.build`.
+    """
+    iterations = 1
+    if workers.jitter:
+        iterations = MOST_ITERATIONS
+    elif _carries_over(profile, plan, strategy):
+        iterations = FIRST_ITERATIONS
+    while True:
+        dag = build(
+            profile, network, plan, strategy=strategy, workers=workers, iterations=iterations
+        )
+        start_ns, stop_ns = dag.graph.run()
+        ends_ns = dag.ends_ns(stop_ns)
+        if iterations == 1:
+            ends_ns = np.array([stop_ns.max(initial=0)])
+            return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0, True)
+        periods = np.diff(ends_ns, prepend=0)
+        last = periods[-AGREEING:]
+        if int(last.max() - last.min()) <= 1e-6 * float(last[-1]):
+            return Steady(dag, start_ns, stop_ns, ends_ns, float(periods[-1]), 0.0, True)
+        if iterations >= MOST_ITERATIONS:
+            kept = periods[WARM_UP:]
+            error = float(kept.std(ddof=1)) / math.sqrt(len(kept))
+            return Steady(dag, start_ns, stop_ns, ends_ns, float(kept.mean()), error, False)
+        iterations *= 2
+
+
+def _carries_over(profile: Profile, plan: Plan | None, strategy: Strategy) -> bool:
+    """Say whether anything of an iteration can run beside the one before it."""
+    if plan is not None and plan.wait == "need":
+        return True
+    if any(o.resource == "host" for o in profile.operations):
+        return True
+    return strategy.prefetch_data or strategy.prefetch_copy

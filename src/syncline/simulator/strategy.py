@@ -1,0 +1,113 @@
+"""``Strategy``: what a framework runs beside what (dag-model, section IV-C)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from syncline.errors import UserError, did_you_mean
+from syncline.model.document import Value
+
+__all__ = ["STRATEGIES", "Strategy", "strategy_named"]
+
+
+class Strategy(Value, frozen=True, kw_only=True):
+    """Which tasks of an iteration may overlap, and with what.
+
+    Raises:
+        UserError: on construction, for fewer than one loader, batch ahead, channel or server.
+    """
+
+    name: str
+    summary: str = ""
+    prefetch_data: bool = False
+    """The next batches are read beside computing (dag-model, Eq. 3); else the loop itself reads."""
+    prefetch_copy: bool = False
+    """The next batch is copied to the device beside computing, into a second buffer there."""
+    one_loader: bool = False
+    """One thread reads and copies in turn, so that a batch costs ``t_io + t_h2d`` (Eq. 3 to 5).
+    Otherwise reading and copying are a pipeline, and the slower of the two counts."""
+    loaders: int = 1
+    """Batches that are read at the same time, each by a process of its own."""
+    ahead: int = 2
+    """Batches that may wait, read but not yet copied (or not yet used, where none is copied)."""
+    overlap_communication: bool = True
+    """Messages go out while the backward pass runs (wait-free backpropagation); else after it."""
+    exchange: Literal["all-reduce", "parameter-server"] = "all-reduce"
+    """A parameter server receives a push from each worker and answers with a pull, both over its
+    own link, which all workers share; the two directions run beside each other."""
+    servers: int = 1
+    """Parameter servers that share every message evenly."""
+    channels: int = 1
+    """Messages transmitted at once, each at the network's full rate (independent rails)."""
+    compute: Literal["stream", "unlimited"] = "stream"
+    """``stream``: a device runs one operation at a time in the profile's order, as GPUs do.
+    ``unlimited``: each runs as soon as what it depends on is done (PACE, section IV-A)."""
+
+    def __post_init__(self) -> None:
+        for field in ("loaders", "ahead", "servers", "channels"):
+            if getattr(self, field) < 1:
+                raise UserError(
+                    f"strategy {self.name!r}: {field} must be at least 1, found "
+                    f"{getattr(self, field)}"
+                )
+
+
+_ALL = (
+    Strategy(name="loop", summary="the loop reads and copies; messages beside backward (DDP)"),
+    Strategy(
+        name="s-sgd",
+        summary="nothing overlaps: naive S-SGD (dag-model, Eq. 2)",
+        overlap_communication=False,
+    ),
+    Strategy(
+        name="caffe-mpi",
+        summary="reading, copying and messages all overlap (dag-model, Eq. 5)",
+        prefetch_data=True,
+        prefetch_copy=True,
+        one_loader=True,
+    ),
+    Strategy(
+        name="mxnet",
+        summary="reading and messages overlap, copying does not",
+        prefetch_data=True,
+    ),
+    Strategy(
+        name="tensorflow",
+        summary="reading and messages overlap, copying does not",
+        prefetch_data=True,
+    ),
+    Strategy(
+        name="cntk",
+        summary="reading overlaps; messages wait for the whole backward pass",
+        prefetch_data=True,
+        overlap_communication=False,
+    ),
+    Strategy(
+        name="pytorch",
+        summary="loader processes read ahead; pinned copies and messages overlap",
+        prefetch_data=True,
+        prefetch_copy=True,
+    ),
+    Strategy(
+        name="parameter-server",
+        summary="push to and pull from a server whose link all workers share",
+        prefetch_data=True,
+        exchange="parameter-server",
+    ),
+)
+
+STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
+"""Presets by name. Caffe-MPI, MXNet, TensorFlow and CNTK: dag-model, sections IV-C and V-C."""
+
+
+def strategy_named(name: str) -> Strategy:
+    """Return the preset of that name.
+
+    Raises:
+        UserError: there is none; the message names the nearest.
+    """
+    if name not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        hint = did_you_mean(name, STRATEGIES)
+        raise UserError(f"unknown strategy {name!r}{hint} (known: {known})")
+    return STRATEGIES[name]

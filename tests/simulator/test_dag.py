@@ -1,0 +1,449 @@
+"""The DAG of S-SGD: the equations of dag-model as tests, and each way to overlap by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import UserError
+from syncline.model.network import Link, Network
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
+from syncline.planners.single import Single
+from syncline.planners.terms import terms
+from syncline.planners.wfbp import Wfbp
+from syncline.simulator.predict import predict, predict_iteration_s
+from syncline.simulator.strategy import STRATEGIES, Strategy
+from syncline.simulator.workers import Workers
+from tests import strategies as some
+
+NS = 1e-9
+
+
+def op(
+    phase: Phase,
+    ns: int,
+    *after: int,
+    name: str | None = None,
+    resource: Resource = "device",
+) -> Operation:
+    return Operation(
+        name=name or phase, phase=phase, duration_s=ns * NS, after=after, resource=resource
+    )
+
+
+def chain(
+    forward: Sequence[int],
+    backward: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    io: int = 0,
+    h2d: int = 0,
+    update: int = 0,
+) -> Profile:
+    """Return dag-model's network: layer l has its l-th forward time, backward time and size.
+
+    The operations are fetch, copy, forward 1 to L, backward L to 1, update; a gradient has
+    as many elements as it is to take nanoseconds on a line of 1 ns an element.
+    """
+    count = len(forward)
+    operations = [op("data", io), op("copy", h2d, 0)]
+    operations += [op("forward", ns, i + 1, name=f"f{i + 1}") for i, ns in enumerate(forward)]
+    for layer in reversed(range(count)):
+        operations.append(
+            op("backward", backward[layer], len(operations) - 1, name=f"b{layer + 1}")
+        )
+    operations.append(op("update", update, len(operations) - 1))
+    gradients = tuple(
+        Gradient(
+            name=f"g{layer + 1}",
+            elements=sizes[layer],
+            ready_after=2 + count + (count - 1 - layer),
+            needed_by=2 + layer,
+        )
+        for layer in reversed(range(count))
+    )
+    return Profile(
+        model="chain",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=tuple(operations),
+        gradients=gradients,
+    )
+
+
+def line(a_ns: int, ns_per_element: int = 1, *, workers: int = 4) -> Network:
+    return Network.line(workers=workers, a_s=a_ns * NS, b_s_per_byte=ns_per_element * NS / 4)
+
+
+def period_ns(profile: Profile, network: Network, plan: Plan, **options: object) -> int:
+    seconds = predict_iteration_s(profile, network, plan, **options)  # type: ignore[arg-type]
+    return round(seconds / NS)
+
+
+def plan_of(profile: Profile, spans: Sequence[tuple[int, int] | Message], **fields: object) -> Plan:
+    """Return a plan of messages over elements (one byte each) of the gradients in ready order."""
+    return Plan(
+        planner="by hand",
+        model=profile.model,
+        workers=4,
+        tensors=tuple(
+            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
+        ),
+        messages=tuple(
+            s if isinstance(s, Message) else Message(start=s[0], stop=s[1]) for s in spans
+        ),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+layers = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(*[st.lists(st.integers(0, 3000), min_size=n, max_size=n)] * 3)
+)
+phase_ns = st.integers(0, 8000)
+
+
+# --- dag-model, Eq. 1 to 6 ---
+
+
+@some.many
+@given(layers, phase_ns, phase_ns, phase_ns, st.integers(0, 500))
+def test_equations_1_and_2_nothing_overlaps(
+    times: tuple[list[int], list[int], list[int]], io: int, h2d: int, update: int, a: int
+) -> None:
+    forward, backward, sizes = times
+    profile = chain(forward, backward, sizes, io=io, h2d=h2d, update=update)
+    network = line(a)
+    compute = io + h2d + sum(forward) + sum(backward) + update
+    one = msgspec.structs.replace(
+        network, workers=1, all_reduce=Network.line(workers=1, a_s=0, b_s_per_byte=0).all_reduce
+    )
+    plan = Wfbp().plan(profile, one)
+    assert period_ns(profile, one, plan, strategy=STRATEGIES["s-sgd"]) == compute
+    plan = Wfbp().plan(profile, network)
+    messages = sum(a + m.stop - m.start for m in plan.messages)
+    assert period_ns(profile, network, plan, strategy=STRATEGIES["s-sgd"]) == compute + messages
+
+
+@some.many
+@given(layers, phase_ns, phase_ns, st.integers(0, 500))
+def test_equation_3_reading_and_copying_beside_computing(
+    times: tuple[list[int], list[int], list[int]], io: int, h2d: int, a: int
+) -> None:
+    """With one thread that reads and copies: max(t_io + t_h2d, t_f + t_b + t_c)."""
+    forward, backward, sizes = times
+    profile = chain(forward, backward, sizes, io=io, h2d=h2d)
+    strategy = Strategy(
+        name="eq. 3",
+        prefetch_data=True,
+        prefetch_copy=True,
+        one_loader=True,
+        overlap_communication=False,
+    )
+    plan = Wfbp().plan(profile, line(a))
+    t_c = sum(a + m.stop - m.start for m in plan.messages)
+    expected = max(io + h2d, sum(forward) + sum(backward) + t_c)
+    assert period_ns(profile, line(a), plan, strategy=strategy) == expected
+    # Two threads are a pipeline, which the paper's equation does not have.
+    pipeline = msgspec.structs.replace(strategy, one_loader=False)
+    expected = max(io, h2d, sum(forward) + sum(backward) + t_c)
+    assert period_ns(profile, line(a), plan, strategy=pipeline) == expected
+
+
+def wfbp_finish(backward: Sequence[int], sizes: Sequence[int], a: int) -> tuple[int, int]:
+    """Return tau_c(1) - tau_c(L) and t_c(1) of wait-free backpropagation (MG-WFBP, Eq. 7)."""
+    clock, channel, begins, cost = 0, 0, [], 0
+    for layer in reversed(range(len(backward))):
+        clock += backward[layer]
+        start = max(clock, channel)
+        cost = a + sizes[layer]
+        channel = start + cost
+        begins.append(start)
+    return begins[-1] - begins[0], cost
+
+
+@some.many
+@given(layers, phase_ns, phase_ns, st.integers(0, 500))
+def test_equations_4_and_5_messages_beside_backward(
+    times: tuple[list[int], list[int], list[int]], io: int, h2d: int, a: int
+) -> None:
+    forward, backward, sizes = times
+    sizes = [size + 1 for size in sizes]  # the equations have a message for every layer
+    profile = chain(forward, backward, sizes, io=io, h2d=h2d)
+    plan = Wfbp().plan(profile, line(a))
+    found = period_ns(profile, line(a), plan, strategy=STRATEGIES["caffe-mpi"])
+    spread, t_c1 = wfbp_finish(backward, sizes, a)
+    assert found == max(io + h2d, sum(forward) + backward[-1] + spread + t_c1)  # Eq. 4
+    alone = sum(forward) + sum(backward)
+    exposed = sum(forward) + backward[-1] + spread + t_c1 - alone
+    assert found == max(io + h2d, alone + exposed)  # Eq. 5, with t_c^no
+
+
+@some.few
+@given(layers, st.integers(1, 8000), st.integers(0, 500), st.integers(2, 8))
+def test_equation_6_speedup(
+    times: tuple[list[int], list[int], list[int]], io: int, a: int, count: int
+) -> None:
+    forward, backward, sizes = times
+    sizes = [size + 1 for size in sizes]
+    single = chain(forward, backward, sizes, io=io)
+    shared = chain(forward, backward, sizes, io=io * 4)  # four workers read from one disk
+    network = line(a, workers=count)
+    alone = Network.line(workers=1, a_s=0, b_s_per_byte=0)
+    strategy = STRATEGIES["caffe-mpi"]
+    one_s = predict_iteration_s(single, alone, Wfbp().plan(single, alone), strategy=strategy)
+    all_s = predict_iteration_s(shared, network, Wfbp().plan(shared, network), strategy=strategy)
+    spread, t_c1 = wfbp_finish(backward, sizes, a)
+    exposed = backward[-1] + spread + t_c1 - sum(backward)
+    compute = sum(forward) + sum(backward)
+    expected = count * max(io, compute) / max(4 * io, compute + exposed)
+    assert count * one_s / all_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_frameworks_of_the_paper() -> None:
+    """I/O 50, copy 20, forward 60, backward 90, update 5; messages of 10 + 40 a layer."""
+    profile = chain([20, 20, 20], [30, 30, 30], [40, 40, 40], io=50, h2d=20, update=5)
+    network = msgspec.structs.replace(
+        line(10), link=Link(alpha_s=3 * NS, beta_s_per_byte=NS / 16, gamma_s_per_byte=0)
+    )
+    plan = Wfbp().plan(profile, network)
+    found = {
+        name: period_ns(profile, network, plan, strategy=strategy)
+        for name, strategy in STRATEGIES.items()
+    }
+    backward_and_messages = 30 + 3 * 50
+    assert found["s-sgd"] == 50 + 20 + 60 + 90 + 150 + 5
+    assert found["loop"] == 50 + 20 + 60 + backward_and_messages + 5
+    assert found["caffe-mpi"] == found["pytorch"] == 60 + backward_and_messages + 5
+    assert found["mxnet"] == found["tensorflow"] == 20 + 60 + backward_and_messages + 5
+    assert found["cntk"] == 20 + 60 + 90 + 150 + 5
+    # Push and pull take 3 + 4 * 40 / 4 = 43 each and run beside each other.
+    assert found["parameter-server"] == 20 + 60 + 30 + 3 * 43 + 43 + 5
+
+
+def test_reading_by_several_processes() -> None:
+    profile = chain([10], [20], [1], io=100)
+    plan = Wfbp().plan(profile, line(0))
+    loading = Strategy(name="4 loaders", prefetch_data=True, loaders=4, ahead=8)
+    assert period_ns(profile, line(0), plan, strategy=loading) == 31
+    two = msgspec.structs.replace(loading, loaders=2)
+    assert period_ns(profile, line(0), plan, strategy=two) == 50
+
+
+# --- messages that wait on need ---
+
+
+def test_need_first_by_hand() -> None:
+    """Two layers of 100 bytes; forward 50 each, backward 50 each; the line is 1 ns a byte.
+
+    Ready at 50 (g2) and 100 (g1) after the backward pass begins. In ready order g1 arrives at 250
+    and the forward pass takes 100 more. Need first, g1 goes at 100 and is back at 200; g2, cut in
+    two, fills the line before and after; its second half arrives at 250, when f2 begins.
+    """
+    profile = chain([50, 50], [50, 50], [100, 100])
+    network = line(0)
+    assert period_ns(profile, network, plan_of(profile, [(0, 100), (100, 200)])) == 350
+    in_order = plan_of(profile, [(0, 100), (100, 200)], wait="need")
+    assert period_ns(profile, network, in_order) == 350
+    cut = plan_of(profile, [(0, 50), (100, 200), (50, 100)], wait="need")
+    assert period_ns(profile, network, cut) == 300
+    forecast = predict(profile, network, cut)
+    assert forecast.timeline.iteration_ns == 300
+    sending = [s for s in forecast.timeline.spans if s.lane == "communication"]
+    # The rest of the round before stands at the window's beginning.
+    assert sorted((s.start_ns, s.stop_ns) for s in sending)[0][0] == 0
+    assert sum(s.stop_ns - s.start_ns for s in sending) == 200
+
+
+def test_the_update_is_spread_over_the_forward_pass() -> None:
+    """Half of the update is done before each layer, because each has half of the bytes."""
+    profile = chain([50, 50], [50, 50], [100, 100], update=20)
+    cut = plan_of(profile, [(0, 50), (100, 200), (50, 100)], wait="need")
+    assert period_ns(profile, line(0), cut) == 320
+    spans = predict(profile, line(0), cut).timeline.spans
+    assert {(s.label, s.stop_ns - s.start_ns) for s in spans if s.kind == "update"} == {
+        ("update before f1", 10),
+        ("update before f2", 10),
+    }
+
+
+def test_two_in_flight_hide_startups() -> None:
+    profile = chain([50, 50], [50, 50], [100, 100])
+    pieces = [(i, i + 20) for i in range(0, 200, 20)]
+    serial = plan_of(profile, pieces)
+    assert period_ns(profile, line(10), serial) == 100 + 50 + 10 * 30
+    two = plan_of(profile, pieces, in_flight=2)
+    # The first startup shows, the others run beside the message before.
+    assert period_ns(profile, line(10), two) == 100 + 50 + 10 + 200
+    assert period_ns(profile, line(30), two) == 100 + 50 + 30 + 4 * 50 + 40
+
+
+def test_halves() -> None:
+    """Reduce-scatter in backward, all-gather in the next forward (DeAR)."""
+    profile = chain([60, 60], [100, 100], [100, 100])
+    scatter = [
+        Message(start=0, stop=100, collective="reduce-scatter"),
+        Message(start=100, stop=200, collective="reduce-scatter"),
+    ]
+    gather = [
+        Message(start=100, stop=200, collective="all-gather"),
+        Message(start=0, stop=100, collective="all-gather"),
+    ]
+    plan = plan_of(profile, [*scatter, *gather], wait="need")
+    # Each half takes 50: g1 is scattered at 200 to 250, gathered at 300, g2 gathered at 350.
+    assert period_ns(profile, line(0), plan) == 300 + 120
+
+
+def test_a_message_that_leaves_late() -> None:
+    profile = chain([10], [10], [10])
+    plan = plan_of(profile, [Message(start=0, stop=10, delay_s=7 * NS)])
+    assert period_ns(profile, line(0), plan) == 20 + 7 + 10
+
+
+@some.many
+@given(layers, st.integers(0, 300), st.integers(1, 3), st.data())
+def test_the_one_round_problem_gives_the_period(
+    times: tuple[list[int], list[int], list[int]], a: int, in_flight: int, data: st.DataObject
+) -> None:
+    """``planners.terms``: max(base, arrival + tail), for any cut in any order."""
+    forward, backward, sizes = times
+    profile = chain(forward, backward, sizes, update=data.draw(st.integers(0, 500)))
+    total = sum(sizes)
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(total - 1, 1)), max_size=6)))
+    cuts = [c for c in cuts if c < total]
+    spans = list(zip([0, *cuts], [*cuts, total], strict=True))
+    plan = plan_of(profile, data.draw(st.permutations(spans)), wait="need", in_flight=in_flight)
+    t = terms(profile)
+    starts: list[int] = []
+    ends: list[int] = []
+    startup_ends: list[int] = []
+    worst = t.base_ns
+    for index, (message, tensors) in enumerate(
+        zip(plan.messages, plan.message_tensors(), strict=True)
+    ):
+        ready = max(t.ready_ns[i] for i in tensors)
+        size = message.stop - message.start
+        if in_flight == 1:
+            ends.append(max(ready, ends[-1] if ends else 0) + a + size)
+        else:
+            begin = max(
+                ready,
+                starts[-1] if starts else 0,
+                ends[index - in_flight] if index >= in_flight else 0,
+            )
+            starts.append(begin)
+            startup_ends.append(begin + a)
+            ends.append(max(begin + a, ends[-1] if ends else 0) + size)
+        worst = max(worst, ends[-1] + max(t.tail_ns[i] for i in tensors))
+    assert period_ns(profile, line(a), plan) == worst
+
+
+# --- computing ---
+
+
+def test_a_device_and_a_host_that_launches() -> None:
+    """The host launches 10 + 10 + 30; the device waits for it, and the host for nothing."""
+    profile = Profile(
+        model="launched",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=(
+            op("forward", 10, resource="host"),
+            op("forward", 25, 0),
+            op("backward", 30, resource="host"),
+            op("backward", 5, 2),
+        ),
+        gradients=(Gradient(name="g", elements=10, ready_after=3),),
+    )
+    assert profile.finish_ns() == [10, 35, 40, 45]
+    # The next iteration's launches wait for nothing but the host: 40 of launching a period.
+    free = Network.line(workers=1, a_s=0, b_s_per_byte=0)
+    plan = msgspec.structs.replace(plan_of(profile, [(0, 10)], wait="need"), workers=1)
+    assert period_ns(profile, free, plan) == 40
+
+
+def test_unlimited_devices() -> None:
+    """PACE, section IV-A: two branches run beside each other."""
+    profile = Profile(
+        model="branches",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=(
+            op("forward", 10),
+            op("backward", 40, 0),
+            op("backward", 50, 0),
+            op("update", 5, 1, 2),
+        ),
+        gradients=(
+            Gradient(name="a", elements=20, ready_after=1),
+            Gradient(name="b", elements=20, ready_after=2),
+        ),
+    )
+    plan = Wfbp().plan(profile, line(0))
+    unlimited = Strategy(name="pace", compute="unlimited")
+    assert period_ns(profile, line(0), plan) == 10 + 40 + 50 + 20 + 5
+    assert period_ns(profile, line(0), plan, strategy=unlimited) == 10 + 40 + 20 + 20 + 5
+
+
+def test_stragglers_hold_up_everybody() -> None:
+    profile = chain([50, 50], [50, 50], [100, 100], update=10)
+    plan = Single().plan(profile, line(0))
+    assert period_ns(profile, line(0), plan) == 200 + 200 + 10
+    slow = Workers(stragglers=((3, 1.5),))
+    assert period_ns(profile, line(0), plan, workers=slow) == 300 + 200 + 15
+    row = predict(profile, line(0), plan, workers=slow).prediction
+    assert row.computation_s == pytest.approx(315 * NS)
+    with pytest.raises(UserError, match="no rank 4 among 4 workers"):
+        predict(profile, line(0), plan, workers=Workers(stragglers=((4, 2.0),)))
+
+
+@some.few
+@given(layers, st.integers(0, 300), st.integers(2, 6), st.sampled_from(["update", "need"]))
+def test_equal_workers_are_as_one(
+    times: tuple[list[int], list[int], list[int]], a: int, count: int, wait: str
+) -> None:
+    """Simulated apart (a factor of 1 for each, none collapsed), they take as long."""
+    profile = chain(*times, update=7)
+    network = line(a, workers=count)
+    plan = msgspec.structs.replace(Wfbp().plan(profile, network), wait=wait)
+    apart = Workers(jitter=1e-12)
+    assert period_ns(profile, network, plan, workers=apart) == period_ns(profile, network, plan)
+
+
+def test_jitter_is_seeded_and_has_an_error() -> None:
+    profile = chain([5000, 5000], [5000, 5000], [100, 100])
+    plan = Single().plan(profile, line(0))
+    workers = Workers(jitter=0.1, seed=7)
+    first = predict(profile, line(0), plan, workers=workers).prediction
+    assert first == predict(profile, line(0), plan, workers=workers).prediction
+    other = predict(profile, line(0), plan, workers=Workers(jitter=0.1, seed=8)).prediction
+    assert first.iteration_s != other.iteration_s
+    assert 0 < first.error_s < 0.1 * first.iteration_s
+    # Everybody waits for the slowest of four each time.
+    assert first.iteration_s > 20_200 * NS
+
+
+def test_a_parameter_server_needs_a_link() -> None:
+    profile = chain([1], [1], [1])
+    with pytest.raises(UserError, match="needs the point-to-point costs of a link"):
+        predict(
+            profile,
+            line(0),
+            Wfbp().plan(profile, line(0)),
+            strategy=STRATEGIES["parameter-server"],
+        )
+
+
+def test_more_than_the_clock_holds() -> None:
+    profile = chain([4 * 10**13], [0], [1])
+    network = line(0, workers=2048)
+    plan = Wfbp().plan(profile, network)
+    with pytest.raises(UserError, match="longer than the"):
+        predict(profile, network, plan, workers=Workers(spread=0.1))
