@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,10 @@ from syncline.model.limits import LARGEST_BYTES, LONGEST_NS
 from syncline.simulator.fabric import Fabric
 from syncline.simulator.graph import TaskGraph, Times
 
-__all__ = ["ChunkTimes", "simulate_chunks", "simulated_curve"]
+__all__ = ["ChunkTimes", "Order", "simulate_chunks", "simulated_curve"]
+
+Order = Literal["ready", "program"]
+"""In which order a port takes its transfers; see :func:`simulate_chunks`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,26 +57,33 @@ class ChunkTimes:
         return done
 
 
-def simulate_chunks(schedule: Schedule, fabric: Fabric, *, size_bytes: int) -> ChunkTimes:
+def simulate_chunks(
+    schedule: Schedule, fabric: Fabric, *, size_bytes: int, order: Order = "ready"
+) -> ChunkTimes:
     """Run a schedule for a vector of ``size_bytes`` on a fabric.
 
     A transfer begins once its sender has what it sends and everything that it holds is free (see
-    :class:`~syncline.simulator.fabric.Fabric`). Of those that wait for the same port, the first in
-    the program (by step, then as listed) that can begin does; none reserves a port while it waits
-    for another. What is to be reduced comes into a buffer; the receiver then adds it in
-    ``gamma M``, one reduction at a time, while its ports go on. What is to be copied comes in place,
-    so that the transfer waits until the receiver has sent what was there. All ranks start at 0.
+    :class:`~syncline.simulator.fabric.Fabric`). What is to be reduced comes into a buffer; the
+    receiver then adds it in ``gamma M``, one reduction at a time, while its ports go on. What is to
+    be copied comes in place, so that the transfer waits until the receiver has sent what was there.
+    All ranks start at 0. A block of no bytes is sent all the same and costs alpha.
 
-    A block of no bytes is sent all the same and costs alpha.
+    Ports never idle for a transfer that cannot begin (``order="ready"``): of those that can, the
+    first in the program does. That may put off another that matters more, as in the double binary
+    trees. With ``order="program"`` every rank's port takes its transfers strictly in the order of
+    the program, like a queue. What ranks share always goes to whoever is ready, the first in the
+    program first.
 
     Args:
         schedule: the program.
         fabric: what it runs on, for as many ranks.
         size_bytes: size of the whole vector.
+        order: how ports choose among transfers.
 
     Raises:
         MismatchError: the fabric has another number of ranks.
-        UserError: the size is negative, or a transfer takes longer than 19.5 hours.
+        UserError: the size is negative, the order is unknown, or a transfer takes longer than
+            19.5 hours.
 
     Complexity: O(n log n) in time for n transfers, O(n) in memory: 2.1 million transfers, a ring
     over 1,024 ranks, take seconds and less than 1 GiB.
@@ -83,6 +95,8 @@ def simulate_chunks(schedule: Schedule, fabric: Fabric, *, size_bytes: int) -> C
         )
     if not 0 <= size_bytes <= LARGEST_BYTES:
         raise UserError(f"a vector has 0 to {LARGEST_BYTES} bytes, found {size_bytes}")
+    if order not in get_args(Order):
+        raise UserError(f"unknown order {order!r} (known: {', '.join(get_args(Order))})")
     offsets = schedule.block_offsets(size_bytes)
     transfer_bytes = offsets[schedule.block_stop] - offsets[schedule.block_start]
     reductions = np.flatnonzero(schedule.reduces)
@@ -113,6 +127,9 @@ def simulate_chunks(schedule: Schedule, fabric: Fabric, *, size_bytes: int) -> C
         before=result[needs.result_after_result.earlier],
         after=result[needs.result_after_result.later],
     )
+    if order == "program":
+        for port in (schedule.source, schedule.destination):
+            graph.add_edges(*_queued(port))
     start, stop = graph.run()
     return ChunkTimes(
         schedule=schedule,
@@ -124,7 +141,9 @@ def simulate_chunks(schedule: Schedule, fabric: Fabric, *, size_bytes: int) -> C
     )
 
 
-def simulated_curve(schedule: Schedule, fabric: Fabric, sizes_bytes: list[int]) -> CostCurve:
+def simulated_curve(
+    schedule: Schedule, fabric: Fabric, sizes_bytes: Sequence[int], *, order: Order = "ready"
+) -> CostCurve:
     """Return the cost of a collective as planners read it, from simulations of several sizes.
 
     Straight between the sizes, and beyond the last as between the last two. So a network with a
@@ -135,20 +154,24 @@ def simulated_curve(schedule: Schedule, fabric: Fabric, sizes_bytes: list[int]) 
         schedule: the program.
         fabric: what it runs on.
         sizes_bytes: at least two increasing sizes, the first of them 0.
+        order: how ports choose among transfers.
 
     Raises:
         UserError: there are fewer sizes, or they do not increase from 0.
     """
-    if len(sizes_bytes) < 2 or sizes_bytes[0] != 0 or sorted(set(sizes_bytes)) != sizes_bytes:
-        raise UserError(f"expected at least two increasing sizes that begin with 0: {sizes_bytes}")
-    costs_s = [simulate_chunks(schedule, fabric, size_bytes=size).total_s for size in sizes_bytes]
-    # With ports given away in the order of the program a larger vector may, seldom, be faster.
+    sizes = list(sizes_bytes)
+    if len(sizes) < 2 or sizes[0] != 0 or sorted(set(sizes)) != sizes:
+        raise UserError(f"expected at least two increasing sizes that begin with 0, found {sizes}")
+    costs_s = [
+        simulate_chunks(schedule, fabric, size_bytes=size, order=order).total_s for size in sizes
+    ]
+    # A larger vector may, seldom, be faster: longer transfers may be put off less unluckily.
     costs_s = np.maximum.accumulate(costs_s).tolist()
-    slopes = np.diff(costs_s) / np.diff(sizes_bytes)
+    slopes = np.diff(costs_s) / np.diff(sizes)
     return CostCurve(
         segments=tuple(
             CostSegment(start_bytes=size, cost_s=cost, s_per_byte=float(slope))
-            for size, cost, slope in zip(sizes_bytes, costs_s, slopes, strict=False)
+            for size, cost, slope in zip(sizes, costs_s, slopes, strict=False)
         )
     )
 
@@ -218,7 +241,14 @@ class _Lanes:
         return dict(zip(self._names, busy.tolist(), strict=True))
 
 
-def _nanoseconds(seconds: NDArray[np.float64]) -> Times:
+def _queued(port: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each transfer and the next one over the same port."""
+    by_port = np.argsort(port, kind="stable")
+    same = np.diff(port[by_port]) == 0
+    return by_port[:-1][same], by_port[1:][same]
+
+
+def _nanoseconds(seconds: NDArray[np.floating]) -> Times:
     nanoseconds = np.rint(seconds * 1e9)
     if nanoseconds.max(initial=0) > LONGEST_NS:
         raise UserError(
@@ -226,4 +256,4 @@ def _nanoseconds(seconds: NDArray[np.float64]) -> Times:
             f"{LONGEST_NS / 1e9:.0f} s that can be simulated; alpha is in seconds, beta and gamma "
             "in seconds a byte"
         )
-    return nanoseconds.astype(np.int64)
+    return np.asarray(nanoseconds, dtype=np.int64)

@@ -135,7 +135,9 @@ class Fabric(Value, frozen=True, kw_only=True):
         if oversubscription is not None and not (
             math.isfinite(oversubscription) and oversubscription >= 1
         ):
-            raise UserError(f"fabric: oversubscription must be at least 1, found {oversubscription}")
+            raise UserError(
+                f"fabric: oversubscription must be at least 1, found {oversubscription}"
+            )
         return cls(
             hosts=tuple(np.repeat(np.arange(hosts), ranks_per_host).tolist()),
             inside=inside,
@@ -159,9 +161,7 @@ class Fabric(Value, frozen=True, kw_only=True):
 
         None: any number.
         """
-        if s_per_byte is None:
-            return None
-        if s_per_byte == 0:
+        if not s_per_byte:
             return None
         # A ratio of 4 must not become 3 because of how its terms round.
         return max(1, math.floor(self.between.beta_s_per_byte / s_per_byte * (1 + 1e-9)))
@@ -185,7 +185,8 @@ class Fabric(Value, frozen=True, kw_only=True):
             self.between.beta_s_per_byte, self.nic_s_per_byte or 0.0, self.switch_s_per_byte or 0.0
         )
         beta = np.where(between, slowest, self.inside.beta_s_per_byte)
-        seconds = np.where(between, self.between.alpha_s, self.inside.alpha_s) + beta * size_bytes
+        alpha = np.where(between, self.between.alpha_s, self.inside.alpha_s)
+        seconds = np.asarray(alpha + beta * size_bytes, dtype=np.float64)
         for slowdown in self.slowdowns:
             matches = np.ones(len(source), dtype=np.bool_)
             if slowdown.source is not None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from syncline import _native
 
-__all__ = ["TaskGraph", "Times"]
+__all__ = ["Lane", "TaskGraph", "Times"]
 
 Times = NDArray[np.int64]
 """Nanoseconds from 0, one a task; shape ``(tasks,)``."""
+
+
+class Lane(NamedTuple):
+    """A resource that runs tasks."""
+
+    capacity: int
+    """Tasks that it runs at once; 0 for any number."""
+    in_order: bool
+    """It starts tasks in the order in which they were added."""
 
 
 class TaskGraph:
@@ -94,6 +103,23 @@ class TaskGraph:
         """
         self._holders.extend(tasks)
         self._held.extend(lanes)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The resources, by index."""
+        return [Lane(*lane) for lane in self._lanes.values()]
+
+    def lane_members(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return (task, lane) of every task's own lane and of those that it holds beside it."""
+        own = np.arange(self._count, dtype=np.int32)
+        return (
+            np.concatenate([own, self._holders.array()]),
+            np.concatenate([self._task_lanes.array(), self._held.array()]),
+        )
+
+    def edges(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return (before, after): each task of ``after`` waits for that of ``before``."""
+        return self._before.array(), self._tasks.array()
 
     def run(self) -> tuple[Times, Times]:
         """Return the start and the stop of every task."""

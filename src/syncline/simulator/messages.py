@@ -10,7 +10,7 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
-from syncline.model.plan import Collective, Plan
+from syncline.model.plan import Plan
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
 
@@ -47,7 +47,7 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     costs = [0] * len(sizes)
     for kind in {message.collective for message in plan.messages}:
         chosen = [i for i, message in enumerate(plan.messages) if message.collective == kind]
-        rows = _rows(network, kind)
+        rows = network.collective(kind).rows()
         found = _native.costs([sizes[i] for i in chosen], rows)
         for index, cost_ns in zip(chosen, found, strict=True):
             costs[index] = cost_ns
@@ -57,12 +57,6 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
             f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
         )
     return costs
-
-
-def _rows(network: Network, kind: Collective) -> list[tuple[int, float, float]]:
-    """Return the cost curve of a collective: each half of an all-reduce takes half of its time."""
-    share = 1.0 if kind == "all-reduce" else 0.5
-    return [(start, share * a, share * b) for start, a, b in network.all_reduce.rows()]
 
 
 def message_tasks(
@@ -84,7 +78,7 @@ def message_tasks(
         return _with_server(network, plan, strategy, classes)
     costs_ns = message_costs_ns(network, plan)
     startup_ns = {
-        kind: _native.costs([0], _rows(network, kind))[0]
+        kind: _native.costs([0], network.collective(kind).rows())[0]
         for kind in {message.collective for message in plan.messages}
     }
     tasks: list[MessageTask] = []

@@ -28,7 +28,15 @@ from syncline.simulator.steady import Steady, steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
 from syncline.simulator.workers import ALIKE, Workers
 
-__all__ = ["DEFAULT_STRATEGY", "Forecast", "predict", "predict_iteration_s"]
+__all__ = [
+    "DEFAULT_STRATEGY",
+    "Forecast",
+    "predict",
+    "predict_computation_s",
+    "predict_iteration_s",
+    "prediction_of",
+    "simulate_plan",
+]
 
 NS_PER_S = 1_000_000_000
 DEFAULT_STRATEGY = STRATEGIES["loop"]
@@ -69,25 +77,9 @@ def predict(
         UserError: the messages take longer than 19.5 hours, or there is more to simulate than
             fits; see :func:`syncline.simulator.dag.build`.
     """
-    steady = _simulate(profile, network, plan, strategy, workers)
-    computation_s = _computation_s(profile, network, strategy, workers)
-    iteration_s = steady.period_ns / NS_PER_S
-    bound_s = computation_s
-    if strategy.exchange == "all-reduce":
-        least_s = _least_s(network.all_reduce, profile.gradient_bytes, plan.in_flight)
-        bound_s = max(bound_s, least_s / strategy.channels)
-    prediction = Prediction(
-        planner=plan.planner,
-        messages=len(plan.messages),
-        iteration_s=iteration_s,
-        computation_s=computation_s,
-        communication_s=math.fsum(t.duration_ns for t in steady.dag.messages if t.lane != "delay")
-        / NS_PER_S,
-        exposed_s=max(iteration_s - computation_s, 0.0),
-        # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
-        lower_bound_s=min(bound_s, iteration_s),
-        error_s=steady.error_ns / NS_PER_S,
-    )
+    steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
+    computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
+    prediction = prediction_of(profile, network, plan, steady, computation_s, strategy=strategy)
     first_ns = int(steady.ends_ns[steady.window - 1]) if steady.window else 0
     timeline = Timeline(
         name=plan.planner,
@@ -107,25 +99,75 @@ def predict_iteration_s(
     workers: Workers = ALIKE,
 ) -> float:
     """Return only the iteration time of :func:`predict`, without building its timeline."""
-    return _simulate(profile, network, plan, strategy, workers).period_ns / NS_PER_S
+    steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
+    return steady.period_ns / NS_PER_S
 
 
-def _simulate(
-    profile: Profile, network: Network, plan: Plan, strategy: Strategy, workers: Workers
+def simulate_plan(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
 ) -> Steady:
+    """Return the simulated run that :func:`predict` rests on."""
     difference = plan.difference(profile.gradients, network.workers)
     if difference is not None:
         raise MismatchError(f"this plan does not fit the profile and network: {difference}")
     return steady_state(profile, network, plan, strategy=strategy, workers=workers)
 
 
-def _computation_s(
-    profile: Profile, network: Network, strategy: Strategy, workers: Workers
+def predict_computation_s(
+    profile: Profile,
+    network: Network,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
 ) -> float:
+    """Return the iteration time without communication."""
     if workers == ALIKE and strategy == DEFAULT_STRATEGY:
         return profile.computation_s
     alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
     return alone.period_ns / NS_PER_S
+
+
+def prediction_of(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    steady: Steady,
+    computation_s: float,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+) -> Prediction:
+    """Return the figures of a simulated run; see :func:`predict`.
+
+    Args:
+        profile: what the worker computed.
+        network: what messages cost.
+        plan: the messages.
+        steady: the run, as :func:`simulate_plan` returns it.
+        computation_s: see :func:`predict_computation_s`.
+        strategy: what ran beside what.
+    """
+    iteration_s = steady.period_ns / NS_PER_S
+    bound_s = computation_s
+    if strategy.exchange == "all-reduce":
+        least_s = _least_s(network.all_reduce, profile.gradient_bytes, plan.in_flight)
+        bound_s = max(bound_s, least_s / strategy.channels)
+    return Prediction(
+        planner=plan.planner,
+        messages=len(plan.messages),
+        iteration_s=iteration_s,
+        computation_s=computation_s,
+        communication_s=math.fsum(t.duration_ns for t in steady.dag.messages if t.lane != "delay")
+        / NS_PER_S,
+        exposed_s=max(iteration_s - computation_s, 0.0),
+        # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
+        lower_bound_s=min(bound_s, iteration_s),
+        error_s=steady.error_ns / NS_PER_S,
+    )
 
 
 def _least_s(curve: CostCurve, total_bytes: int, in_flight: int) -> float:

@@ -1,0 +1,271 @@
+"""``Schedule``: a collective written as a program of transfers, held in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncline.errors import UserError
+
+__all__ = ["LARGEST_RANKS", "LARGEST_TRANSFERS", "Schedule", "Step", "Transfers", "require_ranks"]
+
+Indices = NDArray[np.int32]
+"""Shape ``(transfers,)``."""
+Flags = NDArray[np.bool_]
+"""Shape ``(transfers,)``."""
+
+LARGEST_RANKS = 2048
+LARGEST_TRANSFERS = 1 << 24
+"""So that a program and its simulation fit into a few GiB."""
+
+
+class Step(NamedTuple):
+    """What one rank does with one peer, as :meth:`Schedule.program` lists it."""
+
+    step: int
+    action: Literal["send", "copy", "reduce"]
+    """Send the blocks; receive and copy them; receive and reduce them into the rank's own."""
+    peer: int
+    block_start: int
+    block_stop: int
+
+
+class Transfers(NamedTuple):
+    """Some of a schedule's transfers, column by column; each column of one length."""
+
+    step: Indices
+    source: Indices
+    destination: Indices
+    block_start: Indices
+    block_stop: Indices
+    reduces: Flags
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        step: ArrayLike,
+        source: ArrayLike,
+        destination: ArrayLike,
+        block_start: ArrayLike,
+        block_stop: ArrayLike | None = None,
+        reduces: bool,
+    ) -> Transfers:
+        """Return transfers from columns of shapes that broadcast together.
+
+        Args:
+            step: when, counted from 0.
+            source: the rank that sends.
+            destination: the rank that receives.
+            block_start: the first block sent.
+            block_stop: the block after the last; None for a single block.
+            reduces: whether the receiver adds what comes to its own, or replaces its own.
+        """
+        start = np.asarray(block_start)
+        stop = start + 1 if block_stop is None else np.asarray(block_stop)
+        columns = np.broadcast_arrays(step, source, destination, start, stop)
+        step_, source_, destination_, start_, stop_ = (
+            column.astype(np.int32).ravel() for column in columns
+        )
+        flags = np.full(len(step_), reduces)
+        return cls(step_, source_, destination_, start_, stop_, flags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """A collective as a program: who sends which blocks to whom, in which step.
+
+    The vector is cut into ``blocks`` nearly equal ones. Each rank works through its steps in order.
+    In a step it sends its blocks as they were before the step, while it receives; what comes either
+    replaces its own blocks (copy) or is added to them (reduce). Transfers of one step are
+    independent of each other. A rank need not wait for other ranks to reach the step: it waits for
+    the data only (see :func:`~syncline.collectives.dependencies.dependencies`).
+
+    Each transfer is one row of the arrays, which are sorted by step and read-only; so every send
+    has its receive by construction. A ring over 1,024 ranks has 2.1 million rows of 21 bytes.
+
+    Raises:
+        UserError: on construction, if there are too many ranks or transfers, columns differ in
+            length, rows are not sorted by step, a rank or block does not exist, a rank sends to
+            itself, or a rank would in one step write a block twice, or overwrite a block that it
+            sends.
+    """
+
+    collective: str
+    algorithm: str
+    ranks: int
+    blocks: int
+    step: Indices
+    source: Indices
+    destination: Indices
+    block_start: Indices
+    block_stop: Indices
+    reduces: Flags
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        collective: str,
+        algorithm: str,
+        ranks: int,
+        blocks: int,
+        transfers: Iterable[Transfers],
+    ) -> Schedule:
+        """Return the schedule of transfers that are listed in any order of steps."""
+        parts = [part for part in transfers if len(part.step)]
+        if not parts:
+            none = Transfers.of(step=[], source=[], destination=[], block_start=[], reduces=False)
+            parts = [none]
+        order = np.argsort(np.concatenate([part.step for part in parts]), kind="stable")
+        return cls(
+            collective=collective,
+            algorithm=algorithm,
+            ranks=ranks,
+            blocks=blocks,
+            **{
+                field: np.concatenate([getattr(part, field) for part in parts])[order]
+                for field in Transfers._fields
+            },
+        )
+
+    def __post_init__(self) -> None:
+        require_ranks(self.algorithm, self.ranks)
+        if not 1 <= self.blocks <= LARGEST_TRANSFERS:
+            raise UserError(
+                f"{self._name}: the vector must be cut into 1 to {LARGEST_TRANSFERS} blocks, "
+                f"found {self.blocks}"
+            )
+        columns = self.transfers()
+        if len({len(column) for column in columns}) != 1:
+            lengths = [len(column) for column in columns]
+            raise UserError(f"{self._name}: the columns differ in length: {lengths}")
+        if len(self) > LARGEST_TRANSFERS:
+            raise UserError(
+                f"{self._name}: {len(self)} transfers are more than {LARGEST_TRANSFERS}; "
+                "use fewer ranks or blocks"
+            )
+        for column in columns:
+            column.setflags(write=False)
+        self._require(self.step >= 0, "its step is negative")
+        self._require(np.diff(self.step, prepend=0) >= 0, "its step is before that of the row")
+        for rank in (self.source, self.destination):
+            self._require((rank >= 0) & (rank < self.ranks), "a rank does not exist")
+        self._require(self.source != self.destination, "a rank sends to itself")
+        inside = (self.block_start >= 0) & (self.block_stop <= self.blocks)
+        self._require(inside & (self.block_start < self.block_stop), "its blocks do not exist")
+        if self.steps * self.ranks * self.blocks >= 1 << 55:
+            raise UserError(f"{self._name}: {self.steps} steps are too many; number them from 0")
+        self._require_independent_steps()
+
+    @property
+    def _name(self) -> str:
+        return f"schedule {self.algorithm!r} ({self.ranks} ranks)"
+
+    def _require(self, holds: Flags, otherwise: str) -> None:
+        if not holds.all():
+            row = int(np.argmin(holds))
+            raise UserError(
+                f"{self._name}: transfer {row} (step {self.step[row]}, rank {self.source[row]} to "
+                f"{self.destination[row]}, blocks {self.block_start[row]} to "
+                f"{self.block_stop[row]}): {otherwise}"
+            )
+
+    def _require_independent_steps(self) -> None:
+        """Check that no step writes a block twice, or overwrites what the rank sends in it."""
+        row, block = self.rows_and_blocks()
+        step = self.step[row].astype(np.int64)
+        written = (step * self.ranks + self.destination[row]) * self.blocks + block
+        keys = np.sort(written)
+        twice = keys[1:][np.diff(keys) == 0]
+        self._require_none(
+            row[np.isin(written, twice)], "its receiver gets a block twice in a step"
+        )
+        sent = np.sort((step * self.ranks + self.source[row]) * self.blocks + block)
+        copied = np.sort(written[~self.reduces[row]])
+        place = np.searchsorted(sent, copied)
+        lost = copied[place < len(sent)]
+        lost = lost[sent[place[: len(lost)]] == lost]
+        clash = np.isin(written, lost) & ~self.reduces[row]
+        self._require_none(row[clash], "its receiver overwrites what it sends in the step")
+
+    def _require_none(self, rows: NDArray[np.int64], otherwise: str) -> None:
+        holds = np.ones(len(self), dtype=np.bool_)
+        holds[rows] = False
+        self._require(holds, otherwise)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return int(self.step[-1]) + 1 if len(self) else 0
+
+    def transfers(self) -> Transfers:
+        """Return all columns."""
+        return Transfers(
+            self.step,
+            self.source,
+            self.destination,
+            self.block_start,
+            self.block_stop,
+            self.reduces,
+        )
+
+    def rows_and_blocks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return each block of each transfer: the transfer's row and the block, row by row."""
+        counts = (self.block_stop - self.block_start).astype(np.int64)
+        row = np.repeat(np.arange(len(self)), counts)
+        first = np.cumsum(counts) - counts
+        return row, np.arange(len(row)) - (first - self.block_start)[row]
+
+    def program(self, rank: int) -> list[Step]:
+        """Return what one rank does, step by step; of a step first what it sends.
+
+        Raises:
+            UserError: there is no such rank.
+        """
+        if not 0 <= rank < self.ranks:
+            raise UserError(f"{self._name} has ranks 0 to {self.ranks - 1}, not {rank}")
+        listed = []
+        for row in np.flatnonzero((self.source == rank) | (self.destination == rank)):
+            blocks = int(self.block_start[row]), int(self.block_stop[row])
+            step = int(self.step[row])
+            if self.source[row] == rank:
+                listed.append(Step(step, "send", int(self.destination[row]), *blocks))
+            else:
+                action: Literal["copy", "reduce"] = "reduce" if self.reduces[row] else "copy"
+                listed.append(Step(step, action, int(self.source[row]), *blocks))
+        return sorted(listed, key=lambda step: (step.step, step.action != "send"))
+
+    def block_offsets(self, length: int) -> NDArray[np.int64]:
+        """Return where each block of a vector begins, and the end; shape ``(blocks + 1,)``.
+
+        Blocks differ by at most one element (or byte: whatever ``length`` counts).
+        """
+        return np.arange(self.blocks + 1, dtype=np.int64) * length // self.blocks
+
+
+def require_ranks(algorithm: str, ranks: int, *, blocks: int = 1) -> None:
+    """Check a number of ranks, and of blocks that all of them pass on twice.
+
+    Raises:
+        UserError: there are fewer than 1 or more than ``LARGEST_RANKS`` ranks, or so many blocks
+            that there would be more than ``LARGEST_TRANSFERS`` transfers.
+    """
+    if not 1 <= ranks <= LARGEST_RANKS:
+        raise UserError(
+            f"the program of {algorithm!r} needs 1 to {LARGEST_RANKS} ranks, found {ranks}; "
+            "for more, use the cost formulas (syncline.model.collective_costs)"
+        )
+    most = LARGEST_TRANSFERS // (2 * ranks)
+    if not 1 <= blocks <= most:
+        raise UserError(
+            f"the program of {algorithm!r} for {ranks} ranks needs 1 to {most} blocks, "
+            f"found {blocks}"
+        )

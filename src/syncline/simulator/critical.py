@@ -1,0 +1,199 @@
+"""The critical path: the chain of tasks, each begun the moment the one before ended.
+
+Walked back from the end of an iteration. What let a task begin is one of those it waits for, or the
+one before it on its lane; where several ended at that moment the lane's counts, so that the path
+stays on one resource as long as it can. The path has no gaps, so its parts add up to the time that
+it spans.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.errors import InternalError
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.model.whatif import PathPart
+from syncline.simulator.graph import TaskGraph, Times
+from syncline.simulator.steady import Steady
+
+__all__ = ["Step", "critical_path", "critical_tasks", "path_parts"]
+
+NS_PER_S = 1_000_000_000
+NONE = -1
+
+
+class Step(NamedTuple):
+    """A task on the critical path of an iteration."""
+
+    start_ns: int
+    """From the beginning of the iteration; a task begun in the one before counts from there."""
+    stop_ns: int
+    kind: str
+    """A phase of the profile, ``message``, ``delay`` or, for a join of all, ``join``."""
+    label: str
+    rank: int | None = None
+    """First rank of the workers that ran it; None for a message, or where all are alike."""
+    message: int | None = None
+    """Index of the message in the plan."""
+
+    @property
+    def duration_ns(self) -> int:
+        """How long the path stays on it."""
+        return self.stop_ns - self.start_ns
+
+
+def critical_tasks(graph: TaskGraph, start_ns: Times, stop_ns: Times, last: int) -> list[int]:
+    """Return the tasks of the path that ends with ``last``, the earliest first.
+
+    Args:
+        graph: as it was run; tasks stand after those that they wait for.
+        start_ns: when each began.
+        stop_ns: when each ended.
+        last: the task to walk back from.
+
+    Raises:
+        InternalError: a task begins without anything that let it, which the engine never does.
+
+    Linear in tasks and edges but for sorting the tasks by their lanes, and linear in memory.
+    """
+    cause, begun_with = _causes(graph, start_ns, stop_ns)
+    path = [last]
+    task = last
+    while start_ns[task] > 0:
+        if cause[task] != NONE:
+            task = int(cause[task])
+            path.append(task)
+        elif begun_with[task] != NONE:  # what let that one begin let this one begin
+            task = int(begun_with[task])
+        else:
+            raise InternalError(
+                f"task {task} begins at {start_ns[task]} ns, but nothing that it waits for ends "
+                "then; please report this with the profile and the plan"
+            )
+    path.reverse()
+    return path
+
+
+def _causes(
+    graph: TaskGraph, start_ns: Times, stop_ns: Times
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return, for each task, one whose end let it begin, and one whose beginning did; or -1.
+
+    Every task named precedes its own in the order of (start, stop, index), so that walking back
+    ends.
+    """
+    cause = np.full(len(graph), NONE, dtype=np.int64)
+    begun_with = np.full(len(graph), NONE, dtype=np.int64)
+    before, after = graph.edges()
+    binding = stop_ns[before] == start_ns[after]
+    cause[after[binding]] = before[binding]
+
+    tasks, lane_of = graph.lane_members()
+    order = np.lexsort((tasks, stop_ns[tasks], start_ns[tasks], lane_of))
+    tasks, lane_of = tasks[order].astype(np.int64), lane_of[order]
+    one, next_one = tasks[:-1], tasks[1:]
+    neighbours = lane_of[:-1] == lane_of[1:]
+    lanes = graph.lanes
+    single = np.array([lane.capacity == 1 for lane in lanes], dtype=bool)
+    in_order = np.array([lane.in_order for lane in lanes], dtype=bool)
+
+    binding = neighbours & single[lane_of[1:]] & (stop_ns[one] == start_ns[next_one])
+    cause[next_one[binding]] = one[binding]
+    binding = neighbours & in_order[lane_of[1:]] & (start_ns[one] == start_ns[next_one])
+    begun_with[next_one[binding]] = one[binding]
+    edges = np.searchsorted(lane_of, np.arange(len(lanes) + 1))
+    for index, lane in enumerate(lanes):
+        if lane.capacity > 1:
+            own = tasks[edges[index] : edges[index + 1]]
+            _freed(cause, own, start_ns, stop_ns)
+    return cause, begun_with
+
+
+def _freed(
+    cause: NDArray[np.int64], own: NDArray[np.int64], start_ns: Times, stop_ns: Times
+) -> None:
+    """Let tasks of a lane that runs several begin with the end of one of them."""
+    by_stop = own[np.lexsort((start_ns[own], stop_ns[own]))]
+    place = np.searchsorted(stop_ns[by_stop], start_ns[own])
+    found = by_stop[np.minimum(place, len(by_stop) - 1)]
+    binding = (stop_ns[found] == start_ns[own]) & (start_ns[found] < start_ns[own])
+    cause[own[binding]] = found[binding]
+
+
+def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[Step]:
+    """Return the critical path of one iteration in the steady state, in the order of time.
+
+    Steps that began in the iteration before are cut at its end, and those without duration are left
+    out, so that the durations add up to the iteration.
+
+    Args:
+        profile: what was simulated.
+        plan: its messages.
+        steady: the run, as :func:`syncline.simulator.predict.simulate_plan` returns it.
+    """
+    dag, window = steady.dag, steady.window
+    if dag.iterations == 1:
+        begin_ns, last = 0, int(np.argmax(steady.stop_ns))
+    else:
+        begin_ns = int(steady.ends_ns[window - 1]) if window else 0
+        joins = dag.slot_tasks(len(dag.layout.slots) - 1)[window]
+        last = int(joins[np.argmax(steady.stop_ns[joins])])
+    steps = []
+    for task in reversed(critical_tasks(dag.graph, steady.start_ns, steady.stop_ns, last)):
+        start_ns, stop_ns = int(steady.start_ns[task]), int(steady.stop_ns[task])
+        if stop_ns <= begin_ns:
+            break
+        if start_ns < stop_ns:
+            about = _about(profile, plan, steady, task)
+            steps.append(about._replace(start_ns=max(start_ns - begin_ns, 0), stop_ns=stop_ns - begin_ns))
+    steps.reverse()
+    return steps
+
+
+def _about(profile: Profile, plan: Plan, steady: Steady, task: int) -> Step:
+    """Return what a task is, without its times."""
+    dag = steady.dag
+    place = task % dag.block
+    count, early = len(dag.classes), dag.layout.before_exchange
+    if count * early <= place < count * early + len(dag.messages):
+        part = dag.messages[place - count * early]
+        label = plan.label(plan.tensors_of(plan.messages[part.message]))
+        kind = "delay" if part.lane == "delay" else "message"
+        return Step(0, 0, kind, label, message=part.message)
+    if place < count * early:
+        number, index = divmod(place, early)
+    else:
+        place -= count * early + len(dag.messages)
+        number, index = divmod(place, len(dag.layout.slots) - early)
+        index += early
+    slot = dag.layout.slots[index]
+    rank = dag.classes[number].first if count > 1 else None
+    if slot.operation is None:
+        return Step(0, 0, "join", "", rank)
+    operation = profile.operations[slot.operation]
+    if slot.gate:
+        return Step(0, 0, "update", f"update before {operation.name}", rank)
+    return Step(0, 0, operation.phase, operation.name, rank)
+
+
+def path_parts(steps: Sequence[Step]) -> tuple[PathPart, ...]:
+    """Return the path with neighbouring steps of one kind and worker as one; messages stay apart.
+
+    Such a part is named after its first and last step.
+    """
+    parts = []
+    for (kind, rank, message), group in itertools.groupby(
+        steps, key=lambda step: (step.kind, step.rank, step.message)
+    ):
+        members = list(group)
+        first, last = members[0].label, members[-1].label
+        label = first if message is not None or len(members) == 1 else f"{first} .. {last}"
+        time_s = sum(step.duration_ns for step in members) / NS_PER_S
+        parts.append(PathPart(kind=kind, label=label, time_s=time_s, rank=rank))
+    return tuple(parts)

@@ -1,0 +1,95 @@
+"""Programs are checked when they are made, and say where they are wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncline.collectives import Schedule, Step, ring
+from syncline.collectives.schedule import Transfers
+from syncline.errors import UserError
+
+
+def schedule(*rows: tuple[int, int, int, int, int, bool], **changes: Any) -> Schedule:
+    """Return the program of (step, source, destination, start, stop, reduces) as given."""
+    columns = Transfers._fields
+    dtypes = [np.int32] * 5 + [np.bool_]
+    arrays = {
+        name: np.array([row[i] for row in rows], dtype=dtypes[i]) for i, name in enumerate(columns)
+    }
+    fields = {"collective": "all-reduce", "algorithm": "own", "ranks": 3, "blocks": 4}
+    return Schedule(**{**fields, **arrays, **changes})
+
+
+def test_a_program_of_ones_own() -> None:
+    own = schedule((0, 0, 1, 0, 4, True), (1, 1, 2, 0, 2, True), (2, 1, 0, 2, 4, False))
+    assert own.program(1) == [
+        Step(0, "reduce", 0, 0, 4),
+        Step(1, "send", 2, 0, 2),
+        Step(2, "send", 0, 2, 4),
+    ]
+    assert own.steps == len(own) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(0, 3, 1, 0, 1, True)], "transfer 0 .* a rank does not exist"),
+        ([(0, 0, -1, 0, 1, True)], "a rank does not exist"),
+        ([(0, 1, 1, 0, 1, True)], "a rank sends to itself"),
+        ([(0, 0, 1, 0, 5, True)], "its blocks do not exist"),
+        ([(0, 0, 1, 2, 2, True)], "its blocks do not exist"),
+        ([(0, 0, 1, -1, 2, True)], "its blocks do not exist"),
+        ([(-1, 0, 1, 0, 1, True)], "its step is negative"),
+        ([(1, 0, 1, 0, 1, True), (0, 0, 1, 0, 1, True)], "transfer 1 .* before that of the row"),
+        ([(0, 0, 1, 0, 2, True), (0, 2, 1, 1, 3, True)], "gets a block twice in a step"),
+        ([(0, 0, 1, 0, 1, False), (0, 1, 0, 0, 1, True)], "transfer 0 .* overwrites what it sends"),
+    ],
+)
+def test_programs_that_are_wrong(
+    rows: list[tuple[int, int, int, int, int, bool]], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        schedule(*rows)
+
+
+def test_an_exchange_that_reduces_is_right() -> None:
+    assert len(schedule((0, 0, 1, 0, 1, True), (0, 1, 0, 0, 1, True))) == 2
+
+
+def test_columns_of_different_lengths() -> None:
+    with pytest.raises(UserError, match="differ in length"):
+        schedule((0, 0, 1, 0, 1, True), reduces=np.array([], dtype=np.bool_))
+
+
+def test_steps_that_overflow() -> None:
+    with pytest.raises(UserError, match="steps are too many"):
+        schedule((2**31 - 1, 0, 1, 0, 1, True), ranks=2048, blocks=1 << 24)
+
+
+def test_programs_are_read_only() -> None:
+    program = ring(3)
+    with pytest.raises(ValueError, match="read-only"):
+        program.step[0] = 1
+    with pytest.raises(AttributeError):
+        program.ranks = 4  # type: ignore[misc]
+
+
+def test_no_such_rank() -> None:
+    with pytest.raises(UserError, match="has ranks 0 to 2, not 3"):
+        ring(3).program(3)
+
+
+@pytest.mark.parametrize("length", [0, 1, 6, 7, 8, 10**12 + 1])
+def test_blocks_are_nearly_equal(length: int) -> None:
+    sizes = np.diff(ring(7).block_offsets(length))
+    assert sizes.sum() == length
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_a_ring_of_a_thousand_is_compact() -> None:
+    program = ring(1024)
+    assert len(program) == 2 * 1023 * 1024
+    assert sum(column.nbytes for column in program.transfers()) == 21 * len(program)
