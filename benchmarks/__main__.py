@@ -8,6 +8,8 @@ import sys
 BENCHMARKS = (
     "planners_on_traces",
     "planning_time",
+    "simulator_throughput",
+    "chunk_simulation",
     "steady_overhead",
     "prediction_error",
     "shaped_link",

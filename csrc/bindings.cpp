@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "merge.hpp"
+#include "overlap.hpp"
+#include "pace.hpp"
 #include "simulator.hpp"
 
 namespace nb = nanobind;
@@ -42,6 +44,86 @@ std::vector<std::int64_t> costs(const std::vector<std::int64_t>& size_bytes,
     result.reserve(size_bytes.size());
     for (const std::int64_t size : size_bytes) result.push_back(curve(size));
     return result;
+}
+
+std::tuple<std::int64_t, std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t>>>
+preemptive_order(const std::vector<std::int64_t>& ready_ns,
+                 const std::vector<std::int64_t>& cost_ns,
+                 const std::vector<std::int64_t>& tail_ns) {
+    if (cost_ns.size() != ready_ns.size() || tail_ns.size() != ready_ns.size()) {
+        throw std::invalid_argument("as many costs and tails as ready times are needed");
+    }
+    std::vector<syncline::Job> jobs;
+    jobs.reserve(ready_ns.size());
+    for (std::size_t i = 0; i < ready_ns.size(); ++i) {
+        jobs.push_back({ready_ns[i], cost_ns[i], tail_ns[i]});
+    }
+    nb::gil_scoped_release unlocked;
+    const syncline::PreemptiveOrder order = syncline::preemptive_order(jobs);
+    std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t>> pieces;
+    pieces.reserve(order.pieces.size());
+    for (const auto& [job, start_ns, stop_ns] : order.pieces) {
+        pieces.emplace_back(job, start_ns, stop_ns);
+    }
+    return {order.end_ns, std::move(pieces)};
+}
+
+std::vector<std::int64_t> fuse_balanced(const std::vector<std::int64_t>& ready_ns,
+                                        const std::vector<std::int64_t>& size_bytes,
+                                        const std::vector<std::int64_t>& tail_ns,
+                                        std::int64_t base_ns,
+                                        const std::vector<SegmentTuple>& segments) {
+    const syncline::CostCurve curve = make_curve(segments);
+    nb::gil_scoped_release unlocked;
+    return syncline::fuse_balanced(ready_ns, size_bytes, tail_ns, base_ns, curve);
+}
+
+using Slices = std::vector<std::tuple<std::int64_t, std::int64_t>>;  // start, stop in elements
+
+syncline::Gradients make_gradients(const std::vector<std::int64_t>& ready_ns,
+                                   const std::vector<std::int64_t>& elements,
+                                   const std::vector<std::int64_t>& element_bytes,
+                                   const std::vector<std::int64_t>& tail_ns, std::int32_t in_flight,
+                                   const std::vector<SegmentTuple>& segments) {
+    return {{ready_ns, elements, element_bytes, tail_ns, in_flight}, make_curve(segments)};
+}
+
+syncline::Messages make_messages(const syncline::Gradients& gradients, const Slices& slices) {
+    syncline::Messages messages;
+    messages.reserve(slices.size());
+    for (const auto& [start, stop] : slices) {
+        if (start >= stop) throw std::invalid_argument("a message of a round is not empty");
+        messages.push_back(gradients.message(gradients.cut_at(start), gradients.cut_at(stop)));
+    }
+    return messages;
+}
+
+std::int64_t round_end(const std::vector<std::int64_t>& ready_ns,
+                       const std::vector<std::int64_t>& elements,
+                       const std::vector<std::int64_t>& element_bytes,
+                       const std::vector<std::int64_t>& tail_ns, std::int32_t in_flight,
+                       const std::vector<SegmentTuple>& segments, const Slices& messages) {
+    const syncline::Gradients gradients =
+        make_gradients(ready_ns, elements, element_bytes, tail_ns, in_flight, segments);
+    return gradients.end_ns(make_messages(gradients, messages));
+}
+
+Slices overlap(const std::vector<std::int64_t>& ready_ns, const std::vector<std::int64_t>& elements,
+               const std::vector<std::int64_t>& element_bytes,
+               const std::vector<std::int64_t>& tail_ns, std::int32_t in_flight,
+               const std::vector<SegmentTuple>& segments, const std::vector<Slices>& seeds,
+               std::int64_t goal_ns, std::int64_t budget, std::int64_t exact_elements) {
+    const syncline::Gradients gradients =
+        make_gradients(ready_ns, elements, element_bytes, tail_ns, in_flight, segments);
+    std::vector<syncline::Messages> from;
+    for (const Slices& seed : seeds) from.push_back(make_messages(gradients, seed));
+    nb::gil_scoped_release unlocked;
+    Slices slices;
+    for (const syncline::Message& message :
+         syncline::plan_overlap(gradients, from, {goal_ns, budget, exact_elements})) {
+        slices.emplace_back(gradients.element(message.begin), gradients.element(message.end));
+    }
+    return slices;
 }
 
 template <typename T>
@@ -113,6 +195,20 @@ NB_MODULE(_native, module) {
                "Return the last tensor of each message of the optimal backward-only merge.");
     module.def("costs", &costs, nb::arg("size_bytes"), nb::arg("segments"),
                "Return the cost in nanoseconds of a message of each size.");
+    module.def("preemptive_order", &preemptive_order, nb::arg("ready_ns"), nb::arg("cost_ns"),
+               nb::arg("tail_ns"), "Return max(arrival + tail) and the pieces of Jackson's rule.");
+    module.def("fuse_balanced", &fuse_balanced, nb::arg("ready_ns"), nb::arg("size_bytes"),
+               nb::arg("tail_ns"), nb::arg("base_ns"), nb::arg("segments"),
+               "Return the last tensor of each group of PACE, Algorithm 1.");
+    module.def("round_end", &round_end, nb::arg("ready_ns"), nb::arg("elements"),
+               nb::arg("element_bytes"), nb::arg("tail_ns"), nb::arg("in_flight"),
+               nb::arg("segments"), nb::arg("messages"),
+               "Return max(arrival + tail) of slices of elements sent in this order.");
+    module.def("overlap", &overlap, nb::arg("ready_ns"), nb::arg("elements"),
+               nb::arg("element_bytes"), nb::arg("tail_ns"), nb::arg("in_flight"),
+               nb::arg("segments"), nb::arg("seeds"), nb::arg("goal_ns"), nb::arg("budget"),
+               nb::arg("exact_elements"),
+               "Return slices of elements, in an order in which the round ends early.");
     module.def("simulate", &simulate, nb::arg("lanes"), nb::arg("contentions"),
                nb::arg("task_lanes"), nb::arg("durations_ns"), nb::arg("tasks"), nb::arg("before"),
                nb::arg("holders"), nb::arg("held_lanes"),

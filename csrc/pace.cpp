@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
-bool is_time(std::int64_t ns) { return ns >= 0 && ns <= kLongestNs + 1; }
+// Twice the longest: sums of rounded times can be a little longer than the time they add up to.
+bool is_time(std::int64_t ns) { return ns >= 0 && ns <= 2 * kLongestNs; }
 
 // Runs jobs by Jackson's rule. `arrivals` lists the jobs by ready time; `piece` is called with
 // (job, start, stop) for whatever runs without interruption.
@@ -38,7 +39,7 @@ std::int64_t run_by_longest_tail(std::span<const Job> jobs, std::span<const std:
         const std::size_t job = ready.top();
         const std::int64_t until = next < arrivals.size() ? jobs[arrivals[next]].ready_ns : kMost;
         const std::int64_t sent = std::min(left[job], until - now);
-        if (sent > 0) piece(job, now, now + sent);
+        piece(job, now, now + sent);  // of no length only for a job that costs nothing
         now += sent;
         left[job] -= sent;
         if (left[job] == 0) {

@@ -36,9 +36,10 @@ inline constexpr std::size_t kMostJobs = std::size_t{1} << 14;
 // Returns the order that minimises max(arrival + tail) where a job may be interrupted at any moment
 // and taken up again later at no cost: the ready job with the longest tail is sent, always
 // (Jackson's rule; 1|r_j, pmtn|max(C_j + q_j)). At equal tails the first listed goes. A job without
-// cost has no piece. O(N log N); at most one interruption an arrival, so fewer than 2 N pieces.
+// cost has a piece of no length. O(N log N); at most one interruption an arrival, so fewer than 2 N
+// pieces.
 //
-// Throws std::invalid_argument if a time is negative or longer than kLongestNs + 1, or if there are
+// Throws std::invalid_argument if a time is negative or beyond twice kLongestNs, or if there are
 // more than kMostJobs.
 [[nodiscard]] PreemptiveOrder preemptive_order(std::span<const Job> jobs);
 

@@ -19,6 +19,7 @@
 
 #include "cost_curve.hpp"
 #include "merge.hpp"
+#include "pace.hpp"
 #include "simulator.hpp"
 
 namespace {
@@ -200,6 +201,122 @@ void merge_stays_in_range_at_the_largest_values() {
     const std::vector<std::int64_t> sizes(200, std::int64_t{1} << 50);
     const auto found = syncline::merge_optimally(ready, sizes, CostCurve({{0, 1e300, 1e300}}));
     CHECK(found.back() == 199);
+}
+
+// --- PACE ---
+
+using Jobs = std::vector<syncline::Job>;
+
+Jobs random_jobs(Random& random) {
+    Jobs jobs(static_cast<std::size_t>(uniform(random, 1, 7)));
+    for (syncline::Job& job : jobs) {
+        job = {uniform(random, 0, 15), uniform(random, 0, 6), uniform(random, 0, 20)};
+    }
+    return jobs;
+}
+
+std::int64_t slot_by_slot(const Jobs& jobs) {
+    std::vector<std::int64_t> left;
+    std::int64_t end = 0;
+    for (const syncline::Job& job : jobs) {
+        left.push_back(job.cost_ns);
+        if (job.cost_ns == 0) end = std::max(end, job.ready_ns + job.tail_ns);
+    }
+    for (std::int64_t slot = 0; slot < 100; ++slot) {
+        std::optional<std::size_t> chosen;
+        for (std::size_t i = 0; i < jobs.size(); ++i) {
+            if (left[i] == 0 || jobs[i].ready_ns > slot) continue;
+            if (!chosen || jobs[i].tail_ns > jobs[*chosen].tail_ns) chosen = i;
+        }
+        if (chosen && --left[*chosen] == 0) end = std::max(end, slot + 1 + jobs[*chosen].tail_ns);
+    }
+    return end;
+}
+
+void preemptive_order_matches_slot_by_slot() {
+    Random random(11);
+    for (int round = 0; round < 2000; ++round) {
+        const Jobs jobs = random_jobs(random);
+        const syncline::PreemptiveOrder order = syncline::preemptive_order(jobs);
+        CHECK(order.end_ns == slot_by_slot(jobs));
+        CHECK(order.pieces.size() < 2 * jobs.size());
+        std::vector<std::int64_t> sent(jobs.size(), 0);
+        std::int64_t free = 0;
+        for (const auto& [job, start_ns, stop_ns] : order.pieces) {
+            CHECK(start_ns >= free && start_ns >= jobs[job].ready_ns && stop_ns >= start_ns);
+            sent[job] += stop_ns - start_ns;
+            free = stop_ns;
+        }
+        for (std::size_t i = 0; i < jobs.size(); ++i) CHECK(sent[i] == jobs[i].cost_ns);
+    }
+    CHECK(syncline::preemptive_order({}).pieces.empty());
+}
+
+// The smallest group of every partition of a short chain, and no smaller one than the fusion's.
+void fusion_matches_every_partition() {
+    Random random(12);
+    for (int round = 0; round < 1000; ++round) {
+        const auto count = static_cast<std::size_t>(uniform(random, 1, 9));
+        std::vector<std::int64_t> ready(count);
+        std::vector<std::int64_t> sizes(count);
+        std::vector<std::int64_t> tails(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            ready[i] = uniform(random, 0, 300);
+            sizes[i] = uniform(random, 1, 200);
+            tails[i] = uniform(random, 0, 300);
+        }
+        std::ranges::sort(ready);
+        const CostCurve cost = random_curve(random);
+        const auto found = syncline::fuse_balanced(ready, sizes, tails, 0, cost);
+        CHECK(!found.empty() && found.back() == static_cast<std::int64_t>(count) - 1);
+        const auto smallest = [&](std::span<const std::int64_t> last_tensors) {
+            std::int64_t least = std::numeric_limits<std::int64_t>::max();
+            std::size_t first = 0;
+            for (const std::int64_t last : last_tensors) {
+                std::int64_t size = 0;
+                for (; first <= static_cast<std::size_t>(last); ++first) size += sizes[first];
+                least = std::min(least, size);
+            }
+            return least;
+        };
+        std::int64_t best = 0;
+        for (unsigned cuts = 0; cuts < 1U << (count - 1); ++cuts) {
+            std::vector<std::int64_t> last_tensors;
+            for (std::size_t i = 0; i + 1 < count; ++i) {
+                if (cuts >> i & 1U) last_tensors.push_back(static_cast<std::int64_t>(i));
+            }
+            last_tensors.push_back(static_cast<std::int64_t>(count) - 1);
+            if (last_tensors.size() == found.size()) best = std::max(best, smallest(last_tensors));
+        }
+        CHECK(smallest(found) == best);
+    }
+}
+
+void pace_refuses_what_it_cannot_read() {
+    using Numbers = std::vector<std::int64_t>;
+    const auto fuse = [](Numbers ready, Numbers sizes, Numbers tails) {
+        return [=] { (void)syncline::fuse_balanced(ready, sizes, tails, 0, steps()); };
+    };
+    CHECK(throws<std::invalid_argument>(fuse({1}, {}, {1}), "as many sizes"));
+    CHECK(throws<std::invalid_argument>(fuse({2, 1}, {1, 1}, {0, 0}), "decrease"));
+    CHECK(throws<std::invalid_argument>(fuse({1, 2}, {1, 0}, {0, 0}), "positive"));
+    CHECK(throws<std::invalid_argument>(fuse({1}, {1}, {-1}), "negative"));
+    const std::int64_t half = std::numeric_limits<std::int64_t>::max() / 2 + 1;
+    CHECK(throws<std::invalid_argument>(fuse({1, 2}, {half, half}, {0, 0}), "64 bits"));
+    const Jobs many(syncline::kMostJobs + 1);
+    CHECK(throws<std::invalid_argument>([&] { (void)syncline::preemptive_order(many); },
+                                        "too many jobs"));
+    CHECK(syncline::fuse_balanced({}, {}, {}, 0, steps()).empty());
+}
+
+void pace_stays_in_range_at_the_largest_values() {
+    const Jobs jobs(syncline::kMostJobs, {kLongestNs, kLongestNs + 1, kLongestNs});
+    const auto count = static_cast<std::int64_t>(syncline::kMostJobs);
+    CHECK(syncline::preemptive_order(jobs).end_ns == 2 * kLongestNs + count * (kLongestNs + 1));
+    const std::vector<std::int64_t> times(300, kLongestNs);
+    const std::vector<std::int64_t> sizes(300, std::int64_t{1} << 53);
+    const CostCurve dear({{0, 1e300, 1e300}});
+    CHECK(syncline::fuse_balanced(times, sizes, times, 0, dear).size() == 1);
 }
 
 // --- simulator ---
@@ -502,6 +619,10 @@ constexpr Test kTests[] = {
     {"merge_of_nothing_is_nothing", merge_of_nothing_is_nothing},
     {"merge_refuses_what_it_cannot_read", merge_refuses_what_it_cannot_read},
     {"merge_stays_in_range_at_the_largest_values", merge_stays_in_range_at_the_largest_values},
+    {"preemptive_order_matches_slot_by_slot", preemptive_order_matches_slot_by_slot},
+    {"fusion_matches_every_partition", fusion_matches_every_partition},
+    {"pace_refuses_what_it_cannot_read", pace_refuses_what_it_cannot_read},
+    {"pace_stays_in_range_at_the_largest_values", pace_stays_in_range_at_the_largest_values},
     {"simulator_matches_brute_force", simulator_matches_brute_force},
     {"simulator_runs_an_empty_graph", simulator_runs_an_empty_graph},
     {"simulator_slows_lanes_that_contend", simulator_slows_lanes_that_contend},

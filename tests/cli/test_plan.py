@@ -169,8 +169,13 @@ def test_the_same_workers_need_no_link(run: Run, profile: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["10gbe-k80", "a=1e-3,b=1e-9"])
-def test_more_workers_need_a_link(run: Run, profile: Path, text: str) -> None:
-    result = run("plan", profile, text, "--workers", 64)
+def test_more_workers_from_a_line(run: Run, profile: Path, text: str) -> None:
+    made = run("plan", profile, text, "--workers", 64, "--json")
+    assert Plan.from_json(made.out).workers == 64
+
+
+def test_one_worker_has_no_link_to_extrapolate_from(run: Run, profile: Path) -> None:
+    result = run("plan", profile, "a=1e-3,b=1e-9,workers=1", "--workers", 64)
     assert (result.code, result.out) == (2, "")
     assert "has no point-to-point measurement to extrapolate from" in result.err
     assert "syncline.probe()" in result.err

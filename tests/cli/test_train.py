@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from syncline.cli import main
 from syncline.cli.train import HYPERPARAMETERS, train
-from syncline.planners import PLANNERS
+from syncline.planners import RUNNABLE
 from syncline.training.config import TrainingConfig
 from syncline.training.data.table import DATA
 from syncline.training.hyperparameters import Hyperparameters
@@ -95,10 +95,10 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert config == expected
 
 
-def test_help_lists_every_model_data_set_and_planner() -> None:
+def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
     text = CliRunner().invoke(train, ["--help"]).output
     words = set(text[text.index("Models:") :].replace(",", " ").split())
-    assert {*MODELS, *DATA, *PLANNERS} <= words
+    assert {*MODELS, *DATA, *RUNNABLE} <= words
 
 
 def test_every_hyperparameter_has_an_option() -> None:

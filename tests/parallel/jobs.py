@@ -228,6 +228,7 @@ def refuses_hook_and_arguments() -> list[str]:
         lambda: DistributedDataParallel(Plain(), planner="mergge"),
         lambda: DistributedDataParallel(Plain(), bucket_cap_mb_list=[1, 2]),
         lambda: DistributedDataParallel(Plain(), plan=plan, network=SLOW),
+        lambda: DistributedDataParallel(Plain(), planner="pace"),
     ]
     messages = []
     for call in calls:

@@ -6,7 +6,12 @@ import msgspec
 import pytest
 
 from syncline.model.plan import Message
-from syncline.parallel.buckets import bucket_caps_mb, difference_from_plan, unbucketable
+from syncline.parallel.buckets import (
+    bucket_caps_mb,
+    difference_from_plan,
+    only_simulated,
+    unbucketable,
+)
 from tests.parallel.jobs import plain_plan
 
 PLAN = plain_plan()
@@ -54,3 +59,29 @@ def test_what_no_bucket_can_be() -> None:
     assert "message 0 splits a tensor" in str(unbucketable(split))
     turned = msgspec.structs.replace(PLAN, messages=PLAN.messages[::-1])
     assert "not in the order" in str(unbucketable(turned))
+
+
+TOTAL = PLAN.elements
+FEATURES = [
+    ({"wait": "need"}, "its forward pass waits for each gradient by itself (wait: need)"),
+    ({"in_flight": 2}, "it keeps 2 messages under way at once (in_flight)"),
+    (
+        {
+            "messages": (
+                Message(start=0, stop=TOTAL, collective="reduce-scatter"),
+                Message(start=0, stop=TOTAL, collective="all-gather"),
+            )
+        },
+        "message 0 is a half of an all-reduce (reduce-scatter)",
+    ),
+    (
+        {"messages": (Message(start=0, stop=TOTAL, delay_s=5e-4),)},
+        "message 0 is held back for 0.5 ms (delay_s)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "feature"), FEATURES)
+def test_what_can_only_be_simulated(changed: dict[str, object], feature: str) -> None:
+    assert only_simulated(PLAN) is None
+    assert only_simulated(msgspec.structs.replace(PLAN, **changed)) == feature

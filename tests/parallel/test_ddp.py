@@ -9,6 +9,7 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
 from tests.parallel import jobs
+from tests.parallel.test_buckets import FEATURES
 from tests.workers import WorkerPool
 
 
@@ -127,17 +128,30 @@ def test_a_plan_for_another_model_is_refused(workers: WorkerPool) -> None:
         assert "narrow.bias" in message
 
 
+@pytest.mark.parametrize(("changed", "feature"), FEATURES)
+def test_a_plan_that_can_only_be_simulated_is_refused(
+    workers: WorkerPool, changed: dict[str, object], feature: str
+) -> None:
+    plan = msgspec.structs.replace(jobs.plain_plan(), **changed)
+    for message in workers.run(jobs.refuses, 2, plan.to_json()):
+        assert f"the given plan can only be simulated so far: {feature}; give the plan" in message
+
+
 def test_a_network_of_another_size_is_refused(workers: WorkerPool) -> None:
     for message in workers.run(jobs.refuses_network, 2, 8):
         assert "'elsewhere' is of 8 workers, this job has 2" in message
 
 
 def test_what_the_wrapper_does_not_take(workers: WorkerPool) -> None:
-    for hook, planner, caps, both in workers.run(jobs.refuses_hook_and_arguments, 2):
+    for hook, planner, caps, both, simulated in workers.run(jobs.refuses_hook_and_arguments, 2):
         assert "would replace the exchange" in hook
         assert "did you mean 'merge'" in planner
         assert "give a plan instead" in caps
         assert "would be ignored" in both
+        assert "plans of 'pace' can only be simulated so far" in simulated
+        assert simulated.endswith(
+            "train with one of wfbp, single, ddp, buckets, mgwfbp, merge, auto"
+        )
 
 
 def test_join_with_uneven_inputs(workers: WorkerPool) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+from hypothesis import strategies as st
+
 from syncline.model.network import Network
-from syncline.model.profile import Profile
+from syncline.model.plan import Plan
+from syncline.model.profile import Gradient, Operation, Profile
+from syncline.planners.terms import terms
 from syncline.simulator.predict import predict
 
 Cost = Callable[[int], float]
@@ -53,3 +57,90 @@ def iteration_s(profile: Profile, network: Network, planner: object) -> float:
     """Return the predicted iteration time of a planner's plan."""
     plan = planner.plan(profile, network)  # type: ignore[attr-defined]
     return predict(profile, network, plan).prediction.iteration_s
+
+
+def chain(
+    *,
+    backward_s: Sequence[float],
+    elements: Sequence[int],
+    forward_s: Sequence[float],
+    dtypes: Sequence[str] = (),
+) -> Profile:
+    """Return a chain of layers, one gradient each.
+
+    Args:
+        backward_s: of each layer, in the order of the backward pass: the last layer first.
+        elements: of each gradient, in the same order.
+        forward_s: of each layer, in the order of the forward pass: the first layer first.
+        dtypes: of each gradient; float32 if not given.
+    """
+    layers = len(forward_s)
+    last = layers - 1
+    forward = [
+        Operation(name=f"f{i}", phase="forward", duration_s=s, after=(i - 1,) if i else ())
+        for i, s in enumerate(forward_s)
+    ]
+    backward = [
+        Operation(
+            name=f"b{layers - 1 - i}", phase="backward", duration_s=s, after=(layers + i - 1,)
+        )
+        for i, s in enumerate(backward_s)
+    ]
+    return Profile(
+        model="chain",
+        device="cpu",
+        workers=2,
+        iterations=1,
+        operations=(*forward, *backward),
+        gradients=tuple(
+            Gradient(
+                name=f"g{last - i}",
+                elements=count,
+                dtype=dtypes[i] if dtypes else "float32",
+                ready_after=layers + i,
+                needed_by=last - i,
+            )
+            for i, count in enumerate(elements)
+        ),
+    )
+
+
+@st.composite
+def chains(draw: st.DrawFn, *, max_layers: int = 8) -> Profile:
+    """Draw a :func:`chain`; equal ready times and short forward passes are common."""
+    layers = draw(st.integers(1, max_layers))
+
+    def values(*kinds: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(st.one_of(*kinds), min_size=layers, max_size=layers))
+
+    times = (st.just(0), st.integers(0, 50), st.integers(0, 5000))
+    return chain(
+        backward_s=[ns / 1e9 for ns in values(*times)],
+        elements=values(st.integers(1, 3), st.integers(1, 1500)),
+        forward_s=[ns / 1e9 for ns in values(*times)],
+    )
+
+
+def period_ns(profile: Profile, plan: Plan, cost: Cost) -> float:
+    """Return the period of a plan of all-reduces that waits on need, one message at a time.
+
+    The messages of a round are sent in order from the start of the backward pass on; the next
+    backward pass begins when each gradient has arrived and what it holds up has been computed.
+    """
+    ready_ns, size_bytes, tail_ns, base_ns = terms(profile)
+    clock, end = 0.0, float(base_ns)
+    starts = list(itertools.accumulate((g.elements for g in profile.gradients), initial=0))
+    for message in plan.messages:
+        held = [
+            i
+            for i in range(len(size_bytes))
+            if starts[i] < message.stop and starts[i + 1] > message.start
+        ]
+        taken = sum(
+            (min(message.stop, starts[i + 1]) - max(message.start, starts[i]))
+            * (size_bytes[i] // (starts[i + 1] - starts[i]))
+            for i in held
+        )
+        clock = max(clock, *(ready_ns[i] for i in held)) + cost(taken)
+        end = max(end, *(clock + tail_ns[i] for i in held))
+    return end

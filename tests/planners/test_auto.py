@@ -7,8 +7,9 @@ from hypothesis import given
 
 from syncline.model.network import Network
 from syncline.model.profile import Baseline, Profile
-from syncline.planners.auto import CANDIDATES, Auto, choose
+from syncline.planners.auto import Auto, choose
 from syncline.planners.ddp import Ddp
+from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import predict
 from tests import strategies as some
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from syncline.model.network import PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
-from syncline.planners.auto import CANDIDATES
 from syncline.planners.merge import Merge
+from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import predict
 from tests import strategies as some
 from tests.planners.instances import finish, iteration_s, partitions, ready_ns
@@ -117,7 +117,7 @@ def test_many_tensors(count: int) -> None:
         [random_.randint(0, 5000) for _ in range(count)],
     )
     network = Network.line(workers=16, a_s=1e-6, b_s_per_byte=1e-9)
-    times = {name: iteration_s(profile, network, planner) for name, planner in PLANNERS.items()}
+    times = {planner.NAME: iteration_s(profile, network, planner) for planner in CANDIDATES}
     assert times["merge"] == min(times.values())
     assert times["merge"] < times["wfbp"]
     assert times["merge"] < times["single"]

@@ -11,16 +11,22 @@ from hypothesis import given
 from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners import PLANNERS, planner_named
+from syncline.planners import (
+    PLANNERS,
+    RUNNABLE,
+    Planner,
+    planner_named,
+    runnable_planner_named,
+)
+from syncline.planners.base import MergingPlanner
+from syncline.planners.table import CANDIDATES, PUBLISHED, SCHEDULERS
 from tests import strategies as some
-
-SIMPLE = [planner for name, planner in PLANNERS.items() if name != "auto"]
 
 
 @some.many
 @given(some.profiles(), some.networks())
 def test_plans_cover_every_gradient_in_ready_order(profile: Profile, network: Network) -> None:
-    for planner in SIMPLE:
+    for planner in CANDIDATES:
         plan = planner.plan(profile, network)
         assert (plan.planner, plan.model) == (planner.NAME, profile.model)
         assert plan.workers == network.workers
@@ -30,6 +36,7 @@ def test_plans_cover_every_gradient_in_ready_order(profile: Profile, network: Ne
         assert plan.messages[-1].stop == sum(g.elements for g in profile.gradients)
         for before, after in itertools.pairwise(plan.messages):
             assert before.stop == after.start
+        assert isinstance(planner, MergingPlanner)
         last = planner.last_tensors(profile, network)
         assert last == sorted(set(last))
         assert last[-1] == len(profile.gradients) - 1
@@ -44,17 +51,52 @@ def test_planners_are_deterministic(profile: Profile, curve: some.IntegerCurve) 
         assert planner.plan(profile, network) == planner.plan(*again)
 
 
-@some.few
-@given(some.layer_profiles(), some.integer_curves())
-def test_autos_cuts_are_those_of_its_plan(profile: Profile, curve: some.IntegerCurve) -> None:
-    auto = PLANNERS["auto"]
-    plan = auto.plan(profile, curve.network())
-    cuts = auto.last_tensors(profile, curve.network())
-    assert cuts == [tensors[-1] for tensors in plan.message_tensors()]
+@some.many
+@given(some.profiles(), some.networks())
+def test_schedulers_plan_whatever_is_not_cut_into_too_many(
+    profile: Profile, network: Network
+) -> None:
+    for planner in SCHEDULERS:
+        try:
+            plan = planner.plan(profile, network)
+        except UserError as error:
+            assert planner.NAME in ("p3", "bytescheduler")
+            assert "at most 131072 can be planned" in str(error)  # noqa: PT017
+            continue
+        assert plan.planner == planner.NAME
+        assert plan.difference(profile.gradients, network.workers) is None
+        assert plan.wait == ("update" if planner.NAME == "horovod" else "need")
+
+
+def test_the_tables_are_disjoint() -> None:
+    names = [planner.NAME for planner in PUBLISHED]
+    assert len(set(names)) == len(names) == len(CANDIDATES) + len(SCHEDULERS)
+    assert set(RUNNABLE) == {planner.NAME for planner in CANDIDATES} | {"auto"}
+    assert set(PLANNERS) >= set(names) | {"auto"}
+
+
+@pytest.mark.parametrize("planner", CANDIDATES, ids=lambda p: p.NAME)
+def test_what_can_be_run_is_found_and_made_of_what_training_knows(planner: Planner) -> None:
+    assert runnable_planner_named(planner.NAME) is planner
+    profile = some.profile_of([5, 5, 5], [1, 2, 3])
+    plan = planner.plan(profile, Network.line(workers=4, a_s=1e-9, b_s_per_byte=1e-9))
+    assert (plan.wait, plan.in_flight) == ("update", 1)
+    assert all(m.collective == "all-reduce" and m.delay_s == 0 for m in plan.messages)
+
+
+@pytest.mark.parametrize("planner", SCHEDULERS, ids=lambda p: p.NAME)
+def test_what_can_only_be_simulated_is_refused_by_name(planner: Planner) -> None:
+    said = f"plans of {planner.NAME!r} can only be simulated so far (syncline simulate --planner"
+    with pytest.raises(UserError, match=re.escape(said)):
+        runnable_planner_named(planner.NAME)
 
 
 def test_the_table_has_every_planner_by_its_name() -> None:
-    assert list(PLANNERS) == ["wfbp", "single", "ddp", "buckets", "mgwfbp", "merge", "auto"]
+    names = [planner.NAME for planner in PUBLISHED]
+    assert names[:6] == ["wfbp", "single", "ddp", "buckets", "mgwfbp", "merge"]
+    assert names[6:] == ["horovod", "dear", "tictac", "p3", "bytescheduler", "pace"]
+    assert list(PLANNERS)[: len(names)] == names
+    assert list(PLANNERS)[-1] == "auto"
     for name, planner in PLANNERS.items():
         assert planner_named(name) is planner
         assert name == planner.NAME

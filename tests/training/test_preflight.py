@@ -9,7 +9,7 @@ import pytest
 
 from syncline.errors import FileError, MismatchError, UserError
 from syncline.model.network import Network
-from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.training.config import TrainingConfig
 from syncline.training.models.resnet20 import ResNet20
@@ -44,6 +44,8 @@ def test_a_folder_that_cannot_be_made_is_named(config: TrainingConfig, tmp_path:
 def test_planner_data_and_batch_are_checked(config: TrainingConfig) -> None:
     with pytest.raises(UserError, match="unknown planner 'murge'; did you mean 'merge'"):
         check(config, planner="murge")
+    with pytest.raises(UserError, match="plans of 'pace' can only be simulated so far"):
+        check(config, planner="pace")
     with pytest.raises(UserError, match="lower --batch-size"):
         check(config, workers=2000)
     with pytest.raises(UserError, match="images: digits, cifar10, imagefolder"):
@@ -51,7 +53,7 @@ def test_planner_data_and_batch_are_checked(config: TrainingConfig) -> None:
 
 
 def test_a_plan_must_fit(config: TrainingConfig, tmp_path: Path) -> None:
-    def plan(tensors: list[tuple[str, int]], workers: int) -> str:
+    def plan(tensors: list[tuple[str, int]], workers: int, wait: Wait = "update") -> str:
         elements = sum(count for _, count in tensors)
         Plan(
             planner="single",
@@ -59,6 +61,7 @@ def test_a_plan_must_fit(config: TrainingConfig, tmp_path: Path) -> None:
             workers=workers,
             tensors=tuple(Tensor(name=name, elements=count) for name, count in tensors),
             messages=(Message(start=0, stop=elements),),
+            wait=wait,
         ).save(tmp_path / "plan.json")
         return str(tmp_path / "plan.json")
 
@@ -69,6 +72,8 @@ def test_a_plan_must_fit(config: TrainingConfig, tmp_path: Path) -> None:
         MismatchError, match=r"60 gradients .* this model has 59; .* leave out --plan"
     ):
         check(config, plan=plan([*parameters(), ("more.weight", 3)], 2))
+    with pytest.raises(MismatchError, match=r"only be simulated so far: its forward pass .*--plan"):
+        check(config, plan=plan(parameters(), 2, "need"))
     with pytest.raises(FileError, match="no such file"):
         check(config, plan=str(tmp_path / "none.json"))
 

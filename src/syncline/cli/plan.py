@@ -19,8 +19,8 @@ __all__ = ["plan"]
 @click.argument("profile")
 @click.argument("network")
 @click.option("--planner", default="auto", show_default=True, help="Name of the planner.")
-@click.option("--workers", type=int, help="Extrapolate the network to this many workers.")
-@click.option("--algorithm", default="ring", show_default=True, help="All-reduce to do so with.")
+@click.option("--workers", type=int, help="Carry the network over to this many workers.")
+@click.option("--algorithm", help="Exchange by this instead of what the network has.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -28,7 +28,7 @@ def plan(
     network: str,
     planner: str,
     workers: int | None,
-    algorithm: str,
+    algorithm: str | None,
     output: str | None,
     as_json: bool,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from syncline.errors import UserError
-from syncline.planners import PLANNERS
+from syncline.planners import RUNNABLE
 
 __all__ = ["train"]
 
@@ -46,7 +46,7 @@ Data:
 
 \b
 Planners:
-  {", ".join(PLANNERS)}
+  {", ".join(RUNNABLE)}
 
 Under torchrun the command is one worker of torchrun's job and starts none itself.
 """

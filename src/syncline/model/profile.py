@@ -240,16 +240,16 @@ class Profile(Document, frozen=True, kw_only=True):
     def need_operations(self) -> list[int]:
         """Return the operation of the next iteration that must wait for each gradient.
 
-        The forward operation that first reads the parameter; where none does, the first backward
-        operation, because the backward pass will overwrite the gradient.
+        The forward operation that first reads the parameter; where none does before the first
+        backward operation, that one, because the backward pass will overwrite the gradient.
         """
         backward = next((i for i, o in enumerate(self.operations) if o.phase == "backward"), None)
-        return [
-            g.needed_by
-            if g.needed_by is not None
-            else min(g.ready_after, g.ready_after if backward is None else backward)
-            for g in self.gradients
-        ]
+        needs = []
+        for gradient in self.gradients:
+            latest = gradient.ready_after if backward is None else backward
+            needed = latest if gradient.needed_by is None else gradient.needed_by
+            needs.append(min(needed, latest))
+        return needs
 
     def gates_ns(self) -> dict[int, int]:
         """How long the update takes before each operation where parameters are updated on need.

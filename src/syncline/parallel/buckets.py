@@ -8,7 +8,13 @@ from typing import Any
 
 from syncline.model.plan import Plan
 
-__all__ = ["BYTES_PER_MIB", "bucket_caps_mb", "difference_from_plan", "unbucketable"]
+__all__ = [
+    "BYTES_PER_MIB",
+    "bucket_caps_mb",
+    "difference_from_plan",
+    "only_simulated",
+    "unbucketable",
+]
 
 BYTES_PER_MIB = 1024 * 1024
 
@@ -20,6 +26,24 @@ def bucket_caps_mb(plan: Plan) -> list[float]:
     closes it exactly there (a division by 2^20 is exact in floating point).
     """
     return [size / BYTES_PER_MIB for size in plan.message_bytes()]
+
+
+def only_simulated(plan: Plan) -> str | None:
+    """Say which feature of a plan the simulator knows and training does not, or None if none.
+
+    DDP's reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
+    waits for all of them.
+    """
+    if plan.wait == "need":
+        return "its forward pass waits for each gradient by itself (wait: need)"
+    if plan.in_flight > 1:
+        return f"it keeps {plan.in_flight} messages under way at once (in_flight)"
+    for number, message in enumerate(plan.messages):
+        if message.collective != "all-reduce":
+            return f"message {number} is a half of an all-reduce ({message.collective})"
+        if message.delay_s > 0:
+            return f"message {number} is held back for {message.delay_s * 1e3:.3g} ms (delay_s)"
+    return None
 
 
 def unbucketable(plan: Plan) -> str | None:

@@ -19,13 +19,13 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.model.run import Run
-from syncline.parallel.buckets import BYTES_PER_MIB, unbucketable
+from syncline.parallel.buckets import BYTES_PER_MIB, only_simulated, unbucketable
 from syncline.parallel.conductor import Conductor
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
 from syncline.parallel.settings import Settings
 from syncline.parallel.tuning import Tuning, logger
-from syncline.planners import planner_named
+from syncline.planners import RUNNABLE, runnable_planner_named
 from syncline.planners.ddp import Ddp
 
 __all__ = ["DistributedDataParallel"]
@@ -53,8 +53,10 @@ class DistributedDataParallel(TorchDDP):
         check: go back to DDP's own buckets if the plan is slower than they are.
 
     Raises:
-        UserError: an unknown planner, or arguments that exclude each other.
-        MismatchError: the plan or profile is for another model or worker count.
+        UserError: an unknown planner, one whose plans can only be simulated, or arguments that
+            exclude each other.
+        MismatchError: the plan or profile is for another model or worker count, or the plan is one
+            that can only be simulated or that no buckets of DDP can be.
 
     What cannot be planned (sparse gradients, gradients of several dtypes, torch's experimental
     ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python
@@ -72,7 +74,7 @@ class DistributedDataParallel(TorchDDP):
         check: bool = True,
         **kwargs: Any,
     ) -> None:
-        planner_named(planner)
+        runnable_planner_named(planner)
         if plan is not None and (profile is not None or network is not None):
             raise UserError(
                 "a plan was given, so a profile or network would be ignored; give one or the other"
@@ -300,6 +302,12 @@ class DistributedDataParallel(TorchDDP):
                 raise MismatchError(
                     f"the given {what} does not fit: {difference}; "
                     "profile and plan this model at this worker count again"
+                )
+            feature = only_simulated(plan)
+            if feature is not None:
+                raise MismatchError(
+                    f"the given plan can only be simulated so far: {feature}; give the plan of "
+                    f"one of the planners {', '.join(RUNNABLE)}"
                 )
             problem = unbucketable(plan)
             if problem is not None:

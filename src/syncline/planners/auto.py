@@ -1,4 +1,4 @@
-"""``auto``: simulate every planner and take the best, or DDP's buckets if none gains enough."""
+"""``auto``: simulate the planners and take the best, or DDP's buckets if none gains enough."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.buckets import Buckets
 from syncline.planners.ddp import Ddp
-from syncline.planners.merge import Merge
-from syncline.planners.mgwfbp import MgWfbp
-from syncline.planners.single import Single
-from syncline.planners.wfbp import Wfbp
+from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import Forecast, predict
 
-__all__ = ["Auto", "Choice", "choose"]
+__all__ = ["CANDIDATES", "CONFIDENCE", "Auto", "Choice", "choose"]
 
-CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(), Merge())
-"""All other planners, with their default settings."""
 CONFIDENCE = 2.0
 """Standard errors that a predicted gain must exceed: two, for 95 %."""
 
@@ -38,7 +32,7 @@ class Choice(NamedTuple):
 
 
 def choose(profile: Profile, network: Network, *, ddp: Ddp | None = None) -> Choice:
-    """Simulate the plan of every planner and choose.
+    """Simulate the plans of all planners whose plans can be run in training, and choose.
 
     The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
     kept unless the predicted gain over them exceeds twice the standard error of the measured
@@ -89,13 +83,8 @@ class Auto(Planner, frozen=True, kw_only=True):
     """Take the plan that the simulator finds fastest; see :func:`choose`."""
 
     NAME: ClassVar[str] = "auto"
-    SUMMARY: ClassVar[str] = "simulates all of them and takes the fastest, DDP's if none gains"
+    SUMMARY: ClassVar[str] = "takes the fastest of those that can be run, DDP's if none gains"
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the chosen plan, under the name of the planner that made it."""
         return choose(profile, network).plan
-
-    def last_tensors(self, profile: Profile, network: Network) -> list[int]:
-        """Return the chosen plan's cuts."""
-        plan = self.plan(profile, network)
-        return [tensors.stop - 1 for tensors in plan.message_tensors()]

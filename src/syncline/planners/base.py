@@ -10,11 +10,11 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 
-__all__ = ["Planner"]
+__all__ = ["MergingPlanner", "Planner"]
 
 
 class Planner(Value, frozen=True, kw_only=True):
-    """A way to cut the gradients into messages.
+    """A way to cut the gradients into messages and to order them.
 
     Subclasses are frozen values whose fields are their settings. ``plan`` is a pure function: the
     same profile and network give the same plan on every rank and every machine.
@@ -23,6 +23,15 @@ class Planner(Value, frozen=True, kw_only=True):
     NAME: ClassVar[str]
     SUMMARY: ClassVar[str]
     """One line for tables and help texts."""
+
+    @abstractmethod
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        raise NotImplementedError
+
+
+class MergingPlanner(Planner, frozen=True, kw_only=True):
+    """A planner that sends whole tensors in the order in which they become ready."""
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""

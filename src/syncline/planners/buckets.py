@@ -7,14 +7,14 @@ from typing import ClassVar
 from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner
+from syncline.planners.base import MergingPlanner
 
 __all__ = ["DEFAULT_THRESHOLD_BYTES", "Buckets"]
 
 DEFAULT_THRESHOLD_BYTES = 64 * 1024 * 1024
 
 
-class Buckets(Planner, frozen=True, kw_only=True):
+class Buckets(MergingPlanner, frozen=True, kw_only=True):
     """Add tensors to a message while it stays within the threshold.
 
     Unlike DDP's buckets, a message never exceeds the threshold unless a single tensor does.

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner
+from syncline.planners.base import MergingPlanner
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "DEFAULT_FIRST_BUCKET_BYTES", "Ddp"]
 
@@ -15,7 +15,7 @@ DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
 DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
 
 
-class Ddp(Planner, frozen=True, kw_only=True):
+class Ddp(MergingPlanner, frozen=True, kw_only=True):
     """Close a bucket once it holds at least its cap; the first cap is smaller.
 
     Source: ``torch.nn.parallel.DistributedDataParallel`` with its default arguments, after it has

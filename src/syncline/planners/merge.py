@@ -7,12 +7,12 @@ from typing import ClassVar
 from syncline import _native
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner
+from syncline.planners.base import MergingPlanner
 
 __all__ = ["Merge"]
 
 
-class Merge(Planner, frozen=True, kw_only=True):
+class Merge(MergingPlanner, frozen=True, kw_only=True):
     """Merge so that the last message finishes as early as any merging allows.
 
     MG-WFBP weighs each merge alone, so tensors whose gaps are each shorter than the startup time

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner
+from syncline.planners.base import MergingPlanner
 
 __all__ = ["MgWfbp", "find_merged_layers"]
 
 
-class MgWfbp(Planner, frozen=True, kw_only=True):
+class MgWfbp(MergingPlanner, frozen=True, kw_only=True):
     """Merge a tensor into the next when that finishes the pair no later.
 
     Source: MG-WFBP, Algorithm 1, with the startup time ``a`` and slope ``b`` of Eq. 10. A measured

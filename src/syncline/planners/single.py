@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner
+from syncline.planners.base import MergingPlanner
 
 __all__ = ["Single"]
 
 
-class Single(Planner, frozen=True, kw_only=True):
+class Single(MergingPlanner, frozen=True, kw_only=True):
     """Send all gradients at once. Source: MG-WFBP, section 2.4, Eq. 9."""
 
     NAME: ClassVar[str] = "single"

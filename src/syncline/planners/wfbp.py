@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners.base import Planner
+from syncline.planners.base import MergingPlanner
 
 __all__ = ["Wfbp"]
 
 
-class Wfbp(Planner, frozen=True, kw_only=True):
+class Wfbp(MergingPlanner, frozen=True, kw_only=True):
     """Send every gradient by itself. Source: MG-WFBP, section 2.3."""
 
     NAME: ClassVar[str] = "wfbp"

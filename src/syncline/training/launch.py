@@ -34,10 +34,14 @@ SHUTDOWN_S = 10
 ADVICE = "all workers were stopped; start again, with --resume if there is a checkpoint"
 
 
-def launch(config: TrainingConfig) -> None:
+def launch(config: TrainingConfig, *, program: str = "syncline.training.worker") -> None:
     """Train with ``config.workers`` processes on this host; return when all are done.
 
     As soon as one of them ends with an error, the others are ended.
+
+    Args:
+        config: what to train; the argument of every worker.
+        program: the module that a worker runs.
 
     Raises:
         SynclineError: the error of the worker that failed, in its own class.
@@ -53,7 +57,7 @@ def launch(config: TrainingConfig) -> None:
         start = elastic_launch(_launch_config(config.workers, folder), sys.executable)
         try:
             # -P: a module in the working folder must not take the place of one of Python's.
-            start("-P", "-m", "syncline.training.worker", msgspec.json.encode(config).decode())
+            start("-P", "-m", program, msgspec.json.encode(config).decode())
         except ChildFailedError as error:
             _restore_terminal()
             # Not "from error": its text repeats, at length, what ours says.

@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,7 +25,7 @@ from syncline.training.loop import train
 from syncline.training.progress import progress_on
 from syncline.training.summary import summary_json, summary_text
 
-__all__ = ["Failure", "is_lost_peer", "run_worker"]
+__all__ = ["Failure", "is_lost_peer", "main", "run_worker", "telling_lost_peers"]
 
 PARENT_CHECK_S = 1.0
 
@@ -52,17 +54,24 @@ def run_worker(config: TrainingConfig) -> None:
             reports in many ways, is a PeerError.
     """
     first = os.environ.get("RANK") == "0"
-    try:
+    with telling_lost_peers(config.timeout_s):
         run = train(config, progress_on(sys.stderr) if first else None)
+    if first:
+        print(summary_json(config, run) if config.json else summary_text(config, run), flush=True)
+
+
+@contextmanager
+def telling_lost_peers(timeout_s: float) -> Iterator[None]:
+    """Let the loss of a peer, which torch reports in many ways, be a PeerError."""
+    try:
+        yield
     except RuntimeError as error:
         if isinstance(error, SynclineError) or not is_lost_peer(error):
             raise
         raise PeerError(
             f"the connection to another worker was lost, or it did not answer within "
-            f"{config.timeout_s:g} s (--timeout): {str(error).splitlines()[0]}"
+            f"{timeout_s:g} s (--timeout): {str(error).splitlines()[0]}"
         ) from error
-    if first:
-        print(summary_json(config, run) if config.json else summary_text(config, run), flush=True)
 
 
 _SIGNS_OF_A_LOST_PEER = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
@@ -76,15 +85,20 @@ def is_lost_peer(error: RuntimeError) -> bool:
     return any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
 
 
-def main(arguments: list[str]) -> int:
-    """Train as the arguments say; return the exit code."""
+def main(arguments: list[str], run: Callable[[TrainingConfig], None] = run_worker) -> int:
+    """Do what the arguments say; return the exit code.
+
+    Args:
+        arguments: a configuration as JSON.
+        run: what to do as one worker; by default to train.
+    """
     # The launcher passes Ctrl-C on. A worker has nothing to tidy up (a checkpoint is whole or not
     # there), and the default action ends it inside a collective too, where Python's handler would
     # have to wait for it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
-        run_worker(msgspec.json.decode(arguments[0], type=TrainingConfig))
+        run(msgspec.json.decode(arguments[0], type=TrainingConfig))
     except Exception as error:
         _report(error)
         return error.exit_code if isinstance(error, SynclineError) else 1

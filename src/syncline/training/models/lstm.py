@@ -37,7 +37,7 @@ class LstmLanguageModel(nn.Module):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, tokens: Tensor, state: LstmState | None) -> tuple[Tensor, LstmState]:
+    def forward(self, tokens: Tensor, state: LstmState | None = None) -> tuple[Tensor, LstmState]:
         """Return the logits of the next tokens and the state after the window.
 
         Args:

@@ -1,0 +1,245 @@
+"""Merging, splitting and order chosen together, across backward and the next forward: ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from syncline import _native
+from syncline.errors import UserError
+from syncline.model.cost import CostCurve
+from syncline.model.dtypes import bytes_per_element
+from syncline.model.limits import LONGEST_NS
+from syncline.model.network import Network
+from syncline.model.plan import Message, Plan
+from syncline.model.profile import Profile
+from syncline.planners.base import Planner
+from syncline.planners.bound import lower_bound_ns
+from syncline.planners.slices import plan_of
+from syncline.planners.table import PUBLISHED
+from syncline.planners.terms import terms
+from syncline.simulator.predict import predict_iteration_s
+
+__all__ = ["RIVALS", "Overlap", "Round"]
+
+RIVALS: tuple[Planner, ...] = PUBLISHED
+"""Planners whose plans are improved on, and taken where nothing better is found."""
+MOST_IN_FLIGHT = 2
+DEFAULT_BUDGET = 10_000_000
+EXACT_ELEMENTS = 12
+"""Rounds of so few elements are solved exactly."""
+MARGIN = 1 / 16
+"""Share of the computing time by which messages should be early: what is no longer needed to
+shorten the period makes it robust."""
+
+Slices = list[tuple[int, int]]
+"""Slices ``[start, stop)`` of the concatenated gradients, in elements, in the order of sending."""
+
+
+class Round(NamedTuple):
+    """One round of gradients as the native search takes it: without empty tensors.
+
+    A tensor without elements goes with the element before it, or the first one, and only with that:
+    the message that holds it waits for the empty tensor too. So that element becomes a tensor of
+    its own, if it would otherwise wait longer or be needed earlier than the rest of its tensor.
+    """
+
+    ready_ns: list[int]
+    elements: list[int]
+    element_bytes: list[int]
+    tail_ns: list[int]
+
+    @classmethod
+    def of(cls, profile: Profile) -> Round:
+        """Return the round of a profile's gradients; empty if no tensor has elements."""
+        rows: list[tuple[int, int, int, int]] = []
+        leading_tail = 0
+        known = terms(profile)
+        for gradient, ready, tail in zip(
+            profile.gradients, known.ready_ns, known.tail_ns, strict=True
+        ):
+            size = bytes_per_element(gradient.dtype)
+            if gradient.elements:
+                alone = 1 if not rows and leading_tail > tail else 0
+                rows.append((ready, alone, size, leading_tail))
+                rows.append((ready, gradient.elements - alone, size, tail))
+            elif rows:
+                before, elements, size, longest = rows.pop()
+                alone = 1 if ready > before or tail > longest else 0
+                rows.append((before, elements - alone, size, longest))
+                rows.append((ready, alone, size, max(tail, longest)))
+            else:
+                leading_tail = max(leading_tail, tail)
+            rows = rows[:-2] + [row for row in rows[-2:] if row[1]]
+        return (
+            cls(*(list(column) for column in zip(*rows, strict=True)))
+            if rows
+            else cls([], [], [], [])
+        )
+
+    def end_ns(self, slices: Slices, curve: CostCurve, in_flight: int) -> int:
+        """Return when the round ends: the largest arrival plus tail of these messages.
+
+        The model is that of the simulator in its steady state. A message is ready with the last
+        tensor that it touches. With one in flight it occupies the channel for ``T(M)``. With two,
+        its startup ``T(0)`` begins once it is ready, the message before it has begun and the one
+        before that has arrived; transmissions of ``T(M) - T(0)`` are one at a time, in order.
+
+        Raises:
+            ValueError: a slice is empty or ends beyond the gradients, or times are too long.
+        """
+        return _native.round_end(*self, in_flight, curve.rows(), slices)
+
+    def search(
+        self,
+        curve: CostCurve,
+        *,
+        in_flight: int,
+        goal_ns: int,
+        seeds: Sequence[Slices] = (),
+        budget: int = DEFAULT_BUDGET,
+        exact_elements: int = EXACT_ELEMENTS,
+    ) -> Slices:
+        """Return messages such that the round ends early; see :class:`Overlap`.
+
+        Args:
+            curve: the cost of an all-reduce.
+            in_flight: 1 or 2.
+            goal_ns: the search stops once the round ends by then.
+            seeds: sequences of messages to improve on; the result is no worse than any.
+            budget: messages that local search looks at, about 5 ns each.
+            exact_elements: rounds of so few elements, at most 14, are solved exactly.
+        """
+        return _native.overlap(
+            *self, in_flight, curve.rows(), seeds, goal_ns, budget, exact_elements
+        )
+
+
+class Overlap(Planner, frozen=True, kw_only=True):
+    """Choose merging, splitting and order together, with startup costs counted.
+
+    Every piece of a message pays the startup cost again, so it matters what is merged, where a
+    tensor is cut and what goes between, and each decides the others. The messages, contiguous
+    slices of the gradients in any static order, are to minimise
+
+        ``max(base, max over messages (arrival + tail))``
+
+    (:mod:`~syncline.planners.terms`). The search is native and deterministic:
+
+    1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid, longest tail first;
+       the plans of all other planners, with forward operations that wait for their own gradients
+       only; and a dispatcher that sends the most urgent of what is ready, merged with neighbours
+       while nothing comes too late, cut or held back where a more urgent tensor would, for the
+       least end that each of its forty rules can meet.
+    2. Local search on the critical block, as J. Carlier's *The one-machine sequencing problem*
+       (1982) calls the messages that delay the one that ends the round: move, merge, split, shift a
+       boundary, rearrange a few messages in a row exactly. Every change is judged exactly in time
+       proportional to the messages between its places, as what follows is a max-plus function of
+       two numbers. A round of at most 12 elements is solved exactly instead.
+    3. Neighbouring messages are merged where that costs nothing.
+
+    The result is compared, in the simulator, with the plans of all other planners as they are. The
+    best is taken; of equals the one with the fewest messages in flight, then the fewest in all.
+
+    Args:
+        in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is
+            hidden behind the transmission of another.
+        budget: messages that local search looks at; 10 million take about 0.1 s.
+
+    Raises:
+        UserError: on construction, for a setting out of range; when planning, if all gradients take
+            longer than 19.5 hours.
+    """
+
+    NAME: ClassVar[str] = "overlap"
+    SUMMARY: ClassVar[str] = "merging, splitting and order together, near a lower bound (ours)"
+
+    in_flight: int = MOST_IN_FLIGHT
+    budget: int = DEFAULT_BUDGET
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.in_flight <= MOST_IN_FLIGHT:
+            raise UserError(
+                f"overlap: in_flight must be 1 or {MOST_IN_FLIGHT}, found {self.in_flight}; with "
+                "two, every startup is hidden behind a transmission that is as long"
+            )
+        if self.budget < 0:
+            raise UserError(f"overlap: budget must not be negative, found {self.budget}")
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        rivals = list(_plans(profile, network))
+        own = self.own_plan(profile, network, rivals)
+        compared = [own]
+        for plan in rivals:
+            if plan.in_flight > self.in_flight:
+                continue
+            if network.contention > 1:  # the search knows nothing of it
+                compared.append(msgspec.structs.replace(plan, wait="need"))
+            elif plan.wait == "need" and _is_plain(plan):
+                continue  # a seed, and the search judges it as the simulator does
+            compared.append(plan)
+        best = min(
+            compared,
+            key=lambda p: (predict_iteration_s(profile, network, p), p.in_flight, len(p.messages)),
+        )
+        return msgspec.structs.replace(best, planner=self.NAME)
+
+    def own_plan(self, profile: Profile, network: Network, seeds: Sequence[Plan] = ()) -> Plan:
+        """Return the plan of the search, without comparing it with other plans.
+
+        Args:
+            profile: what the worker computes.
+            network: what messages cost.
+            seeds: plans to improve on.
+        """
+        curve = network.all_reduce
+        if curve.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
+            raise UserError(
+                f"overlap: network {network.name!r} needs longer than {LONGEST_NS / 1e9:.0f} s for "
+                f"the gradients of {profile.model!r}; costs are in seconds and seconds a byte"
+            )
+        round_ = Round.of(profile)
+        if not round_.elements:
+            return plan_of(self.NAME, profile, network.workers, [Message(start=0, stop=0)])
+        known = terms(profile)
+        early_ns = known.base_ns - int(known.base_ns * MARGIN)
+        goal_ns = max(lower_bound_ns(known._replace(base_ns=0), curve, halves=False), early_ns)
+        slices = round_.search(
+            curve,
+            in_flight=self.in_flight,
+            goal_ns=goal_ns,
+            seeds=[_slices(plan) for plan in seeds],
+            budget=self.budget,
+        )
+        needed = self.in_flight
+        if needed > 1:
+            end_ns = max(round_.end_ns(slices, curve, needed), goal_ns)
+            if round_.end_ns(slices, curve, 1) <= end_ns:
+                needed = 1
+        messages = (Message(start=start, stop=stop) for start, stop in slices)
+        return plan_of(self.NAME, profile, network.workers, messages, in_flight=needed)
+
+
+def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
+    for planner in RIVALS:
+        try:
+            yield planner.plan(profile, network)
+        except UserError:  # what it cannot plan, it cannot plan better
+            continue
+
+
+def _is_plain(plan: Plan) -> bool:
+    """Say whether a plan is all-reduces that leave when they can."""
+    return all(m.collective == "all-reduce" and not m.delay_s for m in plan.messages)
+
+
+def _slices(plan: Plan) -> Slices:
+    """Return a plan's messages as all-reduces; of halves, where they are handed round."""
+    return [
+        (m.start, m.stop)
+        for m in plan.messages
+        if m.start < m.stop and m.collective != "reduce-scatter"
+    ]

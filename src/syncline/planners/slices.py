@@ -1,0 +1,162 @@
+"""Cutting gradients into slices for planners that send parts of tensors, or in another order."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from syncline.errors import UserError
+from syncline.model.dtypes import bytes_per_element
+from syncline.model.plan import Message, Plan, Tensor, Wait
+from syncline.model.profile import Profile
+from syncline.planners.terms import terms
+
+__all__ = ["MOST_SLICES", "Layout", "Slice", "plan_of", "slices", "whole_tensors"]
+
+MOST_SLICES = 1 << 17
+"""Slices that a plan may hold: more would take minutes to plan and to simulate."""
+
+
+class Slice(NamedTuple):
+    """A contiguous part of the gradients in ready order, and when it may and must be sent."""
+
+    start: int
+    """First gradient element."""
+    stop: int
+    """The element after the last."""
+    size_bytes: int
+    ready_ns: int
+    """When its last gradient is ready, on the clock of :class:`~syncline.planners.terms.Terms`."""
+    tail_ns: int
+    """The longest tail of its gradients."""
+    need: int
+    """The first operation of the next iteration that waits for it."""
+    tensor: int
+    """Index of its last tensor."""
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """What is needed first comes first; of equals what became ready last.
+
+        Where a profile does not say what the forward pass needs, this is the order of the layers
+        from the input on, as a network's first layers are ready last.
+        """
+        return (self.need, -self.tensor)
+
+    def joined(self, after: Slice) -> Slice:
+        """Return this slice and the one right after it as one."""
+        return Slice(
+            start=self.start,
+            stop=after.stop,
+            size_bytes=self.size_bytes + after.size_bytes,
+            ready_ns=max(self.ready_ns, after.ready_ns),
+            tail_ns=max(self.tail_ns, after.tail_ns),
+            need=min(self.need, after.need),
+            tensor=after.tensor,
+        )
+
+
+def whole_tensors(profile: Profile) -> list[Slice]:
+    """Return a slice for each tensor, in ready order.
+
+    A tensor without elements goes with the one before it, and so does what follows leading ones: no
+    message can hold it by itself.
+    """
+    ready_ns, size_bytes, tail_ns, _ = terms(profile)
+    ends = [0, *itertools.accumulate(gradient.elements for gradient in profile.gradients)]
+    found: list[Slice] = []
+    for index, need in enumerate(profile.need_operations()):
+        own = Slice(
+            start=ends[index],
+            stop=ends[index + 1],
+            size_bytes=size_bytes[index],
+            ready_ns=ready_ns[index],
+            tail_ns=tail_ns[index],
+            need=need,
+            tensor=index,
+        )
+        if found and (own.size_bytes == 0 or found[-1].size_bytes == 0):
+            found[-1] = found[-1].joined(own)
+        else:
+            found.append(own)
+    return found
+
+
+def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
+    """Cut every tensor into slices of ``most_elements`` elements and a smaller last one.
+
+    Args:
+        profile: gives the tensors.
+        most_elements: elements of a slice, at least 1.
+        planner: for the message of the error.
+
+    Raises:
+        UserError: there would be more than :data:`MOST_SLICES`.
+    """
+    tensors = whole_tensors(profile)
+    count = sum(max(-(-(t.stop - t.start) // most_elements), 1) for t in tensors)
+    if count > MOST_SLICES:
+        elements = tensors[-1].stop
+        raise UserError(
+            f"{planner}: slices of {most_elements} elements cut the {elements} gradient elements "
+            f"of {profile.model!r} into {count} messages, at most {MOST_SLICES} can be planned; "
+            f"give the planner slices of at least {-(-elements // (MOST_SLICES // 2))} elements"
+        )
+    layout = Layout(profile)
+    found: list[Slice] = []
+    for tensor in tensors:
+        cuts = [*range(tensor.start, tensor.stop, most_elements)] or [tensor.start]
+        for start, stop in itertools.pairwise([*cuts, tensor.stop]):
+            found.append(
+                tensor._replace(start=start, stop=stop, size_bytes=layout.bytes(start, stop))
+            )
+    return found
+
+
+class Layout:
+    """Where the elements of concatenated gradients lie in bytes."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._width = [bytes_per_element(gradient.dtype) for gradient in profile.gradients]
+        self._elements = [0, *itertools.accumulate(g.elements for g in profile.gradients)]
+        self._bytes = [0, *itertools.accumulate(g.size_bytes for g in profile.gradients)]
+
+    def bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the elements ``[start, stop)``."""
+        return self._offset(stop) - self._offset(start)
+
+    def element_at(self, start: int, size_bytes: int) -> int:
+        """Return the last boundary between elements at most ``size_bytes`` after ``start``."""
+        offset = self._offset(start) + size_bytes
+        index = min(bisect.bisect_right(self._bytes, offset) - 1, len(self._width) - 1)
+        inside = (offset - self._bytes[index]) // self._width[index]
+        return min(self._elements[index] + inside, self._elements[-1])
+
+    def _offset(self, element: int) -> int:
+        index = min(bisect.bisect_right(self._elements, element) - 1, len(self._width) - 1)
+        return self._bytes[index] + (element - self._elements[index]) * self._width[index]
+
+
+def plan_of(
+    planner: str,
+    profile: Profile,
+    workers: int,
+    messages: Iterable[Message],
+    *,
+    wait: Wait = "need",
+    in_flight: int = 1,
+) -> Plan:
+    """Return the plan of these messages, in this order."""
+    return Plan(
+        planner=planner,
+        model=profile.model,
+        workers=workers,
+        tensors=tuple(
+            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
+        ),
+        messages=tuple(messages),
+        wait=wait,
+        in_flight=in_flight,
+    )

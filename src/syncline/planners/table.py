@@ -1,0 +1,29 @@
+"""The planners that others choose from or are compared with."""
+
+from __future__ import annotations
+
+from syncline.planners.base import Planner
+from syncline.planners.buckets import Buckets
+from syncline.planners.bytescheduler import ByteScheduler
+from syncline.planners.ddp import Ddp
+from syncline.planners.dear import Dear
+from syncline.planners.horovod import Horovod
+from syncline.planners.merge import Merge
+from syncline.planners.mgwfbp import MgWfbp
+from syncline.planners.p3 import P3
+from syncline.planners.pace import Pace
+from syncline.planners.single import Single
+from syncline.planners.tictac import TicTac
+from syncline.planners.wfbp import Wfbp
+
+__all__ = ["CANDIDATES", "PUBLISHED", "SCHEDULERS"]
+
+CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(), Merge())
+"""What ``auto`` chooses from: their plans can be run in training."""
+
+SCHEDULERS: tuple[Planner, ...] = (Horovod(), Dear(), TicTac(), P3(), ByteScheduler(), Pace())
+"""Their plans can only be simulated so far: they let the forward pass wait for each gradient by
+itself, split tensors, send them in another order or in halves, or hold messages back."""
+
+PUBLISHED: tuple[Planner, ...] = CANDIDATES + SCHEDULERS
+"""Every planner but those that compare the others, with its default settings."""

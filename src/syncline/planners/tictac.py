@@ -1,0 +1,43 @@
+"""TicTac: whole tensors in the order in which the next forward pass needs them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from syncline.model.network import Network
+from syncline.model.plan import Message, Plan
+from syncline.model.profile import Profile
+from syncline.planners.base import Planner
+from syncline.planners.slices import plan_of, whole_tensors
+from syncline.planners.urgency import most_urgent_first
+
+__all__ = ["TicTac"]
+
+
+class TicTac(Planner, frozen=True, kw_only=True):
+    """Of the tensors that are ready, send the one that the next forward pass needs first.
+
+    No fusion, no slices, no interruption: a large tensor holds up those that follow it.
+
+    TicTac orders the transfers of parameters from a server, all of which are at hand, by how much
+    computation each lets begin: TIC from the graph alone, TAC from measured times. Where the
+    forward pass is a chain, both come to the order in which it reads the parameters; that order is
+    used here, for any profile, and the transfers are all-reduces of gradients that become ready
+    one by one, as in PACE's comparison (section VI-B).
+
+    Source: S. H. Hashemi, S. A. Jyothi, R. H. Campbell, *TicTac: Accelerating Distributed Deep
+    Learning with Communication Scheduling*, SysML 2019. O(N log N).
+    """
+
+    NAME: ClassVar[str] = "tictac"
+    SUMMARY: ClassVar[str] = "whole tensors, what the next forward pass needs first (TicTac)"
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        order = most_urgent_first(whole_tensors(profile), network)
+        return plan_of(
+            self.NAME,
+            profile,
+            network.workers,
+            (Message(start=s.start, stop=s.stop) for s in order),
+        )

@@ -1,0 +1,161 @@
+"""Profiling one of our models: a worker process of ``syncline profile``.
+
+``python -m syncline.training.profiling CONFIG``, with a
+:class:`~syncline.training.config.TrainingConfig` as JSON, of which ``steps`` is the number of
+iterations that give the durations, and ``report`` the folder of the results.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from syncline.errors import UserError
+from syncline.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
+from syncline.measure.profiler import profile
+from syncline.measure.statistics import median
+from syncline.model.fit import fit_cost_curve
+from syncline.model.network import Measurement, Network
+from syncline.model.profile import Profile
+from syncline.report.bundle import DOCUMENTS
+from syncline.traces.layers import layers_of
+from syncline.training.config import TrainingConfig
+from syncline.training.data.seeds import seed_from
+from syncline.training.group import Worker, process_group
+from syncline.training.task import Task, task_of
+from syncline.training.worker import main, telling_lost_peers
+
+__all__ = ["run_profiling"]
+
+OBSERVED = 3
+"""One iteration in so many gives durations; the others, the share of single operations and what
+observing costs (:func:`syncline.measure.profiler.profile`)."""
+PROBE_S = 1.0
+
+
+def run_profiling(config: TrainingConfig) -> None:
+    """Measure the model's computation and the cost of its messages, apart from each other.
+
+    All workers take part; rank 0 writes ``profile.json`` and ``network.json``. The model is not
+    wrapped for data-parallel training, so nothing is in flight while it computes. Messages of
+    exactly the bytes of each layer are timed as often as the iterations, besides the sizes of the
+    network probe, and the curve is fitted to both.
+
+    Raises:
+        UserError: the data do not fit, or the launcher started other workers than were asked for.
+        PeerError: another worker was lost.
+    """
+    assert config.steps is not None
+    iterations = config.steps
+    with (
+        telling_lost_peers(config.timeout_s),
+        process_group(config.device, config.timeout_s) as worker,
+    ):
+        if worker.workers != config.workers:
+            raise UserError(
+                f"--workers is {config.workers}, but the launcher started {worker.workers}; leave "
+                "--workers out"
+            )
+        found = _profile(config, worker, iterations)
+        network = _network(found, worker, iterations)
+        if worker.rank == 0:
+            folder = Path(config.report)
+            found.save(folder / DOCUMENTS["profile"][0])
+            network.save(folder / DOCUMENTS["network"][0])
+
+
+def _profile(config: TrainingConfig, worker: Worker, iterations: int) -> Profile:
+    task = task_of(config)
+    torch.manual_seed(config.seed)
+    module = task.build().to(worker.device)
+    torch.manual_seed(seed_from(config.seed, worker.rank))
+    hyper = config.hyper
+    optimizer = torch.optim.SGD(
+        module.parameters(),
+        lr=hyper.learning_rate,
+        momentum=hyper.momentum,
+        weight_decay=hyper.weight_decay,
+    )
+    with torch.autocast(
+        worker.device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"
+    ):
+        return profile(
+            module,
+            _batches(task, worker),
+            _loss,
+            optimizer=optimizer,
+            iterations=iterations * OBSERVED,
+            name=config.model,
+        )
+
+
+def _batches(task: Task, worker: Worker) -> Iterator[tuple[Tensor, Tensor]]:
+    epoch = 0
+    while True:
+        for step in task.steps(epoch, worker):
+            for batch in step:
+                yield batch.inputs, batch.targets
+        epoch += 1
+
+
+def _loss(output: Tensor | tuple[Tensor, object], targets: Tensor) -> Tensor:
+    """Return the cross entropy of a class for each image, or of a token for each place."""
+    logits = output[0] if isinstance(output, tuple) else output
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def _network(found: Profile, worker: Worker, iterations: int) -> Network:
+    largest = min(max(found.gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
+    network = probe(
+        device=worker.device, largest_bytes=1 << (largest - 1).bit_length(), seconds=PROBE_S
+    )
+    if worker.workers == 1:
+        return network
+    sizes = sorted({layer.gradient_bytes for layer in layers_of(found).layers} - {0})
+    own = _message_times(sizes, worker, iterations)
+    others = [point for point in network.points if point.size_bytes not in sizes]
+    points = sorted([*own, *others], key=lambda point: point.size_bytes)
+    fit = fit_cost_curve(points)
+    return msgspec.structs.replace(
+        network,
+        all_reduce=fit.curve,
+        points=tuple(points),
+        fit_error=fit.error,
+        fit_error_max=fit.error_max,
+    )
+
+
+def _message_times(sizes: Sequence[int], worker: Worker, repetitions: int) -> list[Measurement]:
+    """Time all-reduces of each size in turns; return the medians of the slowest worker's times."""
+    buffer = torch.zeros(-(-max(sizes) // 4), dtype=torch.float32, device=worker.device)
+    times: list[list[float]] = [[] for _ in sizes]
+    for repetition in range(repetitions + 1):
+        for size, taken in zip(sizes, times, strict=True):
+            message = buffer[: -(-size // 4)]
+            start = time.perf_counter()
+            dist.all_reduce(message)
+            if worker.device.type == "cuda":
+                torch.cuda.synchronize(worker.device)
+            if repetition:  # the first warms up
+                taken.append(time.perf_counter() - start)
+    return [
+        Measurement(size_bytes=size, time_s=median(worker.largest(taken)), repetitions=repetitions)
+        for size, taken in zip(sizes, times, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:], run_profiling)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: threads of a process group whose peers are gone would hold up the interpreter.
+    os._exit(code)

@@ -1,0 +1,287 @@
+"""``overlap`` against exhaustive search, its bound and every other planner."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import UserError
+from syncline.model.network import PRESETS, Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Gradient, Operation, Profile
+from syncline.planners import PLANNERS
+from syncline.planners.bound import lower_bound_ns
+from syncline.planners.overlap import RIVALS, Overlap, Round
+from syncline.planners.terms import terms
+from syncline.simulator.predict import predict_iteration_s
+from tests import strategies as some
+from tests.planners.exhaustive import (
+    KINDS,
+    Instance,
+    Kind,
+    every_plan,
+    least_end_ns,
+    random_instance,
+)
+from tests.planners.instances import chains
+from tests.planners.test_bound import instances
+from tests.trace_files import TRACES, all_traces
+
+
+def round_of(instance: Instance) -> Round:
+    """Return an instance as the product takes it."""
+    bytes_each = [1] * len(instance.elements)
+    return Round(instance.ready_ns, instance.elements, bytes_each, instance.tail_ns)
+
+
+def searched_end_ns(
+    instance: Instance, in_flight: int, budget: int = 300_000, exact_elements: int = 12
+) -> int:
+    """Return when the round that the search finds ends."""
+    curve = instance.curve.curve()
+    found = round_of(instance).search(
+        curve, in_flight=in_flight, goal_ns=0, budget=budget, exact_elements=exact_elements
+    )
+    bounds = sorted(found)
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == sum(instance.elements)
+    end = round_of(instance).end_ns(found, curve, in_flight)
+    assert end == instance.end_ns(found, in_flight)
+    return end
+
+
+def one_period_s(profile: Profile, plan: Plan, network: Network) -> float:
+    """Return max(base, end of the round) of a plan of all-reduces, without the simulator."""
+    messages = [(m.start, m.stop) for m in plan.messages]
+    round_ = Round.of(profile)
+    end_ns = round_.end_ns(messages, network.all_reduce, plan.in_flight) if messages[0][1] else 0
+    return max(terms(profile).base_ns, end_ns) / 1e9
+
+
+# --- the oracle itself, and the native channel ---
+
+
+@some.few
+@given(instances(max_elements=5))
+def test_the_oracle_is_the_best_of_all_plans(instance: Instance) -> None:
+    for in_flight in (1, 2):
+        everything = every_plan(sum(instance.elements))
+        best = min(instance.end_ns(plan, in_flight) for plan in everything)
+        assert least_end_ns(instance, in_flight) == best
+        assert least_end_ns(instance, in_flight, best) is None
+
+
+@some.many
+@given(instances(max_elements=9), st.randoms(use_true_random=False))
+def test_the_channel_is_as_stated(instance: Instance, shuffle: random.Random) -> None:
+    total = sum(instance.elements)
+    cuts = sorted(shuffle.sample(range(1, total), shuffle.randint(0, total - 1)))
+    messages = list(itertools.pairwise([0, *cuts, total]))
+    shuffle.shuffle(messages)
+    for in_flight in (1, 2):
+        end = round_of(instance).end_ns(messages, instance.curve.curve(), in_flight)
+        assert end == instance.end_ns(messages, in_flight)
+
+
+# --- optimality ---
+
+
+@some.many
+@given(instances(max_elements=7))
+def test_small_rounds_are_optimal(instance: Instance) -> None:
+    for in_flight in (1, 2):
+        assert searched_end_ns(instance, in_flight) == least_end_ns(instance, in_flight)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_search_alone_is_nearly_always_optimal(kind: Kind) -> None:
+    """Without the exact solution of small rounds, which larger ones cannot have."""
+    draw = random.Random(str(kind))
+    missed = 0
+    for _ in range(20):
+        instance = random_instance(draw, 9, kind)
+        for in_flight in (1, 2):
+            found = searched_end_ns(instance, in_flight, exact_elements=0)
+            best = least_end_ns(instance, in_flight, found)
+            missed += best is not None
+            assert found <= 1.05 * (best or found)
+    assert missed <= 2
+
+
+@some.few
+@given(instances(max_elements=9), st.randoms(use_true_random=False))
+def test_the_result_is_no_worse_than_a_seed(instance: Instance, shuffle: random.Random) -> None:
+    total = sum(instance.elements)
+    seed = [(i, i + 1) for i in range(total)]
+    shuffle.shuffle(seed)
+    curve = instance.curve.curve()
+    round_ = round_of(instance)
+    found = round_.search(curve, in_flight=2, goal_ns=0, seeds=[seed], budget=0, exact_elements=0)
+    assert round_.end_ns(found, curve, 2) <= round_.end_ns(seed, curve, 2)
+
+
+# --- plans ---
+
+
+@some.many
+@given(chains(), some.integer_curves())
+def test_no_other_planner_is_better(profile: Profile, curve: some.IntegerCurve) -> None:
+    network = curve.network(profile.workers)
+    plan = Overlap().plan(profile, network)
+    ours = predict_iteration_s(profile, network, plan)
+    for rival in RIVALS:
+        other = rival.plan(profile, network)
+        assert ours <= predict_iteration_s(profile, network, other), rival.NAME
+        on_need = msgspec.structs.replace(other, wait="need")
+        assert ours <= predict_iteration_s(profile, network, on_need), rival.NAME
+
+
+@some.few
+@given(chains(), some.integer_curves(), st.floats(1, 3))
+def test_no_other_planner_is_better_under_contention(
+    profile: Profile, curve: some.IntegerCurve, contention: float
+) -> None:
+    network = msgspec.structs.replace(curve.network(profile.workers), contention=contention)
+    ours = predict_iteration_s(profile, network, Overlap().plan(profile, network))
+    for rival in RIVALS:
+        assert ours <= predict_iteration_s(profile, network, rival.plan(profile, network))
+
+
+@some.many
+@given(some.layer_profiles(), some.integer_curves())
+def test_it_plans_empty_tensors_and_updates(profile: Profile, curve: some.IntegerCurve) -> None:
+    network = curve.network(profile.workers)
+    own = Overlap().own_plan(profile, network)
+    assert own.difference(profile.gradients, network.workers) is None
+    assert own.wait == "need"
+    if profile.gradient_bytes:
+        simulated = predict_iteration_s(profile, network, own)
+        assert simulated == pytest.approx(one_period_s(profile, own, network), abs=1e-12)
+    ours = predict_iteration_s(profile, network, Overlap().plan(profile, network))
+    for rival in RIVALS:
+        assert ours <= predict_iteration_s(profile, network, rival.plan(profile, network))
+
+
+@some.few
+@given(chains(), some.integer_curves(), st.sampled_from([1, 2]))
+def test_the_search_judges_as_the_simulator_does(
+    profile: Profile, curve: some.IntegerCurve, in_flight: int
+) -> None:
+    network = curve.network(profile.workers)
+    own = Overlap(in_flight=in_flight).own_plan(profile, network)
+    assert own.in_flight <= in_flight
+    simulated = predict_iteration_s(profile, network, own)
+    assert simulated == pytest.approx(one_period_s(profile, own, network), abs=1e-12)
+
+
+@pytest.mark.parametrize("network", PRESETS.values(), ids=PRESETS)
+def test_it_is_near_the_bound_on_measured_traces(network: Network) -> None:
+    if not TRACES.is_dir():
+        pytest.skip(f"no traces: {TRACES} is absent")
+    for profile in all_traces():
+        plan = Overlap().plan(profile, network)
+        ours = predict_iteration_s(profile, network, plan)
+        bound_ns = lower_bound_ns(terms(profile), network.all_reduce)
+        assert bound_ns / 1e9 <= ours <= 1.01 * bound_ns / 1e9, profile.model
+        for rival in RIVALS:
+            other = rival.plan(profile, network)
+            assert ours <= predict_iteration_s(profile, network, other), rival.NAME
+
+
+def test_a_large_tensor_is_cut_for_the_one_that_is_needed_first() -> None:
+    """Layer 1 is ready last and needed first; the large layer 2 must not be in its way."""
+    operations = (
+        Operation(name="f1", phase="forward", duration_s=0.010),
+        Operation(name="f2", phase="forward", duration_s=0.050, after=(0,)),
+        Operation(name="b2", phase="backward", duration_s=0.010, after=(1,)),
+        Operation(name="b1", phase="backward", duration_s=0.030, after=(2,)),
+    )
+    profile = Profile(
+        model="two layers",
+        device="cpu",
+        workers=4,
+        iterations=1,
+        operations=operations,
+        gradients=(
+            Gradient(name="large", elements=10_000_000, ready_after=2, needed_by=1),
+            Gradient(name="small", elements=1000, ready_after=3, needed_by=0),
+        ),
+    )
+    network = Network.line(workers=4, a_s=1e-3, b_s_per_byte=1e-9)
+    plan = Overlap().plan(profile, network)
+    urgent = next(i for i, m in enumerate(plan.messages) if m.stop == 10_001_000)
+    assert 0 < urgent < len(plan.messages) - 1
+    assert all(m.stop <= 10_000_000 for m in plan.messages[:urgent])
+    ours = predict_iteration_s(profile, network, plan)
+    whole = min(
+        predict_iteration_s(profile, network, PLANNERS[name].plan(profile, network))
+        for name in ("wfbp", "single", "merge", "tictac")
+    )
+    # The small tensor alone would be too short to hide the startup of what follows it, 1 ms: half
+    # a millisecond of the large one goes with it, and both end at the same time.
+    assert ours == pytest.approx(0.1015, abs=1e-5)
+    assert whole > 1.05 * ours
+
+
+def test_a_round_that_is_hidden_needs_few_messages() -> None:
+    profile = some.profile_of([10_000_000] * 20, [100] * 20, forward_ns=100_000_000)
+    plan = Overlap().plan(profile, Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-9))
+    assert (len(plan.messages), plan.in_flight) == (1, 1)
+
+
+def test_no_elements_at_all_make_one_empty_message() -> None:
+    profile = some.profile_of([5, 5], [0, 0], forward_ns=10)
+    plan = Overlap().plan(profile, Network.line(workers=4, a_s=1e-8, b_s_per_byte=1e-9))
+    assert [(m.start, m.stop) for m in plan.messages] == [(0, 0)]
+
+
+def test_it_is_deterministic() -> None:
+    draw = random.Random(7)
+    profile = some.profile_of(
+        [draw.randint(0, 20_000) for _ in range(300)],
+        [draw.randint(0, 5000) for _ in range(300)],
+        forward_ns=3_000_000,
+    )
+    network = Network.line(workers=16, a_s=1e-6, b_s_per_byte=1e-9)
+    planner = Overlap(budget=1_000_000)
+    assert planner.own_plan(profile, network) == planner.own_plan(profile, network)
+
+
+@pytest.mark.parametrize("count", [1000, 5000])
+def test_many_tensors(count: int) -> None:
+    draw = random.Random(count)
+    profile = some.profile_of(
+        [draw.randint(0, 20_000) for _ in range(count)],
+        [draw.randint(0, 5000) for _ in range(count)],
+        forward_ns=count * 5000,
+    )
+    network = Network.line(workers=16, a_s=1e-6, b_s_per_byte=1e-9)
+    own = Overlap(budget=1_000_000).own_plan(profile, network)
+    bound_ns = lower_bound_ns(terms(profile), network.all_reduce)
+    assert predict_iteration_s(profile, network, own) * 1e9 <= 1.01 * bound_ns
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"in_flight": 0}, "overlap: in_flight must be 1 or 2, found 0"),
+        ({"in_flight": 3}, "overlap: in_flight must be 1 or 2, found 3"),
+        ({"budget": -1}, "overlap: budget must not be negative, found -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        Overlap(**settings)
+
+
+def test_what_takes_too_long_is_refused() -> None:
+    profile = some.profile_of([5, 5], [1000, 1000])
+    network = Network.line(workers=4, a_s=1.0, b_s_per_byte=1e3)
+    with pytest.raises(UserError, match=r"overlap: network 'line' needs longer than 70369 s"):
+        Overlap().plan(profile, network)
