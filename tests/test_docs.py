@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from syncline import errors
 from syncline.cli import COMMANDS, cli
 from syncline.cli.show import KINDS
-from syncline.model.cost import ALL_REDUCE_ALGORITHMS
+from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS, planner_named
@@ -153,6 +153,8 @@ def evaluate(formula: str, **names: float) -> float:
                 return OPERATORS[type(op)](value(left), value(right))
             case ast.Call(func=ast.Name(id="log2"), args=[argument]):
                 return math.log2(value(argument))
+            case ast.Call(func=ast.Name(id="ceil"), args=[argument]):
+                return float(math.ceil(value(argument)))
         raise AssertionError(f"{formula}: {ast.dump(node)}")
 
     return value(ast.parse(formula, mode="eval").body)

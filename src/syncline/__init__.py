@@ -23,7 +23,8 @@ from syncline.errors import (
     SynclineError,
     UserError,
 )
-from syncline.model.cost import CostCurve, all_reduce_line
+from syncline.model.collective_costs import all_reduce_line
+from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.prediction import Comparison, Prediction

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.cost import ALL_REDUCE_ALGORITHMS, CostCurve, CostSegment, all_reduce_line
+from syncline.model.cost import CostCurve, CostSegment
 from tests import strategies as some
 
 
@@ -63,7 +63,7 @@ def test_a_larger_message_never_costs_less(tried: CostCurve, sizes: list[int]) -
         ((), "no segments"),
         (((5, 1.0, 1.0),), "expected start_bytes 0, found 5"),
         (((0, 1.0, 1.0), (0, 9.0, 1.0)), r"segments\[1\]: start_bytes must increase"),
-        (((0, 1.0, 1.0), (10, 10.0, 1.0)), "falls from 1.1.*e[+]01 s to 1.0"),
+        (((0, 1.0, 1.0), (10, 9.0, 1.0)), "falls from 1.0.*e[+]01 s to 9.0"),
         (((0, -1.0, 1.0),), "cost_s must be finite and at least 0"),
         (((0, 1.0, -1.0),), "s_per_byte must be finite and at least 0"),
         (((0, math.nan, 1.0),), "cost_s must be finite"),
@@ -109,61 +109,26 @@ def test_the_bound_holds_against_the_best_of_all_partitions(
     assert tried.curve().cheapest_s(total) * 1e9 <= best[total] * (1 + 1e-9)
 
 
-# MG-WFBP, Table 2
+# Curves from curves
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "a_s", "b_s_per_byte"),
-    [
-        # N = 8, alpha = 2, beta = 3, gamma = 5, so log N = 3.
-        ("binary-tree", 12.0, 33.0),  # 2 * 2 * 3;  (2 * 3 + 5) * 3
-        ("recursive-doubling", 6.0, 24.0),  # 2 * 3;  (3 + 5) * 3
-        ("halving-doubling", 12.0, 9.625),  # 2 * 2 * 3;  2 * 3 - (2 * 3 + 5) / 8 + 5
-        ("double-binary-trees", 12.0, 8.0),  # 2 * 2 * 3 (with alpha: erratum);  3 + 5
-        ("ring", 28.0, 9.625),  # 2 * 7 * 2;  2 * 7 / 8 * 3 + 7 / 8 * 5
-    ],
-)
-def test_table_2_by_hand(algorithm: str, a_s: float, b_s_per_byte: float) -> None:
-    line = all_reduce_line(algorithm, workers=8, alpha_s=2, beta_s_per_byte=3, gamma_s_per_byte=5)
-    assert line == CostCurve.line(a_s, b_s_per_byte)
+@some.few
+@given(st.lists(some.curves(), max_size=4), st.integers(0, 1 << 34))
+def test_in_turn_costs_the_sum(parts: list[CostCurve], size: int) -> None:
+    total_s = math.fsum(part.seconds(size) for part in parts)
+    assert CostCurve.in_turn(parts).seconds(size) == pytest.approx(total_s, rel=1e-9)
 
 
-def test_the_erratum_of_the_double_binary_trees_is_documented() -> None:
-    text = " ".join((all_reduce_line.__doc__ or "").split())
-    assert "Erratum: for the double binary trees the paper prints ``a = 2 log N``" in text
-    # Without alpha it would be no time at all: it must scale with it.
-    slow = all_reduce_line("double-binary-trees", workers=16, alpha_s=2.0, beta_s_per_byte=0)
-    fast = all_reduce_line("double-binary-trees", workers=16, alpha_s=1.0, beta_s_per_byte=0)
-    assert (slow.startup_s, fast.startup_s) == (16, 8)
+@some.few
+@given(some.curves(), st.floats(0, 10), st.floats(0, 10), st.integers(0, 1 << 34))
+def test_rebased_has_that_startup_and_rate(
+    tried: CostCurve, startup_s: float, rate: float, size: int
+) -> None:
+    expected_s = startup_s + rate * (tried.seconds(size) - tried.startup_s)
+    assert tried.rebased(startup_s, rate).seconds(size) == pytest.approx(
+        expected_s, rel=1e-9, abs=1e-12
+    )
 
 
-@pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
-def test_one_worker_exchanges_nothing(algorithm: str) -> None:
-    line = all_reduce_line(algorithm, workers=1, alpha_s=1, beta_s_per_byte=1, gamma_s_per_byte=1)
-    assert line.seconds(10**9) == 0
-
-
-@pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
-def test_more_workers_never_cost_less(algorithm: str) -> None:
-    costs = [
-        all_reduce_line(algorithm, workers=n, alpha_s=1e-5, beta_s_per_byte=1e-9).seconds(10**6)
-        for n in range(1, 65)
-    ]
-    assert costs == sorted(costs)
-
-
-def test_an_unknown_algorithm_suggests_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"'rign'; did you mean 'ring'\? \(known: binary-tree, "):
-        all_reduce_line("rign", workers=2, alpha_s=1, beta_s_per_byte=1)
-
-
-@pytest.mark.parametrize("workers", [0, -3, 10**400])
-def test_an_impossible_number_of_workers(workers: int) -> None:
-    with pytest.raises(UserError, match="at least 1 and at most"):
-        all_reduce_line("ring", workers=workers, alpha_s=1, beta_s_per_byte=1)
-
-
-@pytest.mark.parametrize("alpha_s", [-1.0, math.nan, math.inf])
-def test_an_impossible_startup_time(alpha_s: float) -> None:
-    with pytest.raises(UserError, match="cost_s must be finite and at least 0"):
-        all_reduce_line("ring", workers=4, alpha_s=alpha_s, beta_s_per_byte=1)
+def test_sizes_are_whole_bytes_so_a_piece_ends_one_before_the_next() -> None:
+    assert curve((0, 1.0, 1.0), (10, 10.0, 1.0)).seconds(9) == 10

@@ -9,7 +9,8 @@ import pytest
 from syncline.errors import UserError
 from syncline.model.limits import LARGEST_BYTES, LONGEST_NS, require_time
 from syncline.model.network import Network
-from syncline.planners import PLANNERS
+from syncline.planners import PLANNERS, RUNNABLE, Planner
+from syncline.planners.table import SCHEDULERS
 from syncline.simulator.predict import predict
 from tests import strategies as some
 
@@ -25,7 +26,7 @@ def test_no_time(seconds: float) -> None:
         require_time("it", seconds)
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", RUNNABLE)
 def test_the_largest_profile_on_the_slowest_network(planner: str) -> None:
     profile = some.profile_of([LONGEST_NS // 2] * 2, [LARGEST_BYTES // 8] * 2)
     assert profile.gradient_bytes == LARGEST_BYTES
@@ -35,3 +36,20 @@ def test_the_largest_profile_on_the_slowest_network(planner: str) -> None:
     slow = Network.line(workers=4, a_s=1e300, b_s_per_byte=1e300)
     with pytest.raises(UserError, match="'line': the messages of one iteration take longer than"):
         predict(profile, slow, PLANNERS[planner].plan(profile, slow))
+
+
+@pytest.mark.parametrize("planner", SCHEDULERS, ids=lambda planner: planner.NAME)
+def test_the_largest_profile_is_planned_or_refused(planner: Planner) -> None:
+    profile = some.profile_of([LONGEST_NS // 2] * 2, [LARGEST_BYTES // 8] * 2)
+    free = Network.line(workers=4, a_s=0, b_s_per_byte=0)
+    if planner.NAME in ("p3", "bytescheduler"):
+        with pytest.raises(UserError, match="messages, at most 131072 can be planned"):
+            planner.plan(profile, free)
+        return
+    plan = planner.plan(profile, free)
+    cycle_s = 1e-3 if planner.NAME == "horovod" else 0
+    iteration_s = predict(profile, free, plan).prediction.iteration_s
+    assert LONGEST_NS / 1e9 <= iteration_s <= LONGEST_NS / 1e9 + cycle_s
+    slow = Network.line(workers=4, a_s=1e300, b_s_per_byte=1e300)
+    with pytest.raises(UserError, match="'line': the messages of one iteration take longer than"):
+        predict(profile, slow, planner.plan(profile, slow))

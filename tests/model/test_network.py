@@ -1,12 +1,18 @@
-"""The network: presets of the paper, extrapolation from a link."""
+"""The network: presets, and what it would be with something changed."""
 
 from __future__ import annotations
 
-import pytest
+import math
 
-from syncline.errors import UserError
-from syncline.model.cost import CostCurve
-from syncline.model.network import PRESETS, Link, Network
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from syncline.errors import FileError, UserError
+from syncline.model.cost import CostCurve, CostSegment
+from syncline.model.network import PRESETS, Link, Measurement, Network
+from tests import strategies as some
 
 
 @pytest.mark.parametrize(
@@ -23,37 +29,230 @@ def test_the_presets_are_the_papers_lines(name: str, a_s: float, b_s_per_byte: f
     assert (PRESETS[name].name, PRESETS[name].workers) == (name, 16)
 
 
-LINKED = Network(
-    name="lan",
-    workers=4,
-    all_reduce=CostCurve.line(9, 9),
+@pytest.mark.parametrize("gigabits", [1, 10, 25, 100])
+def test_the_nominal_presets(gigabits: int) -> None:
+    network = PRESETS[f"{gigabits}gbit"]
+    # 2 * 15 startups of 20 us, and 2 * 15 / 16 of the bytes.
+    assert network.all_reduce.startup_s == pytest.approx(30 * 20e-6)
+    assert network.all_reduce.seconds(16 * 10**6) - network.all_reduce.startup_s == pytest.approx(
+        30e6 / (gigabits * 1e9 / 8)
+    )
+
+
+LINK = Link(alpha_s=2.0, beta_s_per_byte=3.0, gamma_s_per_byte=5.0)
+LINKED = Network.of_link(LINK, workers=4, name="lan")
+MEASURED = msgspec.structs.replace(
+    LINKED,
+    all_reduce=CostCurve(
+        segments=(
+            CostSegment(
+                start_bytes=0, cost_s=36.0, s_per_byte=8.25
+            ),  # startup thrice the formula's
+            CostSegment(start_bytes=100, cost_s=1000.0, s_per_byte=16.5),
+        )
+    ),
     backend="gloo",
     contention=1.2,
-    link=Link(alpha_s=2.0, beta_s_per_byte=3.0, gamma_s_per_byte=5.0),
+    points=(Measurement(size_bytes=1000, time_s=9.0, repetitions=3),),
     fit_error=0.1,
 )
 
 
 def test_other_workers_cost_what_the_link_says() -> None:
     more = LINKED.with_workers(8, algorithm="binary-tree")
-    assert more.all_reduce == CostCurve.line(12, 33)  # see test_cost: Table 2 by hand
-    assert (more.workers, more.backend, more.contention) == (8, "gloo", 1.2)
+    assert more.all_reduce == CostCurve.line(12, 33)  # see test_collective_costs: Table 2 by hand
+    assert (more.workers, more.algorithm) == (8, "binary-tree")
     assert more.name == "lan at 8 workers (binary-tree)"
     assert more.link == LINKED.link
+
+
+def test_the_networks_own_algorithm_is_the_default() -> None:
+    assert LINKED.with_workers(8).all_reduce == CostCurve.line(28, 9.625)
+    tree = LINKED.with_(algorithm="binary-tree")
+    assert tree.with_workers(8).all_reduce == CostCurve.line(12, 33)
+
+
+def test_a_measured_curve_keeps_its_shape() -> None:
+    more = MEASURED.with_workers(8)
+    start, rest = more.all_reduce.segments
+    # Startups 6 to 14, bytes 3 / 4 to 7 / 8.
+    assert start.cost_s == pytest.approx(36 * 14 / 6)
+    assert start.s_per_byte == pytest.approx(8.25 * 7 / 6)
+    assert rest.start_bytes == 100
+    assert rest.cost_s == pytest.approx(36 * 14 / 6 + (1000 - 36) * 7 / 6)
+    assert (more.backend, more.contention) == ("gloo", 1.2)
     assert (more.points, more.fit_error) == ((), None)  # nothing of it was measured
 
 
-def test_the_ring_is_the_default() -> None:
-    assert LINKED.with_workers(8).all_reduce == CostCurve.line(28, 9.625)
-
-
-def test_without_a_link_there_is_nothing_to_extrapolate_from() -> None:
-    with pytest.raises(
-        UserError, match=r"'10gbe-k80' has no point-to-point measurement .*syncline.probe"
+def test_nothing_changed_is_the_same_network() -> None:
+    for network in (
+        MEASURED,
+        LINKED,
+        *PRESETS.values(),
+        Network.line(workers=1, a_s=0, b_s_per_byte=0),
     ):
-        PRESETS["10gbe-k80"].with_workers(64)
+        assert network.with_() is network
+        assert network.with_(workers=network.workers, algorithm="ring") is network
+
+
+@some.few
+@given(some.networks(), st.integers(2, 5000), st.integers(0, 1 << 34))
+def test_there_and_back_costs_the_same(network: Network, workers: int, size: int) -> None:
+    if network.workers == 1:
+        network = msgspec.structs.replace(network, workers=2)
+    link = network.link
+    assume(link is None or (link.alpha_s > 1e-9 and link.beta_s_per_byte > 1e-12))
+    assume(network.all_reduce.startup_s > 1e-9)
+    found = network.with_workers(workers).with_workers(network.workers).all_reduce
+    assert found.seconds(size) == pytest.approx(
+        network.all_reduce.seconds(size), rel=1e-6, abs=1e-9
+    )
+
+
+# A line
+
+
+@pytest.mark.parametrize("workers", [4, 64, 2048])
+@pytest.mark.parametrize("name", ["10gbe-k80", "10gbe-v100", "56gbib-v100"])
+def test_a_line_goes_to_other_workers_as_in_mg_wfbp(name: str, workers: int) -> None:
+    """Section 6.4: Fig. 10 with the ring, Fig. 11 with the double binary trees."""
+    preset = PRESETS[name]
+    a_s, b = preset.all_reduce.linearised(0)
+    ring = preset.with_workers(workers)
+    assert ring.all_reduce.startup_s == pytest.approx(a_s * (workers - 1) / 15)
+    assert ring.all_reduce.segments[0].s_per_byte == pytest.approx(
+        b * (workers - 1) / workers / (15 / 16)
+    )
+    assert ring.name == f"{name} at {workers} workers (ring, link inferred by ring)"
+    trees = preset.with_workers(workers, algorithm="double-binary-trees")
+    assert trees.all_reduce.startup_s == pytest.approx(2 * a_s / 30 * math.log2(workers))
+    assert trees.all_reduce.segments[0].s_per_byte == pytest.approx(b * 16 / 30)
+
+
+def test_a_line_may_be_of_another_algorithm() -> None:
+    line = Network.line(workers=16, a_s=8.0, b_s_per_byte=1.0, algorithm="binary-tree")
+    assert line.with_workers(64).all_reduce.startup_s == pytest.approx(12)
+
+
+def test_a_measured_curve_without_a_link_says_where_its_link_is_from() -> None:
+    bare = msgspec.structs.replace(MEASURED, link=None, algorithm="halving-doubling")
+    more = bare.with_workers(8)
+    assert more.name == "lan at 8 workers (halving-doubling, link inferred by halving-doubling)"
+    assert more.all_reduce.startup_s == pytest.approx(36 * 3 / 2)
+    assert len(more.all_reduce.segments) == 2
+
+
+def test_a_single_worker_has_nothing_to_extrapolate_from() -> None:
+    alone = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0, name="alone")
+    with pytest.raises(
+        UserError, match=r"'alone' has no point-to-point measurement .*syncline.probe"
+    ):
+        alone.with_workers(64)
 
 
 def test_no_workers() -> None:
     with pytest.raises(UserError, match="at least 1"):
         LINKED.with_workers(0)
+
+
+# Bandwidth and latency
+
+
+def test_another_bandwidth_scales_what_beta_costs() -> None:
+    faster = LINKED.with_(bandwidth_bytes_per_s=1.0)
+    assert faster.all_reduce == CostCurve.line(12.0, 0.75 * (2 * 1 + 5))
+    assert faster.name == "lan at 4 workers (ring, 8e-09 Gbit/s)"
+
+
+def test_another_latency_replaces_alpha() -> None:
+    assert LINKED.with_(latency_s=0.5).all_reduce.startup_s == 3.0
+    measured = MEASURED.with_(latency_s=1.0).all_reduce
+    assert measured.startup_s == pytest.approx(18)  # still thrice the formula's
+    assert measured.seconds(50) - measured.startup_s == pytest.approx(50 * 8.25)
+
+
+def test_a_preset_at_another_bandwidth() -> None:
+    network = PRESETS["10gbit"].with_(bandwidth_bytes_per_s=25e9 / 8)
+    size = 10**8
+    assert network.all_reduce.seconds(size) == pytest.approx(
+        PRESETS["25gbit"].all_reduce.seconds(size)
+    )
+
+
+# Density
+
+
+def test_density_makes_an_exchange_sparse_and_a_dense_algorithm_ends_it() -> None:
+    sparse = LINKED.with_(density=0.01)
+    assert (sparse.algorithm, sparse.density) == ("gtop-k", 0.01)
+    # 2 * 2 rounds; values and indices of 1 %.
+    assert sparse.all_reduce.linearised(0) == pytest.approx((8, 4 * 0.02 * 3))
+    more = sparse.with_workers(8)
+    assert (more.algorithm, more.density) == ("gtop-k", 0.01)
+    assert more.all_reduce.startup_s == 12
+    dense = more.with_(algorithm="ring", workers=4)
+    assert (dense.density, dense.all_reduce.startup_s) == (None, 12)
+    with pytest.raises(UserError, match="ring sends every element"):
+        LINKED.with_(density=0.01, algorithm="ring")
+    with pytest.raises(UserError, match="needs a density"):
+        LINKED.with_(algorithm="top-k")
+
+
+# Hosts
+
+
+def test_hosts_of_one_worker_are_flat() -> None:
+    flat = LINKED.with_(hosts=4, inside=LINK)
+    assert flat.all_reduce == LINKED.all_reduce
+
+
+def test_more_workers_fill_more_hosts() -> None:
+    hosts = LINKED.with_(workers=16, hosts=4, inside=LINK)
+    assert hosts.hosts == 4
+    more = hosts.with_workers(32)
+    assert (more.hosts, more.workers) == (8, 32)
+    assert more.name.endswith("at 32 workers (ring, 8 hosts)")
+    with pytest.raises(UserError, match="18 workers cannot be spread over hosts of 4"):
+        hosts.with_workers(18)
+    with pytest.raises(UserError, match="need a link inside a host"):
+        LINKED.with_(hosts=2)
+
+
+# Halves
+
+
+def test_the_halves_of_an_all_reduce() -> None:
+    for network in (LINKED, MEASURED):
+        halves = [network.collective(kind) for kind in ("reduce-scatter", "all-gather")]
+        for size in (0, 50, 99, 100, 10**6):
+            whole_s = network.collective("all-reduce").seconds(size)
+            assert sum(half.seconds(size) for half in halves) == pytest.approx(whole_s)
+    with pytest.raises(UserError, match="unknown collective 'broadcast'"):
+        LINKED.collective("broadcast")
+
+
+# Files
+
+
+def test_a_file_of_before_still_loads() -> None:
+    text = """{"format": "syncline/network", "version": 1, "name": "old", "workers": 16,
+    "all_reduce": {"segments": [{"start_bytes": 0, "cost_s": 1.0, "s_per_byte": 2.0}]},
+    "link": {"alpha_s": 1.0, "beta_s_per_byte": 2.0, "gamma_s_per_byte": 0.0}}"""
+    network = Network.from_json(text)
+    assert (network.algorithm, network.density, network.hosts) == ("ring", None, None)
+
+
+@pytest.mark.parametrize("network", [LINKED.with_(density=0.1), LINKED.with_(hosts=2, inside=LINK)])
+def test_what_if_networks_are_files_too(network: Network) -> None:
+    assert Network.from_json(network.to_json()) == network
+
+
+def test_what_is_no_network() -> None:
+    with pytest.raises(UserError, match="did you mean 'ring'"):
+        msgspec.structs.replace(LINKED, algorithm="rong").with_workers(3)
+    with pytest.raises(FileError, match="unknown all-reduce algorithm 'rong'"):
+        Network.from_json(LINKED.to_json().replace('"ring"', '"rong"'))
+    with pytest.raises(UserError, match="without a link the curve must be of one of"):
+        Network(name="x", workers=4, all_reduce=CostCurve.line(1, 1), density=0.1)
+    with pytest.raises(UserError, match="a bandwidth must be finite and above 0"):
+        LINKED.with_(bandwidth_bytes_per_s=-1.0)

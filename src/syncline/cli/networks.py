@@ -1,44 +1,78 @@
-"""What the command line accepts as a network: a file, a preset, or a line."""
+"""What the command line accepts as a network: a file, a preset, a line or a link."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from syncline.errors import UserError, did_you_mean
-from syncline.model.network import PRESETS, Network
+from syncline.model.link import Link
+from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
+from syncline.model.quantities import parse_bandwidth, parse_duration
 
 __all__ = ["NETWORK_HELP", "network_argument"]
 
+INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
+"""Link inside a host of which nothing is said: PCIe 3.0 x16, 12 GB/s and 5 us a message."""
+WORKERS = 16
+"""Workers where none are given, as in the presets."""
+
 NETWORK_HELP = (
-    "NETWORK is a network file, a preset (" + ", ".join(PRESETS) + "), or a line such as "
-    "'a=9.08e-4,b=7.4e-10,workers=16' (seconds, and seconds a byte, of an all-reduce)."
+    "NETWORK is a network file, a preset (" + ", ".join(PRESETS) + "), a line such as "
+    "'a=9.08e-4,b=7.4e-10,workers=16' (seconds, and seconds a byte, of an all-reduce; "
+    "algorithm=NAME says by which, else by ring), or a link such as "
+    "'bandwidth=10gbit,latency=20us,workers=16,algorithm=ring'. A link also takes density=0.001 "
+    "(gTop-k, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
+    "inside-bandwidth=12GB/s and inside-latency=5us inside a host. Of a link, latency is 20us, "
+    "workers are 16 and the algorithm is ring unless given."
+)
+
+LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME]"
+LINK_FORM = (
+    "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
+    "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]]"
 )
 
 
-def network_argument(text: str, *, workers: int | None = None, algorithm: str = "ring") -> Network:
-    """Return the network that ``text`` names.
+def network_argument(
+    text: str,
+    *,
+    workers: int | None = None,
+    algorithm: str | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    latency_s: float | None = None,
+    density: float | None = None,
+) -> Network:
+    """Return the network that ``text`` names, with what else is given changed.
 
     Args:
         text: see :data:`NETWORK_HELP`.
-        workers: extrapolate to this many workers.
-        algorithm: which all-reduce to extrapolate with.
+        workers: carry it over to this many workers.
+        algorithm: carry it over to this algorithm; None: keep the network's own.
+        bandwidth_bytes_per_s: replace the link's bandwidth.
+        latency_s: replace the link's latency.
+        density: send this share of the elements; see :meth:`Network.with_`.
 
     Raises:
-        UserError: it is none of the three.
+        UserError: the text is none of the four, or the change is impossible.
         FileError: the file is broken.
     """
-    network = _read(text)
-    if workers is None or workers == network.workers:
-        return network
-    return network.with_workers(workers, algorithm=algorithm)
+    return _read(text).with_(
+        workers=workers,
+        algorithm=algorithm,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        latency_s=latency_s,
+        density=density,
+    )
 
 
 def _read(text: str) -> Network:
     if text in PRESETS:
         return PRESETS[text]
     if "=" in text and not Path(text).exists():
-        return _line(text)
+        return _link(text) if re.search(r"bandwidth\s*=", text) else _line(text)
     if not Path(text).exists() and "/" not in text and not text.endswith(".json"):
         raise UserError(
             f"no network file or preset {text!r}{did_you_mean(text, PRESETS)} "
@@ -48,21 +82,111 @@ def _read(text: str) -> Network:
 
 
 def _line(text: str) -> Network:
-    values: dict[str, float] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(a|b|workers)\s*=\s*([-+.\deE]+)\s*", part)
-        try:
-            if match is None or match[1] in values:
-                raise ValueError
-            values[match[1]] = float(match[2])
-        except ValueError:
-            raise UserError(
-                f"network {text!r}: expected 'a=SECONDS,b=SECONDS_PER_BYTE[,workers=N]', "
-                f"cannot read {part!r}"
-            ) from None
+    values = _values(
+        text,
+        {"a": _number, "b": _number, "workers": _number, "algorithm": str},
+        f"expected '{LINE_FORM}'",
+    )
     if "a" not in values or "b" not in values:
         raise UserError(f"network {text!r}: both a= and b= are needed")
-    workers = values.get("workers", 16.0)
+    workers = values.get("workers", float(WORKERS))
     if not workers.is_integer():
         raise UserError(f"network {text!r}: workers must be a whole number")
-    return Network.line(workers=int(workers), a_s=values["a"], b_s_per_byte=values["b"], name=text)
+    return Network.line(
+        workers=int(workers),
+        a_s=values["a"],
+        b_s_per_byte=values["b"],
+        name=text,
+        algorithm=values.get("algorithm", "ring"),
+    )
+
+
+def _link(text: str) -> Network:
+    values = _values(
+        text,
+        {
+            "bandwidth": parse_bandwidth,
+            "latency": parse_duration,
+            "workers": _count,
+            "algorithm": str,
+            "density": _number,
+            "hosts": _topology,
+            "inside-bandwidth": parse_bandwidth,
+            "inside-latency": parse_duration,
+        },
+        f"expected '{LINK_FORM}'",
+    )
+    if "bandwidth" not in values:
+        raise UserError(f"network {text!r}: bandwidth= is needed, such as bandwidth=10gbit")
+    link = Link(
+        alpha_s=values.get("latency", ETHERNET_LATENCY_S),
+        beta_s_per_byte=1 / values["bandwidth"],
+        gamma_s_per_byte=0.0,
+    )
+    density = values.get("density")
+    hosts, workers, inside = _hosts(text, values)
+    return Network.of_link(
+        link,
+        workers=workers,
+        algorithm=values.get("algorithm", "ring" if density is None else "gtop-k"),
+        density=density,
+        hosts=hosts,
+        inside=inside,
+        name=text,
+    )
+
+
+def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | None]:
+    """Return how many hosts and workers there are, and the link inside a host."""
+    if "hosts" not in values:
+        for key in ("inside-bandwidth", "inside-latency"):
+            if key in values:
+                raise UserError(f"network {text!r}: {key}= needs hosts=, such as hosts=4x8")
+        return None, values.get("workers", WORKERS), None
+    hosts, workers_a_host = values["hosts"]
+    workers = hosts * workers_a_host
+    if values.get("workers", workers) != workers:
+        raise UserError(
+            f"network {text!r}: {hosts} hosts of {workers_a_host} are {workers} workers, not "
+            f"{values['workers']}; leave workers= out"
+        )
+    inside = INSIDE.with_(
+        bandwidth_bytes_per_s=values.get("inside-bandwidth"),
+        latency_s=values.get("inside-latency"),
+    )
+    return hosts, workers, inside
+
+
+def _values(text: str, readers: dict[str, Callable[[str], Any]], expected: str) -> dict[str, Any]:
+    """Read ``key=value`` pairs, each key at most once."""
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or key not in readers or key in values:
+            raise UserError(f"network {text!r}: {expected}, cannot read {part!r}")
+        try:
+            values[key] = readers[key](value)
+        except UserError:
+            raise
+        except ValueError:
+            raise UserError(f"network {text!r}: {expected}, cannot read {part!r}") from None
+    return values
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[-+.\deE]+", text):
+        raise ValueError
+    return float(text)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,12}", text):
+        raise ValueError
+    return int(text)
+
+
+def _topology(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
+    if match is None or not (int(match[1]) and int(match[2])):
+        raise ValueError
+    return int(match[1]), int(match[2])

@@ -1,21 +1,22 @@
-"""What a collective costs: measured curves, and the papers' formulas for all-reduce.
+"""``CostCurve``: what a collective costs as a function of the message size.
 
 The one form that planners and the simulator read is :class:`CostCurve`, a non-decreasing piecewise
 linear function of the message size. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a curve with a
-single segment; a measured network has several.
+single segment; a measured network has several, and so has the best of several algorithms
+(:mod:`syncline.model.envelope`).
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError
 from syncline.model.document import Value
-from syncline.model.limits import LARGEST_BYTES, LARGEST_WORKERS
+from syncline.model.limits import LARGEST_BYTES
 
-__all__ = ["ALL_REDUCE_ALGORITHMS", "CostCurve", "CostSegment", "all_reduce_line"]
+__all__ = ["CostCurve", "CostSegment"]
 
 
 class CostSegment(Value, frozen=True, kw_only=True):
@@ -59,7 +60,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
                     raise UserError(
                         f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
                     )
-                span_bytes = segment.start_bytes - previous.start_bytes
+                # Sizes are whole bytes, so the piece before ends one byte before this one.
+                span_bytes = segment.start_bytes - previous.start_bytes - 1
                 end_s = previous.cost_s + previous.s_per_byte * span_bytes
             if segment.cost_s < end_s * (1 - 1e-9):
                 raise UserError(
@@ -73,11 +75,51 @@ class CostCurve(Value, frozen=True, kw_only=True):
         """Return ``T(M) = a + b M``. Source: MG-WFBP, Eq. 10."""
         return cls(segments=(CostSegment(start_bytes=0, cost_s=a_s, s_per_byte=b_s_per_byte),))
 
+    @classmethod
+    def in_turn(cls, curves: Iterable[CostCurve]) -> CostCurve:
+        """Return the cost of several collectives of the same message, one after another.
+
+        O(n^2) for n segments; no curve at all costs nothing.
+        """
+        parts = tuple(curves)
+        starts = sorted({0, *(s.start_bytes for part in parts for s in part.segments)})
+        return cls(
+            segments=tuple(
+                CostSegment(
+                    start_bytes=start,
+                    cost_s=math.fsum(part.seconds(start) for part in parts),
+                    s_per_byte=math.fsum(part.segment_at(start).s_per_byte for part in parts),
+                )
+                for start in starts
+            )
+        )
+
+    def segment_at(self, size_bytes: int) -> CostSegment:
+        """Return the piece that ``size_bytes`` lies on."""
+        index = bisect.bisect_right(self.segments, size_bytes, key=lambda s: s.start_bytes) - 1
+        return self.segments[max(index, 0)]
+
     def seconds(self, size_bytes: int) -> float:
         """Return the seconds that a message of ``size_bytes`` takes."""
-        index = bisect.bisect_right(self.segments, size_bytes, key=lambda s: s.start_bytes) - 1
-        segment = self.segments[max(index, 0)]
+        segment = self.segment_at(size_bytes)
         return segment.cost_s + segment.s_per_byte * (size_bytes - segment.start_bytes)
+
+    def rebased(self, startup_s: float, rate: float) -> CostCurve:
+        """Return the curve with another startup, and with all above its startup multiplied.
+
+        ``T'(M) = startup + rate (T(M) - T(0))``.
+        """
+        base_s = self.startup_s
+        return CostCurve(
+            segments=tuple(
+                CostSegment(
+                    start_bytes=s.start_bytes,
+                    cost_s=startup_s + rate * (s.cost_s - base_s),
+                    s_per_byte=rate * s.s_per_byte,
+                )
+                for s in self.segments
+            )
+        )
 
     def rows(self) -> list[tuple[int, float, float]]:
         """Return (start_bytes, cost_s, s_per_byte) of each segment, as the native core takes it."""
@@ -112,79 +154,3 @@ class CostCurve(Value, frozen=True, kw_only=True):
             ends.update(e for e in (segment.start_bytes - 1, segment.start_bytes))
         rate = min(self.seconds(end) / end for end in ends if 0 < end <= total_bytes)
         return rate * total_bytes
-
-
-def _binary_tree(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
-    rounds = math.log2(workers)
-    return 2 * alpha * rounds, (2 * beta + gamma) * rounds
-
-
-def _recursive_doubling(
-    workers: int, alpha: float, beta: float, gamma: float
-) -> tuple[float, float]:
-    rounds = math.log2(workers)
-    return alpha * rounds, (beta + gamma) * rounds
-
-
-def _halving_doubling(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
-    a_s = 2 * alpha * math.log2(workers)
-    return a_s, 2 * beta - (2 * beta + gamma) / workers + gamma
-
-
-def _double_binary_trees(
-    workers: int, alpha: float, beta: float, gamma: float
-) -> tuple[float, float]:
-    return 2 * alpha * math.log2(workers), beta + gamma
-
-
-def _ring(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
-    share = (workers - 1) / workers
-    return 2 * (workers - 1) * alpha, share * (2 * beta + gamma)
-
-
-ALL_REDUCE_ALGORITHMS: dict[str, Callable[[int, float, float, float], tuple[float, float]]] = {
-    "binary-tree": _binary_tree,
-    "recursive-doubling": _recursive_doubling,
-    "halving-doubling": _halving_doubling,
-    "double-binary-trees": _double_binary_trees,
-    "ring": _ring,
-}
-"""The rows of MG-WFBP, Table 2: name -> (workers, alpha, beta, gamma) -> (a, b)."""
-
-
-def all_reduce_line(
-    algorithm: str,
-    *,
-    workers: int,
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
-) -> CostCurve:
-    """Return the cost line of an all-reduce algorithm. Source: MG-WFBP, Table 2.
-
-    Erratum: for the double binary trees the paper prints ``a = 2 log N``, without the alpha that
-    makes it a time; each of the ``2 log N`` rounds of the tree pays one startup, so it is
-    ``2 alpha log N`` here.
-
-    Args:
-        algorithm: a key of :data:`ALL_REDUCE_ALGORITHMS`.
-        workers: ``N``, at least 1; one worker exchanges nothing and costs nothing.
-        alpha_s: startup time between two nodes, in seconds.
-        beta_s_per_byte: transmission time between two nodes, in seconds a byte.
-        gamma_s_per_byte: summation time in one node, in seconds a byte of result.
-
-    Raises:
-        UserError: the algorithm is unknown, or there is no worker or an absurd number of them.
-    """
-    if algorithm not in ALL_REDUCE_ALGORITHMS:
-        hint = did_you_mean(algorithm, ALL_REDUCE_ALGORITHMS)
-        known = ", ".join(ALL_REDUCE_ALGORITHMS)
-        raise UserError(f"unknown all-reduce algorithm {algorithm!r}{hint} (known: {known})")
-    if not 1 <= workers <= LARGEST_WORKERS:
-        raise UserError(
-            f"an all-reduce needs at least 1 and at most {LARGEST_WORKERS} workers, found {workers}"
-        )
-    if workers == 1:
-        return CostCurve.line(0.0, 0.0)
-    formula = ALL_REDUCE_ALGORITHMS[algorithm]
-    return CostCurve.line(*formula(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte))

@@ -16,7 +16,14 @@ import msgspec
 
 from syncline.errors import FileError
 
-__all__ = ["Document", "Value", "read_document", "read_json_object", "write_text_atomically"]
+__all__ = [
+    "Document",
+    "Value",
+    "read_document",
+    "read_json_object",
+    "write_atomically",
+    "write_text_atomically",
+]
 
 FORMAT_PREFIX = "syncline/"
 
@@ -155,7 +162,16 @@ def _kind_of(fields: dict[str, Any], source: str) -> str:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` through a temporary file in the same folder.
+    """Write ``text`` to ``path`` as UTF-8, as :func:`write_atomically` does.
+
+    Raises:
+        FileError: the folder does not exist or cannot be written.
+    """
+    write_atomically(path, text.encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path`` through a temporary file in the same folder.
 
     Raises:
         FileError: the folder does not exist or cannot be written.
@@ -165,8 +181,8 @@ def write_text_atomically(path: Path, text: str) -> None:
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {error.strerror}") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException as error:

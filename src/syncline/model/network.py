@@ -6,11 +6,20 @@ import math
 from typing import ClassVar
 
 from syncline.errors import UserError
-from syncline.model.cost import CostCurve, all_reduce_line
+from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
+from syncline.model.cost import CostCurve
 from syncline.model.document import Document, Value
+from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
 from syncline.model.limits import LARGEST_BYTES, LARGEST_CONTENTION, LARGEST_WORKERS
+from syncline.model.link import Link
+from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 
-__all__ = ["PRESETS", "Link", "Measurement", "Network"]
+__all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Link", "Measurement", "Network"]
+
+ETHERNET_LATENCY_S = 20e-6
+"""Startup of a message on a link of which nothing was measured: TCP inside a rack."""
+REFERENCE_BYTES = 64 * 1024 * 1024
+"""A curve without measured points counts as the line from its startup to its cost at these."""
 
 
 class Measurement(Value, frozen=True, kw_only=True):
@@ -22,27 +31,13 @@ class Measurement(Value, frozen=True, kw_only=True):
     repetitions: int
 
 
-class Link(Value, frozen=True, kw_only=True):
-    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""
-
-    alpha_s: float
-    beta_s_per_byte: float
-    gamma_s_per_byte: float
-    """Time to add one byte of two arrays in memory, for arrays larger than the caches."""
-
-    def __post_init__(self) -> None:
-        for field in ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"link: {field} must be finite and at least 0, found {value}")
-
-
 class Network(Document, frozen=True, kw_only=True):
     """Worker count and communication costs.
 
     Raises:
         UserError: on construction, for fewer than one worker, a contention below 1 or above 100,
-            a measured point that cannot be, or a fit error that is negative or not finite.
+            a measured point that cannot be, a fit error that is negative or not finite, or an
+            exchange that cannot be (:class:`syncline.model.exchange.Exchange`).
     """
 
     KIND: ClassVar[str] = "network"
@@ -60,6 +55,15 @@ class Network(Document, frozen=True, kw_only=True):
     gains nothing, as on a host whose every core computes.
     """
     link: Link | None = None
+    """Between two workers, or between two hosts where there are hosts."""
+    algorithm: str = "ring"
+    """What the curve is taken to be of when it is carried over to something else."""
+    density: float | None = None
+    """Share of the elements that each worker sends, for a sparse algorithm."""
+    hosts: int | None = None
+    """How many hosts the workers are on; None: unknown, or each on its own."""
+    inside: Link | None = None
+    """Link between two workers of one host."""
     points: tuple[Measurement, ...] = ()
     """The measured all-reduces that the curve was fitted to."""
     fit_error: float | None = None
@@ -85,50 +89,225 @@ class Network(Document, frozen=True, kw_only=True):
                     f"network: points[{index}]: a measured point of {point.size_bytes} bytes in "
                     f"{point.time_s} s is not possible"
                 )
+        require_exchange(self.algorithm)
+        if self.link is not None:
+            self._exchange()
+        elif self.hosts or self.density or self.algorithm not in ALL_REDUCE_ALGORITHMS:
+            raise UserError(
+                "network: without a link the curve must be of one of "
+                f"{', '.join(ALL_REDUCE_ALGORITHMS)}, without hosts or density"
+            )
         for field in ("fit_error", "fit_error_max"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise UserError(f"network: {field} must be finite and at least 0, found {value}")
 
     @classmethod
-    def line(cls, *, workers: int, a_s: float, b_s_per_byte: float, name: str = "line") -> Network:
-        """Return a network whose all-reduce costs ``a + b M``. Source: MG-WFBP, Eq. 10."""
-        return cls(name=name, workers=workers, all_reduce=CostCurve.line(a_s, b_s_per_byte))
+    def line(
+        cls,
+        *,
+        workers: int,
+        a_s: float,
+        b_s_per_byte: float,
+        name: str = "line",
+        algorithm: str = "ring",
+    ) -> Network:
+        """Return a network whose all-reduce costs ``a + b M``. Source: MG-WFBP, Eq. 10.
 
-    def with_workers(self, workers: int, *, algorithm: str = "ring") -> Network:
-        """Return this network's prediction for another worker count, from its link.
+        ``algorithm`` is what the line is carried over to other worker counts by.
+        """
+        curve = CostCurve.line(a_s, b_s_per_byte)
+        return cls(name=name, workers=workers, all_reduce=curve, algorithm=algorithm)
+
+    @classmethod
+    def of_link(
+        cls,
+        link: Link,
+        *,
+        workers: int,
+        algorithm: str = "ring",
+        density: float | None = None,
+        hosts: int | None = None,
+        inside: Link | None = None,
+        name: str = "link",
+    ) -> Network:
+        """Return a network whose exchange costs what a formula says.
 
         Args:
-            workers: the new worker count.
-            algorithm: which row of MG-WFBP, Table 2 gives the cost.
+            link: between two workers, or two hosts where there are hosts.
+            workers: how many workers in all.
+            algorithm: one of :data:`syncline.model.exchange.EXCHANGES`.
+            density: share of the elements sent, for a sparse algorithm.
+            hosts: how many hosts the workers are on; None: each on its own.
+            inside: link between two workers of one host.
+            name: what to call it.
 
         Raises:
-            UserError: the link was never measured, or the algorithm is unknown.
+            UserError: as for :class:`Network` and :class:`syncline.model.exchange.Exchange`.
         """
-        if self.link is None:
-            raise UserError(
-                f"network {self.name!r} has no point-to-point measurement to extrapolate from; "
-                "measure it again with syncline.probe()"
-            )
-        return Network(
-            name=f"{self.name} at {workers} workers ({algorithm})",
+        exchange = Exchange(
+            algorithm=algorithm,
             workers=workers,
+            link=link,
+            density=density,
+            hosts=hosts,
+            inside=inside,
+        )
+        return cls._of(exchange, exchange.curve(), name=name)
+
+    @classmethod
+    def _of(
+        cls,
+        exchange: Exchange,
+        curve: CostCurve,
+        *,
+        name: str,
+        backend: str = "unknown",
+        contention: float = 1.0,
+    ) -> Network:
+        return cls(
+            name=name,
+            workers=exchange.workers,
+            all_reduce=curve,
+            backend=backend,
+            contention=contention,
+            link=exchange.link,
+            algorithm=exchange.algorithm,
+            density=exchange.density,
+            hosts=exchange.hosts,
+            inside=exchange.inside,
+        )
+
+    def collective(self, kind: str) -> CostCurve:
+        """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
+
+        The two halves cost half of the all-reduce each, as the simulator has it. That is exact for
+        the ring and for halving and doubling without gamma; adding belongs to the reduce-scatter
+        alone, so with gamma the halves are off by half of it, and their sum is right.
+
+        Raises:
+            UserError: it is none of the three.
+        """
+        if kind == "all-reduce":
+            return self.all_reduce
+        if kind in ("reduce-scatter", "all-gather"):
+            return self.all_reduce.rebased(self.all_reduce.startup_s / 2, 0.5)
+        raise UserError(
+            f"unknown collective {kind!r} (known: all-reduce, reduce-scatter, all-gather)"
+        )
+
+    def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
+        """Return this network's prediction for another worker count; see :meth:`with_`."""
+        return self.with_(workers=workers, algorithm=algorithm)
+
+    def with_(
+        self,
+        *,
+        workers: int | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+        algorithm: str | None = None,
+        density: float | None = None,
+        hosts: int | None = None,
+        inside: Link | None = None,
+    ) -> Network:
+        """Return what this network would be with something changed. What is None stays.
+
+        The cost is rescaled by the ratio of the formulas after and before the change
+        (:func:`syncline.model.exchange.rescaled`), so that a measured curve keeps its shape and the
+        formula of a link stays one. A network without a link gets the one that its line has by its
+        algorithm (MG-WFBP, section 6.4), and the new name says so. If nothing changes the network
+        itself is returned.
+
+        Args:
+            workers: how many workers in all; on hosts, as many on each as before.
+            bandwidth_bytes_per_s: of the link, one way; beta becomes its inverse.
+            latency_s: startup time of one message; alpha becomes it.
+            algorithm: one of :data:`syncline.model.exchange.EXCHANGES`; a dense one drops the
+                density.
+            density: share of the elements sent, above 0 and at most 1. With a dense algorithm and
+                none given, the exchange becomes ``gtop-k``.
+            hosts: how many hosts the workers are on. The link is then the one between hosts.
+            inside: link between two workers of one host.
+
+        Raises:
+            UserError: there is no link and none can be inferred, or the change is impossible.
+        """
+        asked = {"workers": workers, "algorithm": algorithm, "density": density, "hosts": hosts}
+        kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
+        if kept and bandwidth_bytes_per_s is None and latency_s is None and inside is None:
+            return self
+        before = self._exchange()
+        link = before.link.with_(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
+        count = self.workers if workers is None else workers
+        if not 1 <= count <= LARGEST_WORKERS:
+            raise UserError(
+                f"network: workers must be at least 1 and at most {LARGEST_WORKERS}, found {count}"
+            )
+        if hosts is None and self.hosts is not None:
+            hosts = hosts_for(count, self.workers // self.hosts)
+        if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
+            density = self.density
+        if algorithm is None:
+            dense = self.algorithm not in SPARSE_ALGORITHMS
+            algorithm = "gtop-k" if density is not None and dense else self.algorithm
+        after = Exchange(
+            algorithm=algorithm,
+            workers=count,
+            link=link,
+            density=density,
+            hosts=hosts,
+            inside=self.inside if inside is None else inside,
+        )
+        if after == before:
+            return self
+        return self._of(
+            after,
+            rescaled(self.all_reduce, before, after, self._reference_bytes()),
+            name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
             backend=self.backend,
             contention=self.contention,
-            link=self.link,
-            all_reduce=all_reduce_line(
-                algorithm,
-                workers=workers,
-                alpha_s=self.link.alpha_s,
-                beta_s_per_byte=self.link.beta_s_per_byte,
-                gamma_s_per_byte=self.link.gamma_s_per_byte,
-            ),
         )
+
+    def _exchange(self) -> Exchange:
+        """Return what the curve is taken to be of, with an inferred link if there is none."""
+        link = self.link
+        if link is None:
+            if self.workers < 2:
+                raise UserError(
+                    f"network {self.name!r} has no point-to-point measurement to extrapolate from; "
+                    "measure it again with syncline.probe()"
+                )
+            a_s, b = self.all_reduce.linearised(self._reference_bytes())
+            link = Link.of_line(self.algorithm, workers=self.workers, a_s=a_s, b_s_per_byte=b)
+        return Exchange(
+            algorithm=self.algorithm,
+            workers=self.workers,
+            link=link,
+            density=self.density,
+            hosts=self.hosts,
+            inside=self.inside,
+        )
+
+    def _reference_bytes(self) -> int:
+        return max((point.size_bytes for point in self.points), default=0) or REFERENCE_BYTES
+
+
+def _ethernet(gigabits: int) -> Network:
+    link = Link(alpha_s=ETHERNET_LATENCY_S, beta_s_per_byte=8e-9 / gigabits, gamma_s_per_byte=0.0)
+    return Network.of_link(link, workers=16, name=f"{gigabits}gbit")
 
 
 PRESETS: dict[str, Network] = {
     "10gbe-k80": Network.line(workers=16, a_s=9.72e-4, b_s_per_byte=1.97e-9, name="10gbe-k80"),
     "10gbe-v100": Network.line(workers=16, a_s=9.08e-4, b_s_per_byte=7.4e-10, name="10gbe-v100"),
     "56gbib-v100": Network.line(workers=16, a_s=2.36e-4, b_s_per_byte=4.06e-10, name="56gbib-v100"),
+    "1gbit": _ethernet(1),
+    "10gbit": _ethernet(10),
+    "25gbit": _ethernet(25),
+    "100gbit": _ethernet(100),
 }
-"""Measured all-reduce lines of three 16-GPU clusters. Source: MG-WFBP, Fig. 4."""
+"""Measured all-reduce lines of three 16-GPU clusters (MG-WFBP, Fig. 4), and nominal links.
+
+The links are ideal: 16 workers in a ring, 20 us a message, and all the bits a second of the name.
+"""

@@ -1,0 +1,197 @@
+"""``Exchange``: by which algorithm how many workers exchange gradients, and what that costs."""
+
+from __future__ import annotations
+
+import math
+
+from syncline.errors import UserError, did_you_mean
+from syncline.model.cost import CostCurve
+from syncline.model.document import Value
+from syncline.model.hierarchy import (
+    DENSE_ALGORITHMS,
+    all_reduce_curve,
+    hierarchical_all_reduce,
+)
+from syncline.model.link import Link
+from syncline.model.parameter_server import parameter_server_line
+from syncline.model.sparse_costs import SPARSE_ALGORITHMS, sparse_line
+
+__all__ = ["EXCHANGES", "Exchange", "difference", "hosts_for", "require_exchange", "rescaled"]
+
+EXCHANGES = (
+    *DENSE_ALGORITHMS,
+    "parameter-server",
+    "sharded-parameter-server",
+    *SPARSE_ALGORITHMS,
+)
+"""Every algorithm by which gradients can be exchanged.
+
+``parameter-server`` has one server, ``sharded-parameter-server`` as many as there are workers.
+"""
+
+
+class Exchange(Value, frozen=True, kw_only=True):
+    """An exchange of gradients that a formula gives the cost of.
+
+    Raises:
+        UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
+            or the reverse, hosts that do not divide the workers, hosts without a link inside, or
+            hosts with an algorithm that knows none.
+    """
+
+    algorithm: str
+    workers: int
+    link: Link
+    """Between two workers, or between two hosts where there are hosts."""
+    density: float | None = None
+    """Share of the elements that each worker sends, for a sparse algorithm."""
+    hosts: int | None = None
+    """How many hosts the workers are on; None: every worker is on its own."""
+    inside: Link | None = None
+    """Link between two workers of one host."""
+
+    def __post_init__(self) -> None:
+        require_exchange(self.algorithm)
+        sparse = self.algorithm in SPARSE_ALGORITHMS
+        if sparse and self.density is None:
+            raise UserError(f"{self.algorithm} needs a density, such as 0.001")
+        if not sparse and self.density is not None:
+            raise UserError(
+                f"a density was given, but {self.algorithm} sends every element; "
+                f"choose one of {', '.join(SPARSE_ALGORITHMS)}"
+            )
+        if self.hosts is None:
+            return
+        if self.hosts < 1 or self.workers % self.hosts:
+            raise UserError(
+                f"{self.workers} workers cannot be spread evenly over {self.hosts} hosts"
+            )
+        if self.inside is None:
+            raise UserError("workers on hosts need a link inside a host; give its costs too")
+        if self.algorithm not in DENSE_ALGORITHMS:
+            raise UserError(
+                f"{self.algorithm} has no form for hosts of several workers; leave the hosts out, "
+                f"or choose one of {', '.join(DENSE_ALGORITHMS)}"
+            )
+
+    def curve(self) -> CostCurve:
+        """Return the cost as a function of the bytes of the dense message."""
+        if self.algorithm in SPARSE_ALGORITHMS:
+            assert self.density is not None
+            return sparse_line(
+                self.algorithm,
+                workers=self.workers,
+                alpha_s=self.link.alpha_s,
+                beta_s_per_byte=self.link.beta_s_per_byte,
+                density=self.density,
+            )
+        if self.algorithm not in DENSE_ALGORITHMS:
+            return parameter_server_line(
+                self.workers,
+                self.link.alpha_s,
+                self.link.beta_s_per_byte,
+                self.link.gamma_s_per_byte,
+                servers=1 if self.algorithm == "parameter-server" else self.workers,
+            )
+        if self.hosts is None or self.inside is None:
+            return all_reduce_curve(self.algorithm, self.workers, self.link)
+        return hierarchical_all_reduce(
+            hosts=self.hosts,
+            workers_a_host=self.workers // self.hosts,
+            inside=self.inside,
+            between=self.link,
+            algorithm=self.algorithm,
+        )
+
+
+def require_exchange(algorithm: str) -> None:
+    """Check the name of an algorithm.
+
+    Raises:
+        UserError: it is none of :data:`EXCHANGES`.
+    """
+    if algorithm not in EXCHANGES:
+        hint = did_you_mean(algorithm, EXCHANGES)
+        raise UserError(
+            f"unknown all-reduce algorithm {algorithm!r}{hint} (known: {', '.join(EXCHANGES)})"
+        )
+
+
+def rescaled(
+    curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
+) -> CostCurve:
+    """Return what a measured curve becomes when the exchange changes.
+
+    A formula is wrong by what it leaves out: the library's own work in each round, protocols that
+    change with the size. Such work grows with the rounds and bytes that the formula counts, so what
+    was measured is multiplied by the ratio of the formulas after and before, one ratio for the
+    startup and one for the rest. So a curve that is the formula of ``before`` becomes that of
+    ``after``, and one of which nothing changes stays as it is.
+
+    The shape kept is the measured one if ``after`` costs a straight line of the same messages. Else
+    (linear pipeline, sparse instead of dense) it is the formula's, multiplied by the ratios of what
+    was measured to the formula before.
+
+    Args:
+        curve: measured, or of the formula.
+        before: what the curve is of.
+        after: what is asked for.
+        reference_bytes: a curve that is not straight counts as the line through its cost at 0 bytes
+            and at these.
+    """
+    if before == after:
+        return curve
+    old, new = before.curve(), after.curve()
+    old_a_s, old_b = old.linearised(reference_bytes)
+    if old_b == 0 or _same(curve, old):
+        return new  # a single worker before: there is nothing to scale
+    a_s, b = curve.linearised(reference_bytes)
+    new_a_s = new.startup_s
+    if a_s > 0 and old_a_s > 0:
+        startup_s = a_s * (new_a_s / old_a_s)
+    else:
+        startup_s = max(a_s + new_a_s - old_a_s, 0.0)
+    if len(new.segments) > 1 or after.density != before.density:
+        return new.rebased(startup_s, b / old_b)
+    return curve.rebased(startup_s, new.segments[0].s_per_byte / old_b)
+
+
+def _same(one: CostCurve, other: CostCurve) -> bool:
+    """Return whether two curves differ by rounding only."""
+    if len(one.segments) != len(other.segments):
+        return False
+    return all(
+        math.isclose(x, y, rel_tol=1e-9)
+        for row, twin in zip(one.rows(), other.rows(), strict=True)
+        for x, y in zip(row, twin, strict=True)
+    )
+
+
+def hosts_for(workers: int, workers_a_host: int) -> int:
+    """Return how many hosts of that size the workers fill.
+
+    Raises:
+        UserError: a host would not be full.
+    """
+    if workers % workers_a_host:
+        raise UserError(
+            f"{workers} workers cannot be spread over hosts of {workers_a_host}; "
+            "give a multiple, or say how many hosts"
+        )
+    return workers // workers_a_host
+
+
+def difference(before: Exchange, after: Exchange, *, inferred: bool) -> str:
+    """Say in a few words what is different, for the name of a network."""
+    details = [after.algorithm]
+    if after.density is not None:
+        details.append(f"density {after.density:g}")
+    if after.hosts is not None:
+        details.append(f"{after.hosts} hosts")
+    if after.link.beta_s_per_byte != before.link.beta_s_per_byte:
+        details.append(f"{8e-9 / after.link.beta_s_per_byte:.3g} Gbit/s")
+    if after.link.alpha_s != before.link.alpha_s:
+        details.append(f"{after.link.alpha_s * 1e6:.3g} us")
+    if inferred:
+        details.append(f"link inferred by {before.algorithm}")
+    return f"at {after.workers} workers ({', '.join(details)})"

@@ -1,0 +1,92 @@
+"""``Link``: what one message between two workers costs."""
+
+from __future__ import annotations
+
+import math
+
+from syncline.errors import UserError
+from syncline.model.collective_costs import line_formula
+from syncline.model.document import Value
+
+__all__ = ["Link"]
+
+
+class Link(Value, frozen=True, kw_only=True):
+    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    """Time to add one byte of two arrays in memory, for arrays larger than the caches."""
+
+    def __post_init__(self) -> None:
+        for field in ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"link: {field} must be finite and at least 0, found {value}")
+
+    @classmethod
+    def of_line(
+        cls,
+        algorithm: str,
+        *,
+        workers: int,
+        a_s: float,
+        b_s_per_byte: float,
+        gamma_s_per_byte: float = 0.0,
+    ) -> Link:
+        """Return the link over which an all-reduce costs ``a + b M``.
+
+        Source: MG-WFBP, section 6.4, which takes a measured line to other worker counts with the
+        ring. With gamma unknown leave it 0: summation is then part of beta. For the ring that makes
+        no difference at any worker count, since both terms grow with ``(N - 1) / N``.
+
+        Args:
+            algorithm: which algorithm the line is of; a key of ``ALL_REDUCE_ALGORITHMS``.
+            workers: how many workers it was measured with, at least 2.
+            a_s: startup of the all-reduce.
+            b_s_per_byte: its slope.
+            gamma_s_per_byte: summation time, if known.
+
+        Raises:
+            UserError: the algorithm is unknown, a single worker has no link, or summation alone
+                takes longer than the line.
+        """
+        formula = line_formula(algorithm)
+        if workers < 2:
+            raise UserError(f"a link needs an all-reduce of at least 2 workers, found {workers}")
+        startups, _ = formula(workers, 1.0, 0.0, 0.0)
+        _, sent = formula(workers, 0.0, 1.0, 0.0)
+        _, added = formula(workers, 0.0, 0.0, 1.0)
+        transmission = b_s_per_byte - added * gamma_s_per_byte
+        if transmission < 0:
+            raise UserError(
+                f"link: adding alone takes {added * gamma_s_per_byte:.3g} s a byte, more than the "
+                f"{b_s_per_byte:.3g} s a byte of the whole all-reduce; lower gamma"
+            )
+        return cls(
+            alpha_s=a_s / startups,
+            beta_s_per_byte=transmission / sent,
+            gamma_s_per_byte=gamma_s_per_byte,
+        )
+
+    def with_(
+        self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
+    ) -> Link:
+        """Return the link with another bandwidth or latency; gamma stays.
+
+        Args:
+            bandwidth_bytes_per_s: one way; beta becomes its inverse.
+            latency_s: startup time of a message; alpha becomes it.
+
+        Raises:
+            UserError: a value is not finite, a bandwidth not above 0 or a latency negative.
+        """
+        rate = bandwidth_bytes_per_s
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise UserError(f"a bandwidth must be finite and above 0 bytes a second, found {rate}")
+        return Link(
+            alpha_s=self.alpha_s if latency_s is None else latency_s,
+            beta_s_per_byte=self.beta_s_per_byte if rate is None else 1 / rate,
+            gamma_s_per_byte=self.gamma_s_per_byte,
+        )

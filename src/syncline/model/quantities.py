@@ -1,0 +1,131 @@
+"""Quantities with units, as they are written on a command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from syncline.errors import UserError
+from syncline.model.limits import LARGEST_WORKERS
+
+__all__ = ["parse_bandwidth", "parse_duration", "parse_workers"]
+
+NUMBER = r"\s*(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)\s*"
+PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+BINARY_PREFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+PER_SECOND = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}
+MOST_COUNTS = 1000
+"""Worker counts that one list may stand for."""
+BANDWIDTH_HELP = "write bits as 10gbit or 10Gbps, and bytes as 1.25GB/s or 1.25GiB/s"
+WORKERS_HELP = "write one as 16, some as 4,8,16, and many as 4,8,...,2048 or 2..64"
+
+
+def parse_bandwidth(text: str) -> float:
+    """Return the bytes a second that ``text`` says.
+
+    Bits: ``10gbit``, ``100mbit/s``, ``10Gbps``. Bytes: ``1.25GB/s``, ``900MB/s``, ``1GiB/s``. The
+    prefixes k, M, G and T are powers of 1000 and may be small in bits; Ki, Mi, Gi, Ti are of 1024.
+    What could be either, such as ``10gb`` or ``1GBps``, is refused.
+
+    Raises:
+        UserError: it is no bandwidth, is ambiguous, or is not above 0.
+    """
+    match = re.fullmatch(NUMBER + r"([a-zA-Z/]*)\s*", text)
+    if match is None:
+        raise UserError(f"bandwidth {text!r} is not a number with a unit; {BANDWIDTH_HELP}")
+    unit = match[2]
+    bits = re.fullmatch(r"([kKmMgGtT]?)(?:[bB]it(?:/s|ps)?|bps)", unit)
+    whole_bytes = re.fullmatch(r"([kKMGT]?|Ki|Mi|Gi|Ti)B/s", unit)
+    if bits is not None:
+        factor = Fraction(PREFIXES[bits[1].lower()], 8)
+    elif whole_bytes is not None:
+        prefix = whole_bytes[1]
+        factor = Fraction(BINARY_PREFIXES.get(prefix) or PREFIXES[prefix.lower()])
+    elif not unit:
+        raise UserError(f"bandwidth {text!r} has no unit; {BANDWIDTH_HELP}")
+    elif "b" in unit.lower():
+        raise UserError(f"bandwidth {text!r} could mean bits or bytes; {BANDWIDTH_HELP}")
+    else:
+        raise UserError(f"bandwidth {text!r} has the unknown unit {unit!r}; {BANDWIDTH_HELP}")
+    rate = float(match[1]) * float(factor)
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"bandwidth {text!r} must be finite and above 0; {BANDWIDTH_HELP}")
+    return rate
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that ``text`` says: ``20us``, ``1.5ms``, ``300ns`` or ``2s``.
+
+    Raises:
+        UserError: it is no duration, or has no unit.
+    """
+    match = re.fullmatch(NUMBER + r"([a-zµμ]*)\s*", text)
+    if match is None or match[2] not in PER_SECOND or not math.isfinite(float(match[1])):
+        raise UserError(
+            f"duration {text!r} is not a number with a unit; write it as 20us, 1.5ms, 300ns or 2s"
+        )
+    return float(match[1]) / PER_SECOND[match[2]]
+
+
+def parse_workers(text: str) -> tuple[int, ...]:
+    """Return the worker counts that ``text`` says, in its order.
+
+    ``16``; ``4,8,16``; ``2..64`` (doubling); ``4,8,...,2048``. A list with an ellipsis goes on as
+    it began: by the same factor if that reaches the end, else by the same difference.
+
+    Raises:
+        UserError: it is no list of different counts of at least 1, does not reach its end, or
+            stands for more than 1000.
+    """
+    stripped = text.replace(" ", "").replace("…", "...")
+    if match := re.fullmatch(r"(\d+)\.\.(\d+)", stripped):
+        first, last = _counts((match[1], match[2]), text)
+        counts = _series(first, last, Fraction(2), 0, text)
+    elif match := re.fullmatch(r"(\d+(?:,\d+)+),\.\.\.,(\d+)", stripped):
+        *begun, last = _counts([*match[1].split(","), match[2]], text)
+        counts = _continued(begun, last, text)
+    elif re.fullmatch(r"\d+(?:,\d+)*", stripped):
+        counts = _counts(stripped.split(","), text)
+    else:
+        raise UserError(f"workers {text!r} is no list of counts; {WORKERS_HELP}")
+    if not counts:
+        raise UserError(
+            f"workers {text!r}: going on as it began does not reach the end exactly; {WORKERS_HELP}"
+        )
+    if len(set(counts)) < len(counts):
+        raise UserError(f"workers {text!r} names a count twice; {WORKERS_HELP}")
+    return counts
+
+
+def _counts(words: Sequence[str], text: str) -> tuple[int, ...]:
+    for word in words:
+        if len(word) > len(str(LARGEST_WORKERS)) or not 1 <= int(word) <= LARGEST_WORKERS:
+            raise UserError(
+                f"workers {text!r}: a count must be at least 1 and at most {LARGEST_WORKERS}, "
+                f"found {word[:20]}"
+            )
+    return tuple(int(word) for word in words)
+
+
+def _continued(begun: Sequence[int], last: int, text: str) -> tuple[int, ...]:
+    """Return what was begun up to ``last``, by a factor or by a difference; () if neither fits."""
+    for ratio, step in ((Fraction(begun[1], begun[0]), 0), (Fraction(1), begun[1] - begun[0])):
+        counts = _series(begun[0], last, ratio, step, text)
+        if counts[: len(begun)] == tuple(begun):
+            return counts
+    return ()
+
+
+def _series(first: int, last: int, ratio: Fraction, step: int, text: str) -> tuple[int, ...]:
+    """Return ``x, ratio x + step, ...`` from ``first`` to ``last``; () if it does not get there."""
+    counts = [Fraction(first)]
+    while counts[-1] < last:
+        following = counts[-1] * ratio + step
+        if following <= counts[-1] or following.denominator > 1:
+            return ()
+        counts.append(following)
+        if len(counts) > MOST_COUNTS:
+            raise UserError(f"workers {text!r} stands for more than {MOST_COUNTS} counts")
+    return tuple(map(int, counts)) if counts[-1] == last else ()

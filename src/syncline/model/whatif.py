@@ -1,0 +1,269 @@
+"""``WhatIf``: what iterations would take under other circumstances, and what would limit them."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from syncline.errors import UserError
+from syncline.model.document import Document, Value
+from syncline.model.limits import require_time
+from syncline.model.prediction import Prediction
+
+__all__ = [
+    "BOUND_SHARE",
+    "Bottleneck",
+    "Bound",
+    "Crossing",
+    "PathPart",
+    "Point",
+    "Setting",
+    "Split",
+    "WhatIf",
+]
+
+BOUND_SHARE = 0.05
+"""Share of an iteration from which on something other than computing counts as what limits it."""
+
+Bound = Literal["compute", "communication", "loading", "straggler"]
+
+
+class Setting(Value, frozen=True, kw_only=True):
+    """The circumstances of a point."""
+
+    workers: int
+    algorithm: str
+    """By which gradients are exchanged."""
+    bandwidth_bytes_per_s: float | None = None
+    """Of the link; None: as the network has it."""
+    latency_s: float | None = None
+    """Startup of one message over the link; None: as the network has it."""
+    density: float | None = None
+    """Share of the elements that each worker sends; None: all of them."""
+    wire: str | None = None
+    """Type in which gradients travel; None: as profiled."""
+    compute_scale: float = 1.0
+    """Factor on the duration of everything that the device computes."""
+    stragglers: tuple[tuple[int, float], ...] = ()
+    """(rank, factor): this worker computes ``factor`` times as long."""
+    spread: float = 0.0
+    """Deviation between workers; see ``syncline.simulator.workers.Workers``."""
+    jitter: float = 0.0
+    """Deviation from iteration to iteration; see there."""
+    seed: int = 0
+    strategy: str = "loop"
+    """Which tasks overlap; a key of ``syncline.simulator.strategy.STRATEGIES``."""
+
+
+class Split(Value, frozen=True, kw_only=True):
+    """An iteration in four parts, which add up to it.
+
+    Each is what the iteration takes beyond the same one without its cause.
+    """
+
+    computing_s: float
+    loading_s: float
+    """Reading and copying the batch, as far as computing does not hide it."""
+    straggling_s: float
+    """Waiting for workers that are slower than the profile."""
+    exposed_s: float
+    """Communication that nothing hides."""
+
+    @property
+    def iteration_s(self) -> float:
+        """All of it."""
+        return self.computing_s + self.loading_s + self.straggling_s + self.exposed_s
+
+    @property
+    def shares(self) -> dict[Bound, float]:
+        """Each part as a share of the iteration."""
+        parts: dict[Bound, float] = {
+            "compute": self.computing_s,
+            "loading": self.loading_s,
+            "straggler": self.straggling_s,
+            "communication": self.exposed_s,
+        }
+        whole = self.iteration_s or 1.0
+        return {name: part_s / whole for name, part_s in parts.items()}
+
+    @property
+    def bound(self) -> Bound:
+        """What limits the iteration: the largest part beside computing from 5 % on, else that."""
+        others = {name: share for name, share in self.shares.items() if name != "compute"}
+        largest = max(others, key=lambda name: others[name])
+        return largest if others[largest] >= BOUND_SHARE else "compute"
+
+
+class Point(Value, frozen=True, kw_only=True):
+    """One point of a sweep: its circumstances, and what each planner makes of them."""
+
+    setting: Setting
+    network: str
+    """Name of the network with everything that was changed."""
+    alone_s: float
+    """An iteration of one worker of the profile, without communication and stragglers."""
+    computing_s: float
+    """The same, without reading and copying the batch."""
+    predictions: tuple[Prediction, ...]
+    """One a planner, in the order in which they were asked for."""
+
+    def __post_init__(self) -> None:
+        if not self.predictions:
+            raise UserError("what-if: a point without a prediction; ask for at least one planner")
+        require_time("what-if: alone_s", self.alone_s)
+        require_time("what-if: computing_s", self.computing_s)
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest prediction; of equals the one with the fewest messages."""
+        return min(self.predictions, key=lambda p: (p.iteration_s, p.messages))
+
+    def of(self, planner: str) -> Prediction:
+        """Return the prediction for a planner.
+
+        Raises:
+            UserError: the planner was not asked for.
+        """
+        for prediction in self.predictions:
+            if prediction.planner == planner:
+                return prediction
+        raise UserError(f"no prediction for planner {planner!r} at this point")
+
+    def efficiency(self, prediction: Prediction) -> float:
+        """Return the time of one worker without communication over that of the iteration."""
+        return self.alone_s / prediction.iteration_s if prediction.iteration_s > 0 else 1.0
+
+    def speed_up(self, prediction: Prediction) -> float:
+        """Return how many such workers the job is worth: workers times efficiency."""
+        return self.setting.workers * self.efficiency(prediction)
+
+    def split(self, prediction: Prediction) -> Split:
+        """Return the iteration in four parts."""
+        whole_s = prediction.iteration_s
+        communicating_s = min(prediction.exposed_s, whole_s)
+        without_s = whole_s - communicating_s
+        straggling_s = min(max(prediction.computation_s - self.alone_s, 0.0), without_s)
+        loading_s = min(max(self.alone_s - self.computing_s, 0.0), without_s - straggling_s)
+        return Split(
+            computing_s=without_s - straggling_s - loading_s,
+            loading_s=loading_s,
+            straggling_s=straggling_s,
+            exposed_s=communicating_s,
+        )
+
+
+class Crossing(Value, frozen=True, kw_only=True):
+    """A place between two neighbouring points of a sweep at which something turns."""
+
+    axis: Literal["workers", "bandwidth_bytes_per_s"]
+    """The setting along which the points differ; everything else is equal."""
+    point: int
+    """Index of the point after it."""
+    before: float
+    """Value of the setting at the point before."""
+    after: float
+    """Value at the point after."""
+    at: float
+    """Where the two lines cross, if they are straight between the points on a logarithmic axis."""
+    planner: str
+    """Who overtakes, or whose iterations turn."""
+    kind: Literal["overtakes", "communication-bound", "compute-bound"]
+    other: str | None = None
+    """Who was the fastest until then."""
+
+
+class PathPart(Value, frozen=True, kw_only=True):
+    """What part of the critical path is made of."""
+
+    kind: str
+    """A phase of the profile, ``message``, or ``delay``."""
+    label: str
+    """Operation or message."""
+    time_s: float
+    """Seconds on the critical path in one iteration."""
+    rank: int | None = None
+    """First rank of the workers that ran it; None for a message, or where all are alike."""
+
+
+class Bottleneck(Value, frozen=True, kw_only=True):
+    """What limits one planner at one point, and what would lift that limit."""
+
+    point: int
+    """Index of the point."""
+    planner: str
+    kind: Bound
+    share: float
+    """Share of the iteration that this limit takes (of computing: all that it takes)."""
+    sentence: str
+    """The limit and the remedy."""
+    split: Split
+    path: tuple[PathPart, ...] = ()
+    """The critical path of one iteration in the steady state, in the order of time; neighbouring
+    steps of the same kind and worker, but for messages, as one."""
+    cure_bandwidth_bytes_per_s: float | None = None
+    """Smallest bandwidth of the ladder that makes the point compute-bound."""
+    cure_workers: int | None = None
+    """Largest power of two of workers that makes it so, where no bandwidth does."""
+
+    def by_kind(self) -> dict[str, float]:
+        """Return the seconds of the path by kind, the longest first."""
+        totals: dict[str, list[float]] = {}
+        for part in self.path:
+            totals.setdefault(part.kind, []).append(part.time_s)
+        sums = {kind: math.fsum(times) for kind, times in totals.items()}
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+class WhatIf(Document, frozen=True, kw_only=True):
+    """A sweep over circumstances.
+
+    Raises:
+        UserError: on construction, without points, or if the bottleneck or a crossing names a point
+            or planner that is not there.
+    """
+
+    KIND: ClassVar[str] = "what-if"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    network: str
+    """Name of the network from which the points depart."""
+    points: tuple[Point, ...]
+    crossings: tuple[Crossing, ...] = ()
+    bottleneck: Bottleneck
+    notes: tuple[str, ...] = ()
+    """What the figures leave out, one sentence each."""
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise UserError("what-if: no points")
+        named = [("bottleneck", self.bottleneck.point, self.bottleneck.planner)]
+        named += [
+            (f"crossings[{i}]", crossing.point, crossing.planner)
+            for i, crossing in enumerate(self.crossings)
+        ]
+        for what, point, planner in named:
+            if not 0 <= point < len(self.points):
+                raise UserError(
+                    f"what-if: {what}: there are {len(self.points)} points, found {point}"
+                )
+            self.points[point].of(planner)
+
+    @property
+    def planners(self) -> tuple[str, ...]:
+        """The planners, in the order in which they were asked for."""
+        return tuple(dict.fromkeys(p.planner for point in self.points for p in point.predictions))
+
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """The settings that differ between points, in the order of the fields."""
+        return tuple(
+            field
+            for field in Setting.__struct_fields__
+            if len({getattr(point.setting, field) for point in self.points}) > 1
+        )
+
+    @property
+    def chosen(self) -> Point:
+        """The point that the bottleneck is about."""
+        return self.points[self.bottleneck.point]

@@ -1,0 +1,115 @@
+"""Networks as they are named on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syncline.cli.networks import INSIDE, NETWORK_HELP, network_argument
+from syncline.errors import UserError
+from syncline.model.cost import CostCurve
+from syncline.model.link import Link
+from syncline.model.network import PRESETS, Network
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str) -> None:
+    assert network_argument(name) is PRESETS[name]
+    assert name in NETWORK_HELP
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "bandwidth=1.json"
+    PRESETS["10gbit"].save(path)
+    assert network_argument(str(path)) == PRESETS["10gbit"]
+
+
+def test_lines() -> None:
+    line = network_argument("a=9.08e-4,b=7.4e-10,workers=8,algorithm=binary-tree")
+    assert line.all_reduce == CostCurve.line(9.08e-4, 7.4e-10)
+    assert (line.workers, line.algorithm) == (8, "binary-tree")
+
+
+def test_links() -> None:
+    link = Link(alpha_s=2e-5, beta_s_per_byte=8e-10, gamma_s_per_byte=0.0)
+    text = "bandwidth=10gbit, latency=20us, workers=64, algorithm=halving-doubling"
+    assert network_argument(text) == Network.of_link(
+        link, workers=64, algorithm="halving-doubling", name=text
+    )
+
+
+def test_a_link_has_the_presets_defaults() -> None:
+    assert network_argument("bandwidth=10gbit").all_reduce == PRESETS["10gbit"].all_reduce
+
+
+def test_sparse_links() -> None:
+    assert network_argument("bandwidth=1gbit,density=0.001").algorithm == "gtop-k"
+    assert network_argument("bandwidth=1gbit,density=0.001,algorithm=top-k").density == 0.001
+
+
+def test_hosts() -> None:
+    network = network_argument("bandwidth=10gbit,hosts=4x8")
+    assert (network.workers, network.hosts, network.inside) == (32, 4, INSIDE)
+    given = network_argument("bandwidth=10gbit,hosts=4x8,inside-bandwidth=1GB/s,inside-latency=1ms")
+    assert given.inside == Link(alpha_s=1e-3, beta_s_per_byte=1e-9, gamma_s_per_byte=0.0)
+    assert network_argument("bandwidth=10gbit,hosts=4x8,workers=32").workers == 32
+
+
+def test_what_the_help_says_holds() -> None:
+    assert network_argument("bandwidth=10gbit").link == PRESETS["10gbit"].link
+    assert "12GB/s" in NETWORK_HELP
+    assert "5us" in NETWORK_HELP
+    assert Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0) == INSIDE
+
+
+# Changes
+
+
+def test_changes() -> None:
+    network = network_argument(
+        "10gbit", workers=64, algorithm="ring", bandwidth_bytes_per_s=1e9, latency_s=1e-5
+    )
+    assert network.link == Link(alpha_s=1e-5, beta_s_per_byte=1e-9, gamma_s_per_byte=0.0)
+    assert network.workers == 64
+    assert network_argument("10gbit", density=0.01).algorithm == "gtop-k"
+
+
+def test_without_an_algorithm_the_networks_own_is_kept() -> None:
+    network = network_argument("bandwidth=10gbit,algorithm=binary-tree", workers=64)
+    assert network.algorithm == "binary-tree"
+
+
+def test_an_algorithm_alone_is_a_change() -> None:
+    assert network_argument("10gbit", algorithm="two-tree").algorithm == "two-tree"
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bandwidth=10gb", "could mean bits or bytes"),
+        ("bandwidth=10gbit,latency=20", "duration '20' is not a number with a unit"),
+        ("bandwidth=10gbit,bandwidth=10gbit", "cannot read 'bandwidth=10gbit'"),
+        ("bandwidth=10gbit,a=1", "cannot read 'a=1'"),
+        ("bandwidth=10gbit,workers", "cannot read 'workers'"),
+        ("bandwidth=10gbit,workers=2.5", "cannot read 'workers=2.5'"),
+        ("bandwidth=10gbit,workers=0", "at least 1"),
+        ("bandwidth=10gbit,hosts=4", "cannot read 'hosts=4'"),
+        ("bandwidth=10gbit,hosts=0x4", "cannot read 'hosts=0x4'"),
+        ("bandwidth=10gbit,hosts=4x8,workers=16", "4 hosts of 8 are 32 workers, not 16"),
+        ("bandwidth=10gbit,inside-latency=1us", "inside-latency= needs hosts="),
+        ("inside-bandwidth=1GB/s,hosts=2x2", "bandwidth= is needed"),
+        ("bandwidth=10gbit,algorithm=rong", "did you mean 'ring'"),
+        ("bandwidth=10gbit,density=2", "density must be above 0 and at most 1"),
+        ("bandwidth=10gbit,density=0.1,algorithm=ring", "ring sends every element"),
+        ("latency=1us", r"expected 'a=SECONDS,b=SECONDS_PER_BYTE\[,workers=N\]"),
+        ("a=1,b=1,algorithm=rong", "did you mean 'ring'"),
+        ("10gbitt", "did you mean '10gbit'"),
+    ],
+)
+def test_what_is_no_network(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        network_argument(text)
