@@ -1,0 +1,203 @@
+"""ASTRA-sim's text workload, of data-parallel training.
+
+The first line is ``DATA``, the second the number of layers, then a line a layer with 12 columns:
+the name, -1, then three times a time, a collective and its bytes (forward pass, input gradient,
+weight gradient), and the time of the update.
+
+Times are cycles of the simulated accelerator, which the file does not tell; ASTRA-sim counts one a
+nanosecond. It runs forward through the layers, then back: each layer's weight gradient first, which
+is sent, and then its input gradient, except for the first layer's, which nobody needs (as does
+``text2chakra`` of MLCommons Chakra). After its message has arrived a layer takes the update's time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+from syncline.errors import FileError, UserError
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
+from syncline.traces.reading import Progress, open_trace, text_lines
+from syncline.traces.trace import Trace, Written, in_file, number
+
+__all__ = ["DEFAULT_CLOCK_HZ", "is_astrasim", "read_astrasim", "write_astrasim"]
+
+DEFAULT_CLOCK_HZ = 1e9
+"""One cycle a nanosecond, as ASTRA-sim's own clock."""
+POLICIES = (
+    "DATA",
+    "MODEL",
+    "HYBRID_DATA_MODEL",
+    "HYBRID_MODEL_DATA",
+    "HYBRID_DLRM",
+    "HYBRID_DLRM_ENHANCED",
+    "HYBRID_TRANSFORMER",
+    "HYBRID_TRANSFORMER_FWD_IN_BCKWD",
+    "HYBRID_CUSTOMIZED",
+    "MICRO",
+    "DISTRIBUTED_INFERENCE",
+)
+COLUMNS = 12
+
+
+def is_astrasim(head: str) -> bool:
+    """Say whether text begins with a parallelism policy and a number of layers."""
+    lines = [line.split() for line in head.splitlines()[:2]]
+    if len(lines) < 2 or not lines[0] or len(lines[1]) != 1:
+        return False
+    return lines[0][0] in POLICIES and lines[1][0].isdecimal()
+
+
+def read_astrasim(
+    path: str | os.PathLike[str],
+    *,
+    clock_hz: float = DEFAULT_CLOCK_HZ,
+    progress: Progress | None = None,
+) -> Trace:
+    """Read a data-parallel workload.
+
+    Args:
+        path: the file.
+        clock_hz: cycles a second of the simulated accelerator.
+        progress: told how far the reading is.
+
+    Raises:
+        UserError: the clock is no positive number.
+        FileError: it is no such file, is cut off, is of another parallelism, a layer exchanges
+            activations, or a value is no number, negative or absurd.
+    """
+    _check_clock(clock_hz)
+    source = str(path)
+    layers: list[Layer] = []
+    with open_trace(path, progress=progress) as stream:
+        lines = ((n, line) for n, line in text_lines(stream, source) if line.strip())
+        count = _header(list(itertools.islice(lines, 2)), source)
+        for line_number, line in lines:
+            if len(layers) == count:
+                raise FileError(
+                    f"{source}: line {line_number}: the second line promises {count} layers, "
+                    "here is another; correct the number"
+                )
+            layers.append(_layer(line, f"{source}: line {line_number}", 1 / clock_hz))
+    if len(layers) < count:
+        raise FileError(
+            f"{source}: the second line promises {count} layers, the file holds {len(layers)}; it "
+            "is truncated: copy it again"
+        )
+    skipped_s, layers[0].input_s = layers[0].input_s, 0.0
+    notes = [
+        f"times are cycles, taken as {clock_hz:.4g} a second",
+        "the workload has no data loading and does not time its messages",
+    ]
+    if skipped_s:
+        notes.append("the first layer's input gradient is left out, as ASTRA-sim does")
+    with in_file(source):
+        profile = profile_of(layers, model=Path(source).name.removesuffix(".gz").split(".")[0])
+    return Trace(model=profile.model, profile=profile, notes=tuple(notes))
+
+
+def _check_clock(clock_hz: float) -> None:
+    if not 1 <= clock_hz <= 1e15:
+        raise UserError(f"the clock must be 1 to 1e15 cycles a second, found {clock_hz:g}")
+
+
+def _header(lines: list[tuple[int, str]], source: str) -> int:
+    policy = lines[0][1].split()[0] if lines else ""
+    if policy not in POLICIES:
+        raise FileError(
+            f"{source}: expected the parallelism (DATA) in the first line, found {policy[:40]!r}"
+        )
+    if policy != "DATA":
+        raise FileError(
+            f"{source}: a workload of {policy} parallelism; only DATA can be read, because other "
+            "kinds exchange activations, which a profile does not hold"
+        )
+    count = lines[1][1].strip() if len(lines) > 1 else ""
+    if not (count.isascii() and count.isdecimal() and 0 < int(count[:9]) <= MOST_LAYERS):
+        raise FileError(
+            f"{source}: expected the number of layers in the second line, found {count[:40]!r}"
+        )
+    return int(count[:9])
+
+
+def _layer(line: str, where: str, cycle_s: float) -> Layer:
+    cells = line.split()
+    if len(cells) != COLUMNS:
+        raise FileError(f"{where}: expected {COLUMNS} columns, found {len(cells)}")
+    times = [
+        number(cells[column], what, where, unit_s=cycle_s)
+        for column, what in (
+            (2, "the forward time"),
+            (5, "the time of the input gradient"),
+            (8, "the time of the weight gradient"),
+            (11, "the time of the update"),
+        )
+    ]
+    for column, what in ((3, "forward"), (6, "input gradient")):
+        kind, size = cells[column], number(cells[column + 1], "the size of a message", where)
+        if kind != "NONE" and size:
+            raise FileError(
+                f"{where}: {cells[0]!r} exchanges {cells[column + 1]} bytes ({kind}) in its "
+                f"{what} pass; data-parallel layers exchange weight gradients only"
+            )
+    kind, size = cells[9], number(cells[10], "the size of the gradient", where)
+    if kind not in ("ALLREDUCE", "NONE"):
+        raise FileError(
+            f"{where}: {cells[0]!r} exchanges its weight gradient by {kind[:40]}; expected "
+            "ALLREDUCE or NONE"
+        )
+    if not size.is_integer():
+        raise FileError(f"{where}: expected whole bytes as size of the gradient, found {cells[10]}")
+    return Layer(
+        name=cells[0],
+        forward_s=times[0],
+        input_s=times[1],
+        weight_s=times[2],
+        update_s=times[3],
+        gradient_bytes=int(size) if kind == "ALLREDUCE" else 0,
+    )
+
+
+def write_astrasim(
+    profile: Profile,
+    network: Network | None = None,  # noqa: ARG001 - the simulator has a network of its own
+    *,
+    clock_hz: float = DEFAULT_CLOCK_HZ,
+) -> Written:
+    """Write a profile as a data-parallel workload; times are rounded to whole cycles.
+
+    Args:
+        profile: what to write.
+        network: not written: ASTRA-sim simulates its own.
+        clock_hz: cycles a second of the simulated accelerator.
+
+    Raises:
+        UserError: the clock is no positive number, or the profile has nothing that a layer could
+            be made of.
+    """
+    _check_clock(clock_hz)
+    table = layers_of(profile)
+    lines = ["DATA", str(len(table.layers))]
+    for layer in table.layers:
+        forward, inputs, weights, update = (
+            str(round(seconds * clock_hz))
+            for seconds in (layer.forward_s, layer.input_s, layer.weight_s, layer.update_s)
+        )
+        exchange = (
+            ("ALLREDUCE", str(layer.gradient_bytes)) if layer.gradient_bytes else ("NONE", "0")
+        )
+        name = "_".join("".join(c if c.isprintable() else " " for c in layer.name).split()) or "_"
+        cells = (name, "-1", forward, "NONE", "0", inputs, "NONE", "0", weights, *exchange, update)
+        lines.append("\t".join(cells))
+    lost = list(table.lost)
+    if table.data_s:
+        lost.append(f"{table.data_s * 1e3:.3g} ms of reading and copying the batch")
+    if table.layers[0].input_s:
+        lost.append(
+            f"{table.layers[0].input_s * 1e3:.3g} ms after the first layer's gradient: ASTRA-sim "
+            "leaves out its input gradient"
+        )
+    return Written(("\n".join(lines) + "\n").encode(), tuple(lost))

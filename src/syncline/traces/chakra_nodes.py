@@ -1,0 +1,304 @@
+"""The nodes of a Chakra execution trace, as protocol buffers.
+
+A file is a length-delimited sequence: one ``GlobalMetadata``, then a ``Node`` each. Field numbers
+are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``; inputs and outputs (the values of
+tensors) and attributes that nobody here asks for are skipped unread.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from array import array
+from collections.abc import Collection, Iterator, Mapping
+from typing import BinaryIO, NamedTuple
+
+from syncline.errors import FileError
+from syncline.model.limits import LONGEST_NS
+from syncline.traces import protobuf
+from syncline.traces.protobuf import Field
+
+__all__ = ["Collective", "Metadata", "Node", "NodeType", "encode", "is_metadata", "read_nodes"]
+
+Value = int | float | str
+"""What an attribute holds; lists are skipped."""
+
+MOST_NODES = 1_000_000
+MOST_EDGES = 20_000_000
+"""Bounds the memory: about a gigabyte of them."""
+
+
+class NodeType(enum.IntEnum):
+    """``ChakraProtoMsg.NodeType``."""
+
+    INVALID = 0
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMP = 4
+    COMM_SEND = 5
+    COMM_RECV = 6
+    COMM_COLL = 7
+    STORAGE = 8
+    BATCH = 9
+    CHECKPOINT = 10
+
+
+class Collective(enum.IntEnum):
+    """``ChakraProtoMsg.CollectiveCommType``."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
+class Metadata(NamedTuple):
+    """``ChakraProtoMsg.GlobalMetadata``."""
+
+    version: str = ""
+    attributes: Mapping[str, Value] = {}
+
+
+class Node(NamedTuple):
+    """``ChakraProtoMsg.Node``."""
+
+    id: int
+    name: str
+    type: NodeType
+    data_deps: array[int]
+    """Ids of the nodes whose results it reads."""
+    ctrl_deps: array[int]
+    """Ids of the nodes after which it runs for another reason."""
+    duration_us: int = 0
+    attributes: Mapping[str, Value] = {}
+
+    @property
+    def title(self) -> str:
+        """How errors call it."""
+        return f"node {self.id} {self.name[:60]!r}"
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU runs it, be it to launch work on a device."""
+        return bool(self.attributes.get("is_cpu_op", 0))
+
+    def integer(self, attribute: str, source: str) -> int:
+        """Return the value of an attribute.
+
+        Raises:
+            FileError: the node has no such attribute, or it is no integer.
+        """
+        value = self.attributes.get(attribute)
+        if not isinstance(value, int):
+            raise FileError(
+                f"{source}: {self.title} has no integer {attribute}; write the trace again with one"
+            )
+        return value
+
+    def seconds(self, source: str) -> float:
+        """Return its duration in seconds.
+
+        Raises:
+            FileError: it is longer than an iteration may be.
+        """
+        if self.duration_us * 1000 > LONGEST_NS:
+            raise FileError(
+                f"{source}: {self.title} takes {self.duration_us} us, longer than an iteration may "
+                "take"
+            )
+        return self.duration_us / 1e6
+
+
+# Fields of AttributeProto by how they are stored.
+_PLAIN = {7, 9, 11, 13, 27}
+_SIGNED = {7, 9}
+_ZIGZAG = {15, 17}
+_FIXED = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
+_STRING = 29
+_INT64, _UINT64, _BOOL = 9, 13, 27
+
+
+def is_metadata(head: bytes) -> bool:
+    """Say whether bytes begin with a ``GlobalMetadata`` message."""
+    size = shift = position = 0
+    while position < min(len(head), 5):
+        byte = head[position]
+        position += 1
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    else:
+        return False
+    message = head[position : position + size]
+    if len(message) < size:
+        return False
+    try:
+        found = list(protobuf.fields(message, ""))
+        for field in found:
+            if field.number == 2:
+                _attribute(field.content, None, "")
+    except FileError:
+        return False
+    if any(f.wire != protobuf.BYTES or f.number not in (1, 2) for f in found):
+        return False
+    # Empty metadata is one zero; a file of zeros is no trace.
+    return bool(found) or head[position : position + 1] not in (b"", b"\0")
+
+
+def read_nodes(stream: BinaryIO, source: str, wanted: Collection[str]) -> Iterator[Metadata | Node]:
+    """Yield the metadata, then each node.
+
+    Args:
+        stream: the file's bytes.
+        source: its name, for errors.
+        wanted: names of the attributes of nodes to keep.
+
+    Raises:
+        FileError: the file is no Chakra trace, is truncated, a message is broken, a node has no
+            known type, or there are more than a million of them.
+    """
+    names = {name.encode(): name for name in wanted}
+    edges = 0
+    strings: dict[str, str] = {}
+    for count, (position, message) in enumerate(protobuf.messages(stream, source)):
+        if count == 0:
+            yield _metadata(message, f"{source}: metadata at byte {position}")
+            continue
+        where = f"{source}: node {count} at byte {position}"
+        node = _node(message, names, where)
+        edges += len(node.data_deps) + len(node.ctrl_deps)
+        if count > MOST_NODES or edges > MOST_EDGES:
+            raise FileError(
+                f"{where}: more than {MOST_NODES} nodes or {MOST_EDGES} dependencies; cut the "
+                "trace down to one iteration"
+            )
+        # Kernels of one name come thousands of times.
+        yield node._replace(name=strings.setdefault(node.name, node.name))
+
+
+def _metadata(message: bytes, where: str) -> Metadata:
+    version = ""
+    attributes: dict[str, Value] = {}
+    for field in protobuf.fields(message, where):
+        if field.wire != protobuf.BYTES or field.number not in (1, 2):
+            raise FileError(
+                f"{where}: the first message is no GlobalMetadata of Chakra; is this the right "
+                "file, and schema 0.0.4 or later?"
+            )
+        if field.number == 1:
+            version = protobuf.text(field)
+        else:
+            attributes |= _attribute(field.content, None, where)
+    return Metadata(version, attributes)
+
+
+def _node(message: bytes, wanted: Mapping[bytes, str], where: str) -> Node:
+    node_id = node_type = duration_us = 0
+    name = ""
+    data_deps, ctrl_deps = array("Q"), array("Q")
+    attributes: dict[str, Value] = {}
+    for field in protobuf.fields(message, where):
+        if field.number == 10:
+            _expect(field, protobuf.BYTES, where)
+            attributes |= _attribute(field.content, wanted, where)
+        elif field.number == 2:
+            _expect(field, protobuf.BYTES, where)
+            name = protobuf.text(field)
+        elif field.number in (4, 5):
+            dependencies = ctrl_deps if field.number == 4 else data_deps
+            dependencies.extend(_numbers(field, where))
+        elif field.number in (1, 3, 7):
+            _expect(field, protobuf.VARINT, where)
+            if field.number == 1:
+                node_id = field.value
+            elif field.number == 3:
+                node_type = field.value
+            else:
+                duration_us = field.value
+    if node_type not in NodeType.__members__.values():
+        raise FileError(f"{where}: {name[:60]!r} has the unknown node type {node_type}")
+    return Node(node_id, name, NodeType(node_type), data_deps, ctrl_deps, duration_us, attributes)
+
+
+def _expect(field: Field, wire: int, where: str) -> None:
+    if field.wire != wire:
+        raise FileError(
+            f"{where}: field {field.number} is of wire type {field.wire}, expected {wire}; this is "
+            "no node of a Chakra trace"
+        )
+
+
+def _numbers(field: Field, where: str) -> list[int]:
+    if field.wire not in (protobuf.VARINT, protobuf.BYTES):
+        _expect(field, protobuf.BYTES, where)
+    return protobuf.packed(field, where)
+
+
+def _attribute(content: bytes, wanted: Mapping[bytes, str] | None, where: str) -> dict[str, Value]:
+    """Return the attribute as a dictionary of one, or of none if it is not wanted or a list."""
+    # The name comes first, so most attributes need no further look.
+    short = content[:1] == b"\x0a" and len(content) > 1 and content[1] < 0x80
+    if wanted is not None and short and content[2 : 2 + content[1]] not in wanted:
+        return {}
+    name: str | None = None
+    value: Value | None = None
+    for field in protobuf.fields(content, where):
+        number = field.number
+        if number == 1 and field.wire == protobuf.BYTES:
+            if wanted is not None and field.content not in wanted:
+                return {}
+            name = protobuf.text(field)
+        elif number in _PLAIN and field.wire == protobuf.VARINT:
+            value = field.value
+            if number in _SIGNED and value >= 1 << 63:
+                value -= 1 << 64
+        elif number in _ZIGZAG and field.wire == protobuf.VARINT:
+            value = field.value >> 1 ^ -(field.value & 1)
+        elif number == _STRING and field.wire == protobuf.BYTES:
+            value = protobuf.text(field)
+        elif number in _FIXED and len(field.content) == struct.calcsize(_FIXED[number]):
+            (value,) = struct.unpack(_FIXED[number], field.content)
+    return {} if name is None or value is None else {name: value}
+
+
+def encode(message: Metadata | Node) -> bytes:
+    """Return a message with its length before it, as a file holds it.
+
+    Integers become ``int64``, except for ``is_cpu_op``, which is a ``bool``; strings stay strings.
+    """
+    if isinstance(message, Metadata):
+        parts = [protobuf.bytes_field(1, message.version.encode())]
+        number = 2
+    else:
+        parts = [
+            protobuf.unsigned_field(1, message.id),
+            protobuf.bytes_field(2, message.name.encode()),
+            protobuf.unsigned_field(3, message.type),
+        ]
+        for field, dependencies in ((4, message.ctrl_deps), (5, message.data_deps)):
+            if dependencies:
+                parts.append(protobuf.bytes_field(field, map(protobuf.varint, dependencies)))
+        parts.append(protobuf.unsigned_field(7, message.duration_us))
+        number = 10
+    for name, value in message.attributes.items():
+        parts.append(protobuf.bytes_field(number, _encoded(name, value)))
+    return protobuf.delimited(b"".join(parts))
+
+
+def _encoded(name: str, value: Value) -> bytes:
+    named = protobuf.bytes_field(1, name.encode())
+    if isinstance(value, str):
+        return named + protobuf.bytes_field(_STRING, value.encode())
+    if isinstance(value, float):
+        packed = struct.pack("<d", value)
+        return named + protobuf.varint(3 << 3 | protobuf.FIXED64) + packed
+    kind = _BOOL if name == "is_cpu_op" else _INT64
+    return named + protobuf.unsigned_field(kind, value & protobuf.BITS_64)

@@ -1,0 +1,377 @@
+"""PyTorch execution traces: structure and sizes of what ran, without durations.
+
+``torch.profiler.ExecutionTraceObserver`` writes one node an operator. Read here are the gradients
+(``AccumulateGrad``) and the gradient messages, with their sizes. Joined to a profiler trace of the
+same job they supply the sizes that it lacks; alone they give the list of gradients and messages,
+which is a plan, but no profile.
+
+Schemas 1.0.x (inputs and attributes beside the name, or as in 1.1) and 1.1.x.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from syncline.errors import FileError, MismatchError, UserError
+from syncline.model.limits import LARGEST_BYTES, LARGEST_WORKERS
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.traces.kineto_collectives import element_dtype
+from syncline.traces.kineto_tasks import ReadyPoint, StepTasks
+from syncline.traces.reading import Progress, brief, json_elements, open_trace
+from syncline.traces.trace import Trace
+
+__all__ = ["ExecutionTrace", "Iteration", "SizedNode", "read_execution_trace"]
+
+SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\.\d+\.\d+\.\d+)?$")
+KNOWN = "1.0.x and 1.1.x"
+MODEL = "execution trace"
+MESSAGE = re.compile(r"c10d::_?(all_?reduce|reduce_?scatter)")
+WITHIN_MESSAGE = re.compile(r"record_param_comms$|(nccl|gloo):_?(all_?reduce|reduce_?scatter)")
+TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:<\w+>)?)\)")
+
+
+class SizedNode(NamedTuple):
+    """A gradient that becomes final, or a message."""
+
+    node: int
+    """The node's id in the trace."""
+    record_id: int | None
+    """Record function id, as in a profiler trace of the same run."""
+    elements: int
+    dtype: str
+
+
+class Iteration(NamedTuple):
+    """What one training iteration does with gradients, in order."""
+
+    gradients: tuple[SizedNode, ...]
+    messages: tuple[SizedNode, ...]
+
+
+class ExecutionTrace(NamedTuple):
+    """The structure of a training job on one rank."""
+
+    source: str
+    schema: str
+    workers: int | None
+    """Size of the process group; None where the trace does not say."""
+    iterations: tuple[Iteration, ...]
+    record_ids: dict[int, SizedNode]
+    """Every sized node by record function id."""
+    notes: tuple[str, ...]
+
+    def plan(self, *, workers: int | None = None) -> Plan:
+        """Return the gradients and the messages that were exchanged, from the last iteration.
+
+        That is all that an execution trace tells by itself: it has no durations, so there is no
+        profile to predict from.
+
+        Args:
+            workers: the worker count, where the trace does not say it.
+
+        Raises:
+            UserError: the trace holds no gradients, the messages are not made of them, or nobody
+                says how many workers there were.
+        """
+        count = self.workers if workers is None else workers
+        if count is None:
+            raise UserError(f"{self.source}: the trace does not say how many workers; say it")
+        if not self.iterations:
+            raise UserError(
+                f"{self.source}: no gradients and no messages in it; record whole training "
+                "iterations"
+            )
+        last = self.iterations[-1]
+        nodes = last.gradients or last.messages
+        kind = "gradient" if last.gradients else "bucket"
+        stops = []
+        stop = 0
+        for message in last.messages:
+            stop += message.elements
+            stops.append(stop)
+        if last.messages and stop != sum(node.elements for node in nodes):
+            raise UserError(
+                f"{self.source}: the messages hold {stop} elements, the gradients "
+                f"{sum(node.elements for node in nodes)}; record whole training iterations"
+            )
+        bounds = zip((0, *stops), stops or [sum(n.elements for n in nodes)], strict=False)
+        return Plan(
+            planner="as traced",
+            model=MODEL,
+            workers=count,
+            tensors=tuple(
+                Tensor(name=f"{kind} {i}", elements=n.elements, dtype=n.dtype)
+                for i, n in enumerate(nodes)
+            ),
+            messages=tuple(Message(start=a, stop=b) for a, b in bounds if a < b)
+            or (Message(start=0, stop=0),),
+        )
+
+    def trace(self) -> Trace:
+        """Return what it tells in the form that all trace readers share: a plan at most."""
+        planned = self.workers is not None and bool(self.iterations)
+        return Trace(
+            model=MODEL,
+            profile=None,
+            workers=self.workers,
+            steps=len(self.iterations),
+            plan=self.plan() if planned else None,
+            notes=self.notes,
+        )
+
+    def join(self, step: StepTasks) -> StepTasks:
+        """Return a profiled step with the sizes from this trace.
+
+        Operators are found by record function id, which both traces count in the same way if they
+        were recorded together. Otherwise by their order, if an iteration has as many gradients and
+        messages, and messages of the same sizes where both tell them.
+
+        Raises:
+            MismatchError: the traces are not of the same training job.
+        """
+        by_id = [self.record_ids.get(p.record_id or -1) for p in step.parameters]
+        messages = [self.record_ids.get(m.record_id or -1) for m in step.messages]
+        if all(by_id) and all(messages) and self._agree(step, messages):
+            return _with_sizes(step, by_id, messages, "by record function id")
+        for iteration in self.iterations:
+            same = (len(iteration.gradients), len(iteration.messages)) == (
+                len(step.parameters),
+                len(step.messages),
+            )
+            if same and self._agree(step, iteration.messages):
+                return _with_sizes(step, iteration.gradients, iteration.messages, "by order")
+        have = sorted({(len(i.gradients), len(i.messages)) for i in self.iterations})
+        raise MismatchError(
+            f"{self.source}: not of the same job as the profiler trace: step {step.number} there "
+            f"has {len(step.parameters)} gradients in {len(step.messages)} messages, the "
+            f"iterations here have {', '.join(f'{g} in {m}' for g, m in have) or 'none'} (or "
+            "messages of other sizes); give traces that were recorded together"
+        )
+
+    def _agree(self, step: StepTasks, nodes: Sequence[SizedNode | None]) -> bool:
+        return all(
+            message.elements is None or node is None or message.elements == node.elements
+            for message, node in zip(step.messages, nodes, strict=True)
+        )
+
+
+def _with_sizes(
+    step: StepTasks,
+    gradients: Sequence[SizedNode | None],
+    messages: Sequence[SizedNode | None],
+    how: str,
+) -> StepTasks:
+    def sized(point: ReadyPoint, node: SizedNode | None) -> ReadyPoint:
+        if node is None:
+            return point
+        return point._replace(elements=node.elements, dtype=node.dtype)
+
+    exchanged = [sized(p, n) for p, n in zip(step.messages, messages, strict=True)]
+    return step._replace(
+        parameters=[sized(p, n) for p, n in zip(step.parameters, gradients, strict=True)],
+        messages=exchanged,
+        collectives=[
+            c._replace(elements=m.elements, dtype=m.dtype)
+            for c, m in zip(step.collectives, exchanged, strict=True)
+        ],
+        notes=[*step.notes, f"sizes of gradients joined from the execution trace {how}"],
+    )
+
+
+def read_execution_trace(
+    path: str | os.PathLike[str], *, progress: Progress | None = None
+) -> ExecutionTrace:
+    """Read an execution trace.
+
+    Args:
+        path: the file, JSON, packed with gzip or not.
+        progress: told how far the reading is.
+
+    Raises:
+        FileError: the file cannot be read, is no execution trace or of an unknown schema, or a node
+            that is needed is broken; the message names the node.
+
+    Linear in the file; holds only the nodes of gradients and messages.
+    """
+    source = os.fspath(path)
+    reader = _Reader(source)
+    with open_trace(path, progress=progress) as stream:
+        for key, place, value in json_elements(stream, source, ("nodes",)):
+            if place is None:
+                reader.member(key, value)
+            else:
+                reader.node(place, value)
+    return reader.finish()
+
+
+class _Found(NamedTuple):
+    order: int
+    kind: str
+    node: SizedNode | None
+
+
+class _Reader:
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._schema: str | None = None
+        self._nodes = 0
+        self._found: list[_Found] = []
+        self._record_ids: dict[int, SizedNode] = {}
+        self._workers: int | None = None
+
+    def member(self, key: str, value: Any) -> None:
+        """Take in a member of the top-level object."""
+        if key == "nodes":
+            raise self._broken("'nodes'", f"expected an array, found {type(value).__name__}")
+        if key == "schema":
+            if not isinstance(value, str) or not SCHEMA.match(value):
+                raise FileError(
+                    f"{self._source}: schema {brief(value)} of execution traces is not known; this "
+                    f"release reads {KNOWN}"
+                )
+            self._schema = value
+
+    def node(self, place: int, node: Any) -> None:
+        """Take in one node, if it is about gradients."""
+        self._nodes += 1
+        where = f"nodes[{place}]"
+        if not isinstance(node, dict):
+            raise self._broken(where, f"expected an object, found {type(node).__name__}")
+        name = node.get("name")
+        if not isinstance(name, str):
+            raise self._broken(where, f"expected a text in 'name', found {brief(name)}")
+        where = f"{where} {name[:80]!r}"
+        if name.startswith("Optimizer.step#"):
+            self._found.append(_Found(self._whole(node, "id", where), "end", None))
+        elif name.endswith("AccumulateGrad") and not name.startswith("autograd::engine"):
+            self._sized("gradient", node, where)
+        elif MESSAGE.match(name):
+            self._sized("message", node, where)
+        elif WITHIN_MESSAGE.match(name):
+            self._sized(None, node, where)
+
+    def finish(self) -> ExecutionTrace:
+        """Return what was read, after checking that it is an execution trace."""
+        if self._schema is None:
+            raise FileError(
+                f"{self._source}: no 'schema' in it; expected an execution trace of PyTorch "
+                f"({KNOWN})"
+            )
+        if not self._nodes:
+            raise FileError(f"{self._source}: no nodes in it; record whole training iterations")
+        notes = ["an execution trace holds no durations: it gives gradients and messages only"]
+        iterations = self._iterations()
+        if not iterations:
+            notes.append("no gradients and no messages are in it")
+        if self._workers is None:
+            notes.append("the trace does not say how many workers there were")
+        return ExecutionTrace(
+            source=self._source,
+            schema=self._schema,
+            workers=self._workers,
+            iterations=tuple(iterations),
+            record_ids=self._record_ids,
+            notes=tuple(notes),
+        )
+
+    def _iterations(self) -> list[Iteration]:
+        """Return the iterations: what lies before each step of the optimizer."""
+        iterations: list[Iteration] = []
+        gradients: list[SizedNode] = []
+        messages: list[SizedNode] = []
+        ordered = sorted(self._found, key=lambda found: found.order)
+        for _, kind, node in [*ordered, _Found(0, "end", None)]:
+            if node is not None:
+                (gradients if kind == "gradient" else messages).append(node)
+            elif gradients or messages:
+                iterations.append(Iteration(tuple(gradients), tuple(messages)))
+                gradients, messages = [], []
+        return iterations
+
+    def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
+        attributes = _attributes(node)
+        self._group(attributes, where)
+        identity = self._whole(node, "id", where)
+        shapes, types = _inputs(node)
+        tensors = list(_tensors(shapes, types))
+        elements = 0
+        dtypes = set()
+        for shape, dtype in tensors:
+            if not all(type(n) is int and 0 <= n <= LARGEST_BYTES for n in shape):
+                raise self._broken(where, "a tensor cannot have such a shape")
+            elements += math.prod(shape)
+            dtypes.add(element_dtype(dtype))
+        if elements > LARGEST_BYTES:
+            raise self._broken(where, f"a tensor of {elements} elements is not possible")
+        if len(dtypes) != 1 or None in dtypes:
+            return  # no gradient: an exchange of counters, or nothing at all
+        record = attributes.get("rf_id")
+        sized = SizedNode(
+            node=identity,
+            record_id=record if type(record) is int else None,
+            elements=elements,
+            dtype=str(dtypes.pop()),
+        )
+        if sized.record_id is not None:
+            self._record_ids[sized.record_id] = sized
+        if kind is not None:
+            self._found.append(_Found(identity, kind, sized))
+
+    def _group(self, attributes: dict[str, Any], where: str) -> None:
+        size = attributes.get("pg_size")
+        if size is None:
+            return
+        if type(size) is not int or not 1 <= size <= LARGEST_WORKERS:
+            raise self._broken(where, f"pg_size {brief(size)} is no worker count")
+        self._workers = max(self._workers or 0, size)
+
+    def _whole(self, node: dict[str, Any], key: str, where: str) -> int:
+        value = node.get(key)
+        if type(value) is not int:
+            raise self._broken(where, f"expected a whole number in {key!r}, found {brief(value)}")
+        return value
+
+    def _broken(self, where: str, what: str) -> FileError:
+        return FileError(f"{self._source}: {where}: {what}; record the execution trace again")
+
+
+def _attributes(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a node's attributes: a list of named values from 1.0.2 on, before beside the name."""
+    listed = node.get("attrs")
+    if not isinstance(listed, list):
+        return node
+    return {
+        item["name"]: item.get("value")
+        for item in listed
+        if isinstance(item, dict) and isinstance(item.get("name"), str)
+    }
+
+
+def _inputs(node: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    inputs = node.get("inputs")
+    if isinstance(inputs, dict):
+        shapes, types = inputs.get("shapes"), inputs.get("types")
+    else:
+        shapes, types = node.get("input_shapes"), node.get("input_types")
+    return (
+        shapes if isinstance(shapes, list) else [],
+        types if isinstance(types, list) else [],
+    )
+
+
+def _tensors(shapes: Sequence[Any], types: Sequence[Any]) -> list[tuple[list[Any], str]]:
+    """Return shape and element type of each input that is a tensor or a list of tensors."""
+    found: list[tuple[list[Any], str]] = []
+    for shape, text in zip(shapes, types, strict=False):
+        if not isinstance(text, str) or not isinstance(shape, list):
+            continue
+        names = TENSOR_TYPE.findall(text)
+        if text.startswith("GenericList["):
+            found += [(s, n) for s, n in zip(shape, names, strict=False) if isinstance(s, list)]
+        elif names:
+            found.append((shape, names[0]))
+    return found

@@ -1,0 +1,308 @@
+"""The trace formats: how each is recognised, read and written.
+
+A file's format is told by its beginning, not by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from syncline.errors import FileError, UserError, did_you_mean
+from syncline.model.document import read_document
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from syncline.model.timeline import Timeline
+from syncline.traces.astrasim import DEFAULT_CLOCK_HZ, is_astrasim, read_astrasim, write_astrasim
+from syncline.traces.chakra import read_chakra, write_chakra
+from syncline.traces.chakra_nodes import is_metadata
+from syncline.traces.chrome import to_chrome_trace
+from syncline.traces.execution_trace import ExecutionTrace, read_execution_trace
+from syncline.traces.kineto import read_kineto
+from syncline.traces.layer_table import is_layer_table, read_layer_table, write_layer_table
+from syncline.traces.pipedream import is_pipedream, read_pipedream
+from syncline.traces.reading import Progress, open_trace
+from syncline.traces.trace import Trace, Written, in_file
+
+__all__ = ["FORMATS", "Format", "Options", "detect", "format_named", "read_trace", "write_trace"]
+
+HEAD_BYTES = 1 << 16
+KINETO = "kineto"
+EXECUTION_TRACE = "execution-trace"
+Paths = Sequence[str | os.PathLike[str]]
+
+
+class Options(NamedTuple):
+    """What some formats need to know, and readers report to."""
+
+    clock_hz: float = DEFAULT_CLOCK_HZ
+    """Cycles a second, where times are cycles."""
+    step: int | None = None
+    """The only ``ProfilerStep`` to take, of a trace that has several; None for all."""
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format of trace files."""
+
+    name: str
+    summary: str
+    detects: Callable[[bytes], bool] | None = None
+    """Says whether bytes, at most the first 64 KiB, begin such a file."""
+    read: Callable[[Paths, Options], Trace] | None = None
+    write: Callable[[Trace, Network | None, Options], Written] | None = None
+    several: bool = False
+    """Whether several files are read together, such as those of the ranks."""
+
+
+def detect(path: str | os.PathLike[str]) -> Format:
+    """Return the format of a file.
+
+    Raises:
+        FileError: the file cannot be read, or is of none of the formats.
+    """
+    source = str(path)
+    with open_trace(path) as stream:
+        head = stream.read(HEAD_BYTES)
+    for form in FORMATS.values():
+        if form.detects is not None and form.detects(head):
+            return form
+    for begins, at, kind in ((b"ustar", 257, "tar"), (b"PK\x03\x04", 0, "zip")):
+        if head[at : at + len(begins)] == begins:
+            raise FileError(
+                f"{source}: this is a {kind} archive; unpack it and name the trace file in it"
+            )
+    known = ", ".join(form.name for form in FORMATS.values() if form.read is not None)
+    raise FileError(
+        f"{source}: not a trace of a known format, it begins with {head[:16]!r} (known: {known}); "
+        "if it is one of these, say so with --from"
+    )
+
+
+def format_named(name: str) -> Format:
+    """Return the format of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise UserError(f"unknown trace format {name!r}{did_you_mean(name, FORMATS)} ({known})")
+    return FORMATS[name]
+
+
+def read_trace(
+    paths: Paths, form: Format | None = None, options: Options | None = None
+) -> tuple[Format, Trace]:
+    """Read one trace.
+
+    Args:
+        paths: its file; for formats that take several, all of them.
+        form: the format; None to recognise it.
+        options: see :class:`Options`.
+
+    Returns:
+        The format that was read, and the trace.
+
+    Raises:
+        FileError: a file cannot be read, is broken, or of no known format.
+        UserError: the files do not belong together, or the format cannot be read.
+    """
+    if not paths:
+        raise UserError("no trace file was named")
+    options = options or Options()
+    found = [form or detect(path) for path in paths]
+    if {one.name for one in found} == {KINETO, EXECUTION_TRACE}:
+        return FORMATS[KINETO], _read_joined(found, paths, options)
+    chosen = _common(found, paths)
+    if chosen.read is None:
+        raise UserError(f"{chosen.name} traces are written only, not read")
+    if len(paths) > 1 and not chosen.several:
+        raise UserError(
+            f"a trace of format {chosen.name} is one file, found {len(paths)}; name them one by one"
+        )
+    if options.step is not None and chosen.name != KINETO:
+        raise UserError(
+            f"{paths[0]}: a trace of format {chosen.name} has no steps to choose from; leave out "
+            "the step"
+        )
+    return chosen, chosen.read(paths, options)
+
+
+def _read_joined(found: Sequence[Format], paths: Paths, options: Options) -> Trace:
+    """Read profiler traces together with the execution trace of the same job."""
+    structure = [p for p, form in zip(paths, found, strict=True) if form.name == EXECUTION_TRACE]
+    if len(structure) > 1:
+        raise UserError(
+            f"{structure[0]} and {structure[1]} are both execution traces; profiler traces are "
+            "joined with one of them"
+        )
+    return _read_kineto(
+        [path for path in paths if path not in structure],
+        options,
+        read_execution_trace(structure[0], progress=options.progress),
+    )
+
+
+def _common(found: Sequence[Format], paths: Paths) -> Format:
+    for form, path in zip(found, paths, strict=True):
+        if form is not found[0]:
+            raise UserError(
+                f"{paths[0]} is of format {found[0].name}, {path} of format {form.name}; name only "
+                "files that belong together"
+            )
+    return found[0]
+
+
+def write_trace(
+    trace: Trace, form: Format, network: Network | None = None, options: Options | None = None
+) -> Written:
+    """Return the content of a file of that format.
+
+    Args:
+        trace: what to write.
+        form: the format.
+        network: what messages cost, for formats that hold it.
+        options: see :class:`Options`.
+
+    Raises:
+        UserError: the format cannot be written, or the trace does not hold what it needs.
+    """
+    if form.write is None:
+        raise UserError(f"{form.name} traces are read only, not written")
+    return form.write(trace, network, options or Options())
+
+
+def _begins_text(test: Callable[[str], bool]) -> Callable[[bytes], bool]:
+    return lambda head: test(head.decode("utf-8", "replace")) if b"\0" not in head else False
+
+
+_SCHEMA = re.compile(rb'"schema"\s*:\s*"1\.')
+_KINETO_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
+
+
+def _is_execution_trace(head: bytes) -> bool:
+    return _begins_json(head, b"{") and _SCHEMA.search(head) is not None
+
+
+def _is_kineto(head: bytes) -> bool:
+    if _begins_json(head, b"["):
+        return b'"ph"' in head
+    return _begins_json(head, b"{") and any(key in head for key in _KINETO_KEYS)
+
+
+def _begins_json(head: bytes, bracket: bytes) -> bool:
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(bracket)
+
+
+def _is_ours(head: bytes) -> bool:
+    return head.lstrip()[:1] == b"{" and b'"syncline/' in head[:256]
+
+
+def _read_ours(paths: Paths, options: Options) -> Trace:  # noqa: ARG001
+    document = read_document(paths[0], (Profile, Timeline))
+    if isinstance(document, Timeline):
+        return Trace(model=document.name, profile=None, timeline=document)
+    assert isinstance(document, Profile)
+    return Trace(model=document.model, profile=document, steps=document.iterations)
+
+
+def _read_execution_trace(paths: Paths, options: Options) -> Trace:
+    with in_file(str(paths[0])):
+        return read_execution_trace(paths[0], progress=options.progress).trace()
+
+
+def _read_kineto(
+    paths: Paths, options: Options, execution_trace: ExecutionTrace | None = None
+) -> Trace:
+    found = read_kineto(
+        paths, step=options.step, execution_trace=execution_trace, progress=options.progress
+    )
+    with in_file(str(paths[0])):
+        return found.trace()
+
+
+def _write_ours(trace: Trace, network: Network | None, options: Options) -> Written:  # noqa: ARG001
+    return Written(trace.known_profile().to_json().encode())
+
+
+def _write_chrome(trace: Trace, network: Network | None, options: Options) -> Written:  # noqa: ARG001
+    if trace.timeline is None:
+        raise UserError(
+            f"{trace.model}: the trace says what operations cost, not when they ran; predict a "
+            "timeline of its profile with 'syncline simulate --timeline', and convert that"
+        )
+    text = to_chrome_trace([trace.timeline], profile=trace.profile, plan=trace.plan)
+    return Written(text.encode())
+
+
+FORMATS: dict[str, Format] = {
+    form.name: form
+    for form in (
+        Format(
+            name="layer-table",
+            summary="the papers' layer-wise table (dag-model, Table VI): microseconds, bytes",
+            detects=_begins_text(is_layer_table),
+            read=lambda paths, options: read_layer_table(paths[0], progress=options.progress),
+            write=lambda trace, network, options: write_layer_table(  # noqa: ARG005
+                trace.known_profile(), network
+            ),
+        ),
+        Format(
+            name="astrasim",
+            summary="ASTRA-sim's text workload, data-parallel: cycles, bytes",
+            detects=_begins_text(is_astrasim),
+            read=lambda paths, options: read_astrasim(
+                paths[0], clock_hz=options.clock_hz, progress=options.progress
+            ),
+            write=lambda trace, network, options: write_astrasim(
+                trace.known_profile(), network, clock_hz=options.clock_hz
+            ),
+        ),
+        Format(
+            name="pipedream",
+            summary="PipeDream's operator graph: milliseconds, bytes",
+            detects=_begins_text(is_pipedream),
+            read=lambda paths, options: read_pipedream(paths[0], progress=options.progress),
+        ),
+        Format(
+            name="json",
+            summary="our own profile or timeline: seconds",
+            detects=_is_ours,
+            read=_read_ours,
+            write=_write_ours,
+        ),
+        Format(
+            name=EXECUTION_TRACE,
+            summary="PyTorch execution trace: structure and bytes, no times",
+            detects=_is_execution_trace,
+            read=_read_execution_trace,
+        ),
+        Format(
+            name=KINETO,
+            summary="PyTorch profiler traces (Kineto) of one rank or several: microseconds",
+            detects=_is_kineto,
+            read=_read_kineto,
+            several=True,
+        ),
+        Format(
+            name="chrome",
+            summary="a timeline for Perfetto and chrome://tracing: microseconds",
+            write=_write_chrome,
+        ),
+        Format(
+            name="chakra",
+            summary="MLCommons Chakra execution trace (.et): microseconds, bytes",
+            detects=is_metadata,
+            read=lambda paths, options: read_chakra(paths[0], progress=options.progress),
+            write=lambda trace, network, options: write_chakra(  # noqa: ARG005
+                trace.known_profile(), network
+            ),
+        ),
+    )
+}
+"""In the order in which they are tried: those with plain headers first."""

@@ -1,0 +1,256 @@
+"""PyTorch profiler traces (Kineto, Chrome trace events) as Syncline's nouns.
+
+The reading goes through five stages, a file each: events of all schemas in one form
+(``kineto_events``), steps and their phases (``kineto_steps``), the exchanged messages
+(``kineto_collectives``), tasks without waiting (``kineto_cut``), and the nouns
+(``kineto_profile``). What a trace does not say is stated in the notes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from syncline.errors import FileError, MismatchError, UserError
+from syncline.model.network import Measurement, Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.model.timeline import Timeline
+from syncline.traces.execution_trace import ExecutionTrace
+from syncline.traces.kineto_cut import take_apart
+from syncline.traces.kineto_events import KinetoEvents, read_events
+from syncline.traces.kineto_exchange import Exchange, exchange_of
+from syncline.traces.kineto_profile import make_plan, make_profile, make_timeline, same_shape
+from syncline.traces.kineto_ranks import alignment_ns, measured_messages, rank_numbers
+from syncline.traces.kineto_steps import outline_steps
+from syncline.traces.kineto_tasks import StepTasks
+from syncline.traces.reading import Progress
+from syncline.traces.trace import Trace, in_file
+
+__all__ = ["KinetoStep", "KinetoTrace", "read_kineto"]
+
+NS_PER_S = 1_000_000_000
+
+
+class KinetoStep(NamedTuple):
+    """One step of one rank."""
+
+    source: str
+    rank: int
+    number: int
+    """N of ``ProfilerStep#N``."""
+    tasks: StepTasks
+    shift_ns: int
+    """How much later than on the first rank to begin, on the clock of the ranks."""
+
+    @property
+    def measured_s(self) -> float:
+        """What the step took, in seconds."""
+        return self.tasks.duration_ns / NS_PER_S
+
+    @property
+    def timeline(self) -> Timeline:
+        """What ran when, measured."""
+        name = f"rank {self.rank}, step {self.number}"
+        return make_timeline(self.tasks, name=name, shift_ns=self.shift_ns)
+
+
+class KinetoTrace(NamedTuple):
+    """The steps of a training job, of one rank or several."""
+
+    model: str
+    """The file's name: a trace does not say which model it is of."""
+    device: str
+    """``"cuda"`` where work was launched on a device, else ``"cpu"``."""
+    ranks: tuple[int, ...]
+    workers: int | None
+    """Workers of the job; None where the trace does not say."""
+    backend: str
+    steps: tuple[KinetoStep, ...]
+    points: tuple[Measurement, ...]
+    """Measured messages: bytes and seconds, the shortest of this size or any larger one."""
+    notes: tuple[str, ...]
+    """What could not be recovered and what was assumed, one sentence each."""
+
+    def profile(self, steps: Iterable[int] | None = None) -> Profile:
+        """Return the medians over steps.
+
+        Args:
+            steps: numbers of the steps to take; None for all. Those that do not consist of the
+                same tasks as most of them are left out.
+
+        Raises:
+            UserError: the trace has no such step, or lacks what a profile needs (the sizes of the
+                gradients, or device activities); the message says which.
+        """
+        chosen = self._chosen(steps)
+        return make_profile(
+            [step.tasks for step in chosen],
+            self._exchange(chosen[0]),
+            model=self.model,
+            device=self.device,
+            workers=self.workers or 1,
+        )
+
+    def plan(self, workers: int | None = None) -> Plan | None:
+        """Return the messages that were exchanged; None if there were none.
+
+        Args:
+            workers: the worker count, where the trace does not say it.
+
+        Raises:
+            UserError: as :meth:`profile`.
+        """
+        chosen = self._chosen(None)
+        count = workers or self.workers or 1
+        return make_plan(self.profile(), self._exchange(chosen[0]), count)
+
+    def network(self, workers: int | None = None) -> Network:
+        """Return what the messages of the trace cost.
+
+        Args:
+            workers: the worker count, where the trace does not say it.
+
+        Raises:
+            UserError: there are fewer than two sizes of messages, or nobody says how many workers.
+        """
+        return self.trace().network(workers)
+
+    def trace(self) -> Trace:
+        """Return the whole as one iteration, in the form that all trace readers share.
+
+        Without a profile where the trace lacks what one needs; its notes say what.
+        """
+        chosen = self._chosen(None)
+        known = exchange_of(chosen[0].tasks, []) is not None
+        return Trace(
+            model=self.model,
+            profile=self.profile() if known else None,
+            points=self.points,
+            workers=self.workers,
+            steps=len(chosen),
+            plan=self.plan() if known else None,
+            timeline=chosen[len(chosen) // 2].timeline,
+            notes=self.notes,
+        )
+
+    def _chosen(self, steps: Iterable[int] | None) -> list[KinetoStep]:
+        wanted = None if steps is None else set(steps)
+        found = [s for s in self.steps if wanted is None or s.number in wanted]
+        if not found or (wanted is not None and wanted - {s.number for s in found}):
+            have = ", ".join(str(n) for n in dict.fromkeys(s.number for s in self.steps))
+            raise UserError(f"{self.model}: the trace has steps {have}; not those asked for")
+        kept = {id(tasks) for tasks in same_shape([s.tasks for s in found])}
+        return [s for s in found if id(s.tasks) in kept]
+
+    def _exchange(self, step: KinetoStep) -> Exchange:
+        notes: list[str] = []
+        exchange = exchange_of(step.tasks, notes)
+        if exchange is None:
+            raise UserError(f"{step.source}: {notes[-1]}")
+        return exchange
+
+
+def read_kineto(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    step: int | None = None,
+    execution_trace: ExecutionTrace | None = None,
+    progress: Progress | None = None,
+) -> KinetoTrace:
+    """Read the profiler traces of one job.
+
+    A message's duration on one rank includes waiting for the ranks that came later. With several
+    ranks the shortest duration over ranks is what it took; with one rank the shortest over the
+    steps is the best guess. Clocks of different ranks are aligned on the ends of the messages,
+    which all ranks see at the same time.
+
+    Args:
+        paths: a trace file, or one file for each rank.
+        step: only this ``ProfilerStep``; None for all.
+        execution_trace: of the same job, to give operators the sizes that the profiler left out.
+        progress: told how far the reading of the current file is.
+
+    Raises:
+        FileError: a file cannot be read or is no usable profiler trace.
+        MismatchError: the files are of different jobs, or twice of the same rank.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    if not paths:
+        raise UserError("no trace file given; name at least one")
+    sources = [os.fspath(path) for path in paths]
+    files: list[tuple[KinetoEvents, list[StepTasks]]] = []
+    notes: list[str] = []
+    for source in sources:
+        events = read_events(source, progress=progress)
+        with in_file(source):
+            tasks = _steps_of(events, step, notes)
+        if execution_trace is not None:
+            tasks = [execution_trace.join(t) for t in tasks]
+        for own in tasks:
+            notes += own.notes
+        files.append((events, tasks))
+    ranks = rank_numbers(files)
+    model = Path(sources[0]).name.split(".")[0] or "trace"
+    device = "cuda" if any(events.device for events, _ in files) else "cpu"
+    shifts = alignment_ns(files, notes)
+    steps = tuple(
+        KinetoStep(events.source, rank, tasks.number, tasks, shift)
+        for (events, steps_of_rank), rank, own_shifts in zip(files, ranks, shifts, strict=True)
+        for tasks, shift in zip(steps_of_rank, own_shifts, strict=True)
+    )
+    groups = {c.group_size for s in steps for c in s.tasks.collectives if c.group_size}
+    stated = {events.workers for events, _ in files if events.workers}
+    if len(stated) > 1:
+        raise MismatchError(
+            f"the traces are of jobs with {' and '.join(map(str, sorted(stated)))} workers; give "
+            "traces of one job"
+        )
+    workers = next(iter(stated), None) or (max(groups) if groups else None)
+    points = measured_messages(files, notes)
+    if steps:
+        exchange_of(steps[0].tasks, notes)
+        left_out = len(steps) - len(same_shape([s.tasks for s in steps]))
+        if left_out:
+            notes.append(
+                f"{left_out} of {len(steps)} steps consist of other tasks than the rest; they are "
+                "left out of the medians"
+            )
+    return KinetoTrace(
+        model=model,
+        device=device,
+        ranks=tuple(ranks),
+        workers=workers,
+        backend=files[0][0].backend or "unknown",
+        steps=steps,
+        points=points,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[StepTasks]:
+    outlines, found = outline_steps(events)
+    notes += [*events.notes, *found]
+    if not outlines:
+        raise FileError(f"{events.source}: no step in it; record whole training iterations")
+    if step is not None:
+        have = ", ".join(str(o.number) for o in outlines)
+        outlines = [o for o in outlines if o.number == step]
+        if not outlines:
+            raise UserError(f"no step {step}; the trace has steps {have}")
+    if not events.device and any(op.name.startswith("nccl:") for op in events.ops):
+        notes.append(
+            "no device activities were recorded, though NCCL was used: the times are those of the "
+            "host, which launches, not of the device (record with ProfilerActivity.CUDA)"
+        )
+    launching = {c.correlation for c in events.calls}
+    lost = sum(t.correlation is None or t.correlation not in launching for t in events.device)
+    if lost:
+        notes.append(
+            f"{lost} of {len(events.device)} device tasks were launched by no recorded call; they "
+            "are left out"
+        )
+    return take_apart(events, outlines)

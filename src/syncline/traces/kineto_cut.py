@@ -1,0 +1,382 @@
+"""One step of a profiler trace taken apart into tasks, with waiting taken out.
+
+The host's time is cut wherever it launches work on the device or waits for it. What lies between
+two cuts is a host task: real work, Python included. A device task waits for the host task that
+launched it and for the tasks before it on the device. Where the host waited for the device (a
+synchronisation, or a copy that blocks), the waiting is not part of any task: the next host task
+waits for the device task instead, so that a simulator finds out anew how long that takes. Where
+nothing was recorded on a device, the operators of the host are the computation.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Mapping, Sequence
+
+from syncline.model.profile import Resource
+from syncline.traces.kineto_collectives import Collective, elements_of, find_collectives
+from syncline.traces.kineto_events import Call, DeviceTask, HostOp, KinetoEvents
+from syncline.traces.kineto_intervals import uncovered_ns, union
+from syncline.traces.kineto_marks import find_marks
+from syncline.traces.kineto_steps import Outline, is_accumulation
+from syncline.traces.kineto_tasks import ReadyPoint, StepTasks, Task
+
+__all__ = ["take_apart"]
+
+HOST_COPY = re.compile(r"HtoD|DtoH|Host -> Device|Device -> Host", re.IGNORECASE)
+TO_DEVICE = re.compile(r"HtoD|Host -> Device", re.IGNORECASE)
+
+
+def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTasks]:
+    """Return the tasks of each step.
+
+    O(n log n) in the events.
+    """
+    launched: dict[int, list[DeviceTask]] = {}
+    for task in sorted(events.device, key=lambda t: t.start_ns):
+        if task.correlation is not None:
+            launched.setdefault(task.correlation, []).append(task)
+    steps = []
+    for outline in outlines:
+        collectives = find_collectives(outline, launched)
+        if collectives:
+            outline = outline.exchanged_by(max(c.launch_ns for c in collectives))
+        steps.append(_Cutter(outline, launched, collectives).cut())
+    return steps
+
+
+class _Cutter:
+    """Walks along the host's time of one step."""
+
+    def __init__(
+        self,
+        outline: Outline,
+        launched: Mapping[int, list[DeviceTask]],
+        collectives: list[Collective],
+    ) -> None:
+        self._step = outline
+        self._launched = launched
+        self._on_device = bool(launched)
+        self._work: Resource = "host" if self._on_device else "device"
+        self._cursor_ns = outline.start_ns
+        self._tasks: list[Task] = []
+        self._parameters: list[ReadyPoint] = []
+        self._messages: list[ReadyPoint] = []
+        self._notes: list[str] = []
+        self._collectives = collectives
+        self._exchanged = {id(c.kernel) for c in self._collectives if c.kernel is not None}
+        own = self._device_tasks()
+        self._share = _exclusive([t for t in own if id(t) not in self._exchanged])
+        self._done = sorted(own, key=lambda t: t.stop_ns)
+        self._stops: dict[str, list[int]] = {}  # by stream
+        for task in self._done:
+            self._stops.setdefault(task.stream, []).append(task.stop_ns)
+        self._index_of: dict[int, int] = {}
+        self._last_host = -1
+        self._last_device = -1
+        self._queued_until_ns = outline.start_ns
+        self._first_kernel = False
+        self._forward: list[tuple[int, int]] = []  # (end or launch, task)
+        self._in_flight = union([(c.start_ns, c.stop_ns) for c in self._collectives])
+        self._busy = union([(op.start_ns, op.stop_ns) for op in outline.outermost])
+        self._producers = [
+            (op.start_ns, op.sequence)
+            for op in outline.ops
+            if op.sequence is not None
+            and op.start_ns >= outline.backward_ns
+            and not op.name.endswith("AccumulateGrad")
+        ]
+        # Operators before the one that makes a backward node carry its number too: the last counts.
+        self._sources = {
+            op.sequence: op.start_ns
+            for op in outline.ops
+            if op.sequence is not None and op.start_ns < outline.backward_ns
+        }
+
+    def _device_tasks(self) -> list[DeviceTask]:
+        """Return what the calls of this step launched."""
+        seen: set[int] = set()
+        tasks: list[DeviceTask] = []
+        for call in self._step.calls:
+            if call.correlation is not None and call.correlation not in seen:
+                seen.add(call.correlation)
+                tasks.extend(self._launched.get(call.correlation, ()))
+        return tasks
+
+    def cut(self) -> StepTasks:
+        """Return the step's tasks."""
+        for mark in find_marks(self._step, self._launched, self._collectives, self._notes):
+            cause = mark.cause
+            if isinstance(cause, Collective):
+                self._message(mark.at_ns, cause)
+            elif isinstance(cause, HostOp):
+                if is_accumulation(cause):
+                    self._parameter(mark.at_ns, cause)
+                else:
+                    self._load(cause)
+            elif isinstance(cause, Call):
+                self._call(cause, mark.launched)
+            else:
+                self._work_until(mark.at_ns)
+        self._work_until(self._step.stop_ns)
+        return StepTasks(
+            number=self._step.number,
+            duration_ns=self._step.stop_ns - self._step.start_ns,
+            start_ns=self._step.start_ns,
+            tasks=self._tasks,
+            parameters=self._parameters,
+            messages=self._messages,
+            collectives=self._collectives,
+            notes=self._notes,
+        )
+
+    # What the host does
+
+    def _work_until(
+        self, at_ns: int, *, after: tuple[int, ...] = (), spent_ns: int | None = None
+    ) -> None:
+        """Add the host's work from where it is to ``at_ns``.
+
+        A task is added even if no time passed: that two events fall on one tick of the clock must
+        not give one step another structure than the rest.
+
+        Args:
+            at_ns: where it ends.
+            after: device tasks that it waited for.
+            spent_ns: how much of the time was work; None for all of it.
+        """
+        start = self._cursor_ns
+        at_ns = max(at_ns, start)
+        if spent_ns is None:
+            spent_ns = at_ns - start - self._waited_for_peers(start, at_ns)
+        self._cursor_ns = at_ns
+        if not self._on_device:
+            after += (self._last_host,) if self._last_host >= 0 else ()
+        self._last_host = self._add(
+            Task(
+                name=self._step.label(max(at_ns - 1, start)),
+                phase=self._step.phase(min(start, at_ns - 1)),
+                resource=self._work,
+                duration_ns=spent_ns,
+                after=after,
+                start_ns=start,
+                stop_ns=at_ns,
+                joint=self._on_device and bool(after),
+            )
+        )
+        if not self._on_device:
+            self._last_device = self._last_host
+            self._note_forward(at_ns)
+
+    def _waited_for_peers(self, start: int, stop: int) -> int:
+        """Return how much of the time no operator ran while messages were under way.
+
+        Only where computation and exchange both run on the host: there, a thread that waits for a
+        message shows as a gap.
+        """
+        if self._on_device or not self._in_flight or start < self._step.backward_ns:
+            return 0
+        if not self._collectives or stop <= max(c.launch_ns for c in self._collectives):
+            return 0
+        return uncovered_ns(self._in_flight, start, stop, self._busy)
+
+    def _load(self, op: HostOp) -> None:
+        """Add the reading of a batch."""
+        self._work_until(op.start_ns)
+        start = max(op.start_ns, self._cursor_ns)
+        self._cursor_ns = max(op.stop_ns, start)
+        self._add(
+            Task(
+                name="data loading",
+                phase="data",
+                resource="host",
+                duration_ns=self._cursor_ns - start,
+                after=(),
+                start_ns=start,
+                stop_ns=self._cursor_ns,
+                joint=True,
+            )
+        )
+
+    # What the device does
+
+    def _call(self, call: Call, tasks: tuple[DeviceTask, ...]) -> None:
+        """Add what a call launched and whether the host waited for it."""
+        if not tasks:
+            self._synchronise(call)
+            return
+        copy = tasks[0]
+        if copy.kind == "copy" and HOST_COPY.search(copy.name) and _blocked(call, copy):
+            # Before the transfer: what the call itself does, once the stream is free.
+            self._work_until(call.start_ns)
+            free = max(call.start_ns, min(self._stream_free(copy), call.stop_ns))
+            begun = min(max(copy.start_ns, free), call.stop_ns)
+            self._work_until(begun, spent_ns=max(begun - max(free, self._cursor_ns), 0))
+            index = self._launch(copy)
+            self._work_until(
+                call.stop_ns,
+                after=(index,),
+                spent_ns=max(call.stop_ns - max(copy.stop_ns, self._cursor_ns), 0),
+            )
+            return
+        self._work_until(min(call.stop_ns, self._step.stop_ns))
+        for task in tasks:
+            self._launch(task)
+
+    def _synchronise(self, call: Call) -> None:
+        """Let the host wait for what it waited for: what was last to end before the call did."""
+        index = bisect.bisect_right(self._done, call.stop_ns, key=lambda t: t.stop_ns) - 1
+        while index >= 0 and not self._is_launched(self._done[index]):
+            index -= 1  # launched later
+        waited = self._done[index] if index >= 0 else None
+        if waited is None or (waited.stop_ns <= call.start_ns and not self._is_idle(call.stop_ns)):
+            return  # nothing was waited for: the call is work like any other
+        self._work_until(call.start_ns)
+        awaited = self._index_of.get(id(waited))
+        if awaited is None:
+            awaited = self._point("messages arrived", call.start_ns)
+        self._work_until(
+            call.stop_ns,
+            after=(awaited,),
+            spent_ns=max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0),
+        )
+
+    def _is_idle(self, at_ns: int) -> bool:
+        """Say whether the device had done all it had been given."""
+        return self._queued_until_ns <= at_ns
+
+    def _is_launched(self, task: DeviceTask) -> bool:
+        return id(task) in self._index_of or id(task) in self._exchanged
+
+    def _stream_free(self, task: DeviceTask) -> int:
+        """Return when the task before this one on its stream ended."""
+        stops = self._stops[task.stream]
+        index = bisect.bisect_right(stops, task.start_ns) - 1
+        return stops[index] if index >= 0 else self._step.start_ns
+
+    def _launch(self, task: DeviceTask) -> int:
+        """Add a task of the device behind the host's work so far."""
+        after = [self._last_host] if self._last_host >= 0 else []
+        phase = self._step.phase(self._cursor_ns - 1)
+        if not self._first_kernel and task.kind == "copy" and TO_DEVICE.search(task.name):
+            phase = "copy"  # of the batch; later copies are part of the pass that makes them
+        elif task.kind == "kernel":
+            self._first_kernel = True
+        index = self._add(
+            Task(
+                name=_short(task.name) if self._on_device else task.name,
+                phase=phase,
+                resource="device",
+                duration_ns=self._share[id(task)],
+                after=tuple(after),
+                start_ns=task.start_ns,
+                stop_ns=task.stop_ns,
+                joint=phase == "copy",
+            )
+        )
+        self._index_of[id(task)] = index
+        self._queued_until_ns = max(self._queued_until_ns, task.stop_ns)
+        if phase != "copy":
+            self._last_device = index
+            self._note_forward(self._cursor_ns)
+        return index
+
+    def _note_forward(self, at_ns: int) -> None:
+        if at_ns <= self._step.backward_ns:
+            self._forward.append((at_ns, len(self._tasks) - 1))
+
+    def _add(self, task: Task) -> int:
+        self._tasks.append(task)
+        return len(self._tasks) - 1
+
+    def _point(self, name: str, at_ns: int) -> int:
+        """Add a point of the device's time that others can wait for.
+
+        Behind what was launched before; from ``finalize`` on the device waits for the messages.
+        """
+        return self._add(
+            Task(
+                name=name,
+                phase=self._step.phase(at_ns - 1),
+                resource="device",
+                duration_ns=0,
+                after=(self._last_host,) if self._last_host >= 0 else (),
+                start_ns=at_ns,
+                stop_ns=at_ns,
+                joint=True,
+            )
+        )
+
+    # Gradients
+
+    def _parameter(self, at_ns: int, op: HostOp) -> None:
+        self._work_until(at_ns)
+        self._parameters.append(
+            ReadyPoint(
+                elements=elements_of(op.shapes[:1]) if op.shapes else None,
+                dtype=op.types[0] if op.types and op.types[0] else None,
+                ready_after=self._last_device if self._last_device >= 0 else self._last_host,
+                needed_by=self._needed_by(op),
+                record_id=op.record_id,
+            )
+        )
+
+    def _needed_by(self, op: HostOp) -> int | None:
+        """Return the first task of the forward operator whose backward made this gradient."""
+        index = bisect.bisect_right(self._producers, op.start_ns, key=lambda p: p[0]) - 1
+        if index < 0:
+            return None
+        source = self._sources.get(self._producers[index][1])
+        if source is None:
+            return None
+        operator = self._step.operator(source)
+        begin = source if operator is None else operator.start_ns
+        place = bisect.bisect_right(self._forward, begin, key=lambda f: f[0])
+        return self._forward[place][1] if place < len(self._forward) else None
+
+    def _message(self, at_ns: int, collective: Collective) -> None:
+        """Add the place from which a message may leave: launched, and its gradients computed."""
+        self._work_until(at_ns)
+        self._queued_until_ns = max(self._queued_until_ns, collective.stop_ns)
+        if self._on_device:
+            marker = self._point(f"message {len(self._messages)} launched", at_ns)
+            self._last_device = marker
+        else:
+            marker = self._last_host
+        self._messages.append(
+            ReadyPoint(
+                elements=collective.elements,
+                dtype=collective.dtype,
+                ready_after=marker,
+                needed_by=None,
+                record_id=collective.record_id,
+                message=len(self._messages),
+            )
+        )
+
+
+def _blocked(call: Call, copy: DeviceTask) -> bool:
+    """Say whether the call returned only when most of the copy was done."""
+    together = min(call.stop_ns, copy.stop_ns) - max(call.start_ns, copy.start_ns)
+    return together > 0.5 * (copy.stop_ns - copy.start_ns)
+
+
+def _exclusive(tasks: Sequence[DeviceTask]) -> dict[int, int]:
+    """Return how long each task kept the device busy beyond those that started before it.
+
+    Tasks of several streams that overlap count once: a profile has one device lane.
+    """
+    share: dict[int, int] = {}
+    high = -(1 << 62)
+    for task in sorted(tasks, key=lambda t: (t.start_ns, t.stop_ns)):
+        share[id(task)] = max(task.stop_ns - max(task.start_ns, high), 0)
+        high = max(high, task.stop_ns)
+    return share
+
+
+def _short(name: str) -> str:
+    """Return a kernel's name without template arguments and parameters."""
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    cut = min((i for i in (plain.find("<"), plain.find("(")) if i > 0), default=len(plain))
+    return plain[:cut][:80] or name[:80]

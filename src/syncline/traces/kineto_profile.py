@@ -1,0 +1,256 @@
+"""Tasks of profiled steps to a ``Profile``, a ``Plan`` and a measured ``Timeline``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from syncline.errors import UserError
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
+from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+from syncline.traces.kineto_exchange import Exchange
+from syncline.traces.kineto_tasks import StepTasks, Task
+
+__all__ = ["make_plan", "make_profile", "make_timeline", "same_shape"]
+
+NS_PER_S = 1_000_000_000
+MOST_OPERATIONS = 4000
+"""Operations of a profile; neighbouring launches are merged until there are no more."""
+
+
+def same_shape(steps: Sequence[StepTasks]) -> list[StepTasks]:
+    """Return those steps that consist of the same tasks as most do."""
+    shapes = [_shape(step) for step in steps]
+    common = Counter(shapes).most_common(1)
+    return [s for s, shape in zip(steps, shapes, strict=True) if shape == common[0][0]]
+
+
+def _shape(step: StepTasks) -> int:
+    # Which operator the host's thread was in when it was cut is a matter of microseconds.
+    return hash(
+        (
+            tuple(
+                (t.name if t.resource == "device" else "", t.phase, t.resource, t.after)
+                for t in step.tasks
+            ),
+            tuple((p.elements, p.ready_after) for p in step.parameters),
+            tuple((m.elements, m.ready_after) for m in step.messages),
+        )
+    )
+
+
+def make_profile(
+    steps: Sequence[StepTasks],
+    exchange: Exchange,
+    *,
+    model: str,
+    device: str,
+    workers: int,
+    most_operations: int = MOST_OPERATIONS,
+) -> Profile:
+    """Return the profile of steps that consist of the same tasks.
+
+    Every duration is the median over the steps. Medians of single tasks add up to less than the
+    median of their sum, since delays are rare and long; so those of each phase and lane are scaled
+    to the median of what the steps spent there. A gradient whose reader is not known counts as
+    needed by the first task of the forward pass: later would promise what may not hold.
+
+    Args:
+        steps: the steps, of the same tasks.
+        exchange: the gradients, pointing into the tasks.
+        model: name of the profile.
+        device: kind of device.
+        workers: how many workers were profiled together.
+        most_operations: above this, neighbouring launches are merged.
+
+    Raises:
+        UserError: there is no step, or the profile is not possible.
+    """
+    if not steps:
+        raise UserError(f"{model}: no step to make a profile of")
+    tasks = steps[0].tasks
+    columns = zip(*([task.duration_ns for task in step.tasks] for step in steps), strict=True)
+    medians = [statistics.median(column) for column in columns]
+    scale = _scales(steps, medians)
+    tasks = [
+        task._replace(duration_ns=round(median * scale[task.phase, task.resource]))
+        for task, median in zip(tasks, medians, strict=True)
+    ]
+    kept = {g.ready_after for g in exchange.gradients}
+    tasks, place = _merge(tasks, kept, most_operations)
+    first = _first_forward(tasks)
+    ready = itertools.accumulate((place[g.ready_after] for g in exchange.gradients), max)
+    return Profile(
+        model=model,
+        device=device,
+        workers=workers,
+        iterations=len(steps),
+        operations=tuple(
+            Operation(
+                name=task.name,
+                phase=task.phase,
+                duration_s=task.duration_ns / NS_PER_S,
+                after=task.after,
+                resource=task.resource,
+            )
+            for task in tasks
+        ),
+        gradients=tuple(
+            Gradient(
+                name=g.name,
+                elements=g.elements,
+                dtype=g.dtype,
+                ready_after=after,
+                needed_by=first if g.needed_by is None else place[g.needed_by],
+            )
+            for g, after in zip(exchange.gradients, ready, strict=True)
+        ),
+    )
+
+
+def _scales(
+    steps: Sequence[StepTasks], medians: Sequence[float]
+) -> dict[tuple[Phase, Resource], float]:
+    groups = {(task.phase, task.resource) for task in steps[0].tasks}
+    scales: dict[tuple[Phase, Resource], float] = {}
+    for phase, resource in groups:
+        inside = [
+            i
+            for i, task in enumerate(steps[0].tasks)
+            if (task.phase, task.resource) == (phase, resource)
+        ]
+        wanted = statistics.median(
+            math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps
+        )
+        found = math.fsum(medians[i] for i in inside)
+        scales[phase, resource] = wanted / found if found > 0 else 1.0
+    return scales
+
+
+def _first_forward(tasks: Sequence[Task]) -> int | None:
+    """Return the first task of the forward pass that computes."""
+    return next(
+        (i for i, t in enumerate(tasks) if t.phase == "forward" and t.resource == "device"), None
+    )
+
+
+def _merge(tasks: Sequence[Task], kept: set[int], most: int) -> tuple[list[Task], list[int]]:
+    """Merge neighbouring launches until there are few enough tasks; return where each went.
+
+    First those of one outermost operator, then of 2, 4, 8, ... of them. A merged host task launches
+    all that its parts launched. What waits for the device, is waited for by the host, or ends a
+    gradient is not merged with what follows.
+    """
+    merged, place = list(tasks), list(range(len(tasks)))
+    width = 1
+    while len(merged) > most and width <= 2 * len(tasks):
+        merged, place = _merge_by(tasks, kept, width)
+        width *= 2
+    return merged, place
+
+
+def _merge_by(tasks: Sequence[Task], kept: set[int], width: int) -> tuple[list[Task], list[int]]:
+    launching = any(t.resource == "host" and t.phase != "data" for t in tasks)
+    leading = "host" if launching else "device"
+    awaited = {before for task in tasks if task.joint for before in task.after}
+    merged: list[Task] = []
+    place: list[int] = []
+    growing: dict[str, int] = {}  # by resource, the merged task that takes in more
+    operators = 0
+    before: Task | None = None
+    for index, task in enumerate(tasks):
+        alone = task.joint or index in awaited
+        if task.resource == leading and (before is None or task.name != before.name):
+            operators += 1
+        if alone or operators > width or (before is not None and task.phase != before.phase):
+            growing.clear()
+            operators = 1
+        after = {place[b] for b in task.after}
+        at = growing.get(task.resource)
+        if at is None:
+            at = len(merged)
+            merged.append(task._replace(after=tuple(sorted(after))))
+        else:
+            grown = merged[at]
+            merged[at] = grown._replace(
+                duration_ns=grown.duration_ns + task.duration_ns,
+                after=tuple(sorted({*grown.after, *(b for b in after if b < at)})),
+            )
+        place.append(at)
+        growing[task.resource] = at
+        if alone or index in kept:
+            growing.clear()
+            operators = 0
+        if task.resource == leading:
+            before = task
+    return merged, place
+
+
+def make_plan(profile: Profile, exchange: Exchange, workers: int) -> Plan | None:
+    """Return the messages that were exchanged, or None if there were none."""
+    if not exchange.last_of_message:
+        return None
+    ends = list(itertools.accumulate(g.elements for g in profile.gradients))
+    stops = [ends[last] for last in exchange.last_of_message]
+    return Plan(
+        planner="as traced",
+        model=profile.model,
+        workers=workers,
+        tensors=tuple(
+            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
+        ),
+        messages=tuple(
+            Message(start=a, stop=b) for a, b in itertools.pairwise((0, *stops)) if a < b
+        )
+        or (Message(start=0, stop=0),),
+    )
+
+
+def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
+    """Return what ran when in a step.
+
+    Args:
+        step: the step.
+        name: the timeline's name.
+        shift_ns: how much later than the clock's zero the step began.
+    """
+    zero_ns = step.start_ns - shift_ns
+
+    def span(
+        lane: str, start: int, stop: int, label: str, kind: SpanKind, size: int | None = None
+    ) -> Span:
+        return Span(
+            lane=lane,
+            start_ns=max(start - zero_ns, 0),
+            stop_ns=max(stop - zero_ns, 0),
+            label=label,
+            kind=kind,
+            size_bytes=size,
+        )
+
+    spans = []
+    for task in step.tasks:
+        start = task.start_ns
+        if task.resource == "host":
+            start = task.stop_ns - task.duration_ns  # what is before that was waiting
+        if start < task.stop_ns:
+            spans.append(span(_lane(task), start, task.stop_ns, task.name, task.phase))
+    for index, message in enumerate(step.collectives):
+        label = f"message {index}"
+        start, stop = message.start_ns, message.stop_ns
+        spans.append(span(COMMUNICATION, start, stop, label, "message", message.size_bytes))
+    return Timeline(
+        name=name, source="measured", iteration_ns=step.duration_ns + shift_ns, spans=tuple(spans)
+    )
+
+
+def _lane(task: Task) -> str:
+    if task.phase == "data":
+        return "disk"
+    if task.phase == "copy":
+        return "copy"
+    return COMPUTE if task.resource == "device" else "host"

@@ -1,0 +1,244 @@
+"""Where the steps of a profiler trace are, and the phases of each.
+
+A step is what the annotation ``ProfilerStep#N`` spans. Within it the host's threads take turns: the
+main thread reads the batch, launches the forward pass and the update; autograd's thread launches
+the backward pass while the main thread waits for it. So one lane holds the host's work, in the
+order of time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from syncline.model.profile import Phase
+from syncline.traces.kineto_events import Call, HostOp, KinetoEvents
+
+__all__ = ["Outline", "is_accumulation", "outline_steps"]
+
+STEP = re.compile(r"ProfilerStep#(\d+)")
+LOADER = re.compile(r"enumerate\(DataLoader\)#.*__next__")
+WAITING_LOADER = re.compile(r"enumerate\(DataLoader\)#_MultiProcessing")
+OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+FINALIZE = "copy_bucket_to_grad"
+BACKWARD = re.compile(r"autograd::engine::evaluate_function: |.*Backward\d*$")
+EVALUATE = "autograd::engine::evaluate_function: "
+ENCLOSING = re.compile(
+    r"ProfilerStep#|enumerate\(DataLoader|Optimizer\.|DistributedDataParallel\.|## |nn\.Module: "
+)
+"""Annotations around operators; the first releases list them among the operators."""
+
+
+def is_accumulation(op: HostOp) -> bool:
+    """Say whether the operator makes one gradient final."""
+    return op.name.endswith("AccumulateGrad") and not op.name.startswith(EVALUATE)
+
+
+class Outline(NamedTuple):
+    """A step before it is taken apart; times in nanoseconds on the trace's clock."""
+
+    number: int
+    start_ns: int
+    stop_ns: int
+    threads: frozenset[str]
+    """The main thread and those that ran backward operators."""
+    ops: Sequence[HostOp]
+    """Operators and annotations of those threads, by start."""
+    others: Sequence[HostOp]
+    """Those of other threads, by start."""
+    calls: Sequence[Call]
+    """Calls of all threads, by start."""
+    outermost: Sequence[HostOp]
+    """Operators that no other operator encloses, by start."""
+    loading: Sequence[HostOp]
+    backward_ns: float
+    """Where the backward pass starts; infinite where there is none."""
+    finalize_ns: float
+    """Where unpacking exchanged gradients starts; where nothing is unpacked, the update."""
+    update_ns: float
+    """Where what comes after the backward pass starts."""
+    optimizer_ns: float
+    """Where the optimizer's step starts; the end of the step where there is none."""
+    passes: int
+    """Backward passes; gradients accumulate over them, and only the last makes them final."""
+
+    def phase(self, at_ns: int) -> Phase:
+        """Return the phase that the host is in."""
+        if at_ns < self.backward_ns:
+            return "forward"
+        if at_ns < self.finalize_ns:
+            return "backward"
+        return "finalize" if at_ns < self.update_ns else "update"
+
+    def exchanged_by(self, at_ns: int) -> Outline:
+        """Return the outline, knowing that gradient messages were launched until ``at_ns``."""
+        finalize = max(self.finalize_ns, at_ns)
+        return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
+
+    def operator(self, at_ns: int) -> HostOp | None:
+        """Return the outermost operator that runs, or ran last before."""
+        index = bisect.bisect_right(self.outermost, at_ns, key=lambda op: op.start_ns) - 1
+        return self.outermost[index] if index >= 0 else None
+
+    def label(self, at_ns: int) -> str:
+        """Return the name of :meth:`operator`."""
+        operator = self.operator(at_ns)
+        return "between operators" if operator is None else operator.name.removeprefix(EVALUATE)
+
+
+def outline_steps(events: KinetoEvents) -> tuple[list[Outline], list[str]]:
+    """Return the steps of a trace in order, and notes on what was assumed.
+
+    Without ``ProfilerStep`` annotations the steps are taken to end with the optimizer's; without
+    those, the whole trace is one step.
+
+    O(n log n) in the events.
+    """
+    ops = sorted(events.ops, key=lambda op: (op.start_ns, -op.stop_ns))
+    calls = sorted(events.calls, key=lambda call: call.start_ns)
+    notes: list[str] = []
+    windows = _windows(ops, calls, notes)
+    op_starts = [op.start_ns for op in ops]
+    call_starts = [call.start_ns for call in calls]
+    outlines = []
+    for number, main, start, stop in windows:
+        inside = ops[bisect.bisect_left(op_starts, start) : bisect.bisect_left(op_starts, stop)]
+        called = calls[
+            bisect.bisect_left(call_starts, start) : bisect.bisect_left(call_starts, stop)
+        ]
+        outlines.append(_outline(number, main, start, stop, inside, called))
+    if any(WAITING_LOADER.match(op.name) for step in outlines for op in step.loading):
+        notes.append(
+            "the batches were read by loader processes: the reading time is what the training "
+            "process waited for them, not what reading took"
+        )
+    if any(step.passes > 1 for step in outlines):
+        notes.append(
+            "gradients are accumulated over several backward passes: all but the last one count as "
+            "part of the forward pass"
+        )
+    return outlines, notes
+
+
+def _windows(
+    ops: Sequence[HostOp], calls: Sequence[Call], notes: list[str]
+) -> list[tuple[int, str, int, int]]:
+    """Return (number, main thread, start, stop) of each step."""
+    windows = [
+        (int(match[1][-18:]), op) for op in ops if (match := STEP.fullmatch(op.name)) is not None
+    ]
+    if windows:
+        kept: list[tuple[int, str, int, int]] = []
+        for number, op in windows:
+            if kept and op.start_ns < kept[-1][3]:
+                notes.append(f"ProfilerStep#{number} begins inside the step before; left out")
+            else:
+                kept.append((number, op.thread, op.start_ns, op.stop_ns))
+        return kept
+    ends = [op for op in ops if OPTIMIZER_STEP.match(op.name)]
+    if len(ends) >= 2:
+        notes.append(
+            "no ProfilerStep annotations: a step is taken from the end of one Optimizer.step to "
+            "the end of the next (call profiler.step() after each iteration)"
+        )
+        return [
+            (i, b.thread, a.stop_ns, b.stop_ns)
+            for i, (a, b) in enumerate(itertools.pairwise(ends))
+            if a.stop_ns < b.stop_ns
+        ]
+    notes.append(
+        "no ProfilerStep annotations: the whole trace is taken for one step (call profiler.step() "
+        "after each iteration)"
+    )
+    everything: list[HostOp | Call] = [*ops, *calls]
+    if not everything:
+        return []
+    start = min(e.start_ns for e in everything)
+    stop = max(e.stop_ns for e in everything)
+    main = ends[0].thread if ends else _busiest(everything)
+    return [(0, main, start, stop)]
+
+
+def _busiest(events: Iterable[HostOp | Call]) -> str:
+    counts: dict[str, int] = {}
+    for event in events:
+        counts[event.thread] = counts.get(event.thread, 0) + 1
+    return max(counts, key=lambda thread: counts[thread])
+
+
+def _outline(
+    number: int, main: str, start: int, stop: int, ops: Sequence[HostOp], calls: Sequence[Call]
+) -> Outline:
+    backward = [op for op in ops if _is_backward(op)]
+    threads = frozenset({main, *(op.thread for op in backward)})
+    own = [op for op in ops if op.thread in threads]
+    outermost = _outermost(own)
+    backward, passes = _last_pass(outermost, backward)
+    first: float = min((op.start_ns for op in backward), default=math.inf)
+    last = max((op.stop_ns for op in backward), default=math.inf)
+    finalize = min(
+        (o.start_ns for o in own if FINALIZE in o.name and o.start_ns > first), default=None
+    )
+    steps = [op.start_ns for op in own if OPTIMIZER_STEP.match(op.name) and op.start_ns > first]
+    update: float
+    if finalize is None:
+        finalize_ns = update = min([last, *steps])
+    else:
+        finalize_ns, update = finalize, min(steps, default=last)
+    return Outline(
+        number=number,
+        start_ns=start,
+        stop_ns=stop,
+        threads=threads,
+        ops=own,
+        others=[op for op in ops if op.thread not in threads],
+        calls=calls,
+        outermost=outermost,
+        loading=[op for op in own if LOADER.match(op.name) and op.thread == main],
+        backward_ns=first,
+        finalize_ns=finalize_ns,
+        update_ns=max(update, finalize_ns),
+        optimizer_ns=min(steps, default=stop),
+        passes=passes,
+    )
+
+
+def _is_backward(op: HostOp) -> bool:
+    return BACKWARD.match(op.name) is not None or is_accumulation(op)
+
+
+def _last_pass(outermost: Sequence[HostOp], backward: Sequence[HostOp]) -> tuple[list[HostOp], int]:
+    """Return the operators of the last backward pass, and how many passes there were.
+
+    A new pass begins where a forward operator ran in between whose backward node comes later.
+    """
+    nodes = {op.sequence: op.start_ns for op in backward if op.sequence is not None}
+    if not backward:
+        return [], 0
+    left = list(backward)
+    passes = 1
+    for op in outermost:
+        if op.start_ns > left[0].start_ns and not _is_backward(op):
+            later = nodes.get(op.sequence) if op.sequence is not None else None
+            if later is not None and later > op.start_ns:
+                after = [b for b in left if b.start_ns > op.start_ns]
+                if after and len(after) < len(left):
+                    left = after
+                    passes += 1
+    return left, passes
+
+
+def _outermost(ops: Sequence[HostOp]) -> list[HostOp]:
+    ends: dict[str, int] = {}
+    found = []
+    for op in ops:
+        if op.annotation or ENCLOSING.match(op.name):
+            continue
+        if op.start_ns >= ends.get(op.thread, -(1 << 62)):
+            found.append(op)
+            ends[op.thread] = op.stop_ns
+    return found

@@ -1,0 +1,240 @@
+"""The papers' layer table: dag-model, section VI and Table VI.
+
+A row a layer: id, name, forward, backward and communication time in microseconds, and the bytes of
+its gradient. A file holds the table of one iteration after another (100 in the published data
+set); ids that begin anew begin an iteration. The row ``data`` is reading the batch. Columns are
+separated by tabs or blanks; names may hold blanks where tabs separate. The header row may be there,
+once or before every iteration.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from syncline.errors import FileError
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
+from syncline.traces.reading import Progress, open_trace, text_lines
+from syncline.traces.trace import Trace, Written, in_file, measured_points, message_s, number
+
+__all__ = ["is_layer_table", "read_layer_table", "write_layer_table"]
+
+US = 1e-6
+HEADER = ("Id", "Name", "Forward", "Backward", "Comm.", "Size")
+DATA = "data"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    """A layer's sums over the iterations, in seconds."""
+
+    name: str
+    size_bytes: int
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    communication_s: float = 0.0
+
+
+def is_layer_table(head: str) -> bool:
+    """Say whether text begins with the header row, or with a row of the table."""
+    line = next((text for text in head.splitlines() if text.strip()), "")
+    cells = _cells(line)
+    if _is_header(cells):
+        return True
+    return len(cells) == len(HEADER) and cells[0].isdecimal() and all(map(_is_number, cells[2:]))
+
+
+def read_layer_table(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Trace:
+    """Read a layer table; times are means over its iterations.
+
+    Args:
+        path: the file, packed or not.
+        progress: told how far the reading is.
+
+    Returns:
+        The profile, and the ``Comm.`` column as measured messages. The table has no update and
+        does not say how many workers there were.
+
+    Raises:
+        FileError: it is no layer table, is cut off, an iteration has other layers than the first,
+            or a value is no number, negative or absurd.
+
+    Holds one iteration, whatever the size of the file.
+    """
+    source = str(path)
+    rows: dict[int, _Row] = {}
+    order: list[int] = []
+    iterations = place = 0  # whole iterations after the first row of the second, rows of the next
+    with open_trace(path, progress=progress) as stream:
+        for line_number, line in text_lines(stream, source):
+            cells = _cells(line)
+            if not cells or _is_header(cells):
+                continue
+            where = f"{source}: line {line_number}"
+            layer_id = _layer_id(cells, where)
+            if iterations == 0 and order and layer_id == order[0]:
+                iterations = 1
+            if iterations == 0:
+                _check_new(layer_id, rows, order, where)
+                order.append(layer_id)
+            else:
+                _check_next(layer_id, order, place, where)
+                place = (place + 1) % len(order)
+                iterations += place == 0
+            _add(rows, layer_id, cells, where)
+    if place:
+        raise FileError(
+            f"{source}: iteration {iterations + 1} ends before layer {order[place]}, the file is "
+            "truncated; copy it again, or remove that iteration"
+        )
+    if not rows:
+        raise FileError(f"{source}: no row of a layer table; expected {' '.join(HEADER)}")
+    with in_file(source):
+        return _trace(list(rows.values()), max(iterations, 1), source)
+
+
+def _check_new(layer_id: int, rows: dict[int, _Row], order: list[int], where: str) -> None:
+    if layer_id in rows:
+        raise FileError(
+            f"{where}: layer {layer_id} comes twice; an iteration begins anew with layer {order[0]}"
+        )
+    if len(order) == MOST_LAYERS:
+        raise FileError(f"{where}: more than {MOST_LAYERS} layers; is it a layer table?")
+
+
+def _check_next(layer_id: int, order: list[int], place: int, where: str) -> None:
+    if layer_id != order[place]:
+        raise FileError(
+            f"{where}: expected layer {order[place]}, found {layer_id}; every iteration must list "
+            f"the {len(order)} layers of the first, in its order"
+        )
+
+
+def _trace(rows: list[_Row], iterations: int, source: str) -> Trace:
+    data_s = 0.0
+    layers = []
+    for row in rows:
+        if row.name.lower() == DATA and not row.size_bytes:
+            data_s += (row.forward_s + row.backward_s) / iterations
+            continue
+        layers.append(
+            Layer(
+                name=row.name,
+                forward_s=row.forward_s / iterations,
+                weight_s=row.backward_s / iterations,
+                gradient_bytes=row.size_bytes,
+            )
+        )
+    notes = ["the table has no update, and no copying to the device"]
+    untimed = sum(1 for row in rows if row.size_bytes and not row.communication_s)
+    if untimed:
+        notes.append(f"{untimed} layers with gradients have no communication time")
+    profile = profile_of(
+        layers,
+        model=_model_of(source),
+        data_s=data_s,
+        iterations=iterations,
+    )
+    return Trace(
+        model=profile.model,
+        profile=profile,
+        points=measured_points((r.size_bytes, r.communication_s / iterations) for r in rows),
+        steps=iterations,
+        notes=tuple(notes),
+    )
+
+
+def _model_of(source: str) -> str:
+    return Path(source).name.removesuffix(".gz").rpartition(".")[0] or Path(source).name
+
+
+def write_layer_table(profile: Profile, network: Network | None = None) -> Written:
+    """Write a profile as one iteration of the table.
+
+    Args:
+        profile: its times are in the table whatever they are: medians, for a measured profile.
+        network: gives the ``Comm.`` column: the measured time of a message of exactly the layer's
+            bytes where there is one, else the curve's. Without it the column is 0.
+
+    Raises:
+        UserError: the profile has nothing that a layer could be made of.
+    """
+    table = layers_of(profile)
+    lines = ["\t".join(HEADER)]
+    rows = [(DATA, table.data_s, 0.0, 0.0, 0)] if table.data_s else []
+    rows += [
+        (
+            "_" + layer.name if layer.name.lower() == DATA else layer.name,
+            layer.forward_s,
+            layer.weight_s + layer.input_s,
+            message_s(network, layer.gradient_bytes),
+            layer.gradient_bytes,
+        )
+        for layer in table.layers
+    ]
+    for layer_id, (name, forward_s, backward_s, communication_s, size_bytes) in enumerate(rows):
+        times = "\t".join(f"{s / US:.9g}" for s in (forward_s, backward_s, communication_s))
+        lines.append(f"{layer_id}\t{_printable(name)}\t{times}\t{size_bytes}")
+    lost = list(table.lost)
+    update_s = profile.phase_s("finalize", "update")
+    if update_s:
+        lost.append(f"{update_s * 1e3:.3g} ms of update: the table has no column for it")
+    if network is None:
+        lost.append("the time of communication: no network was given, the column is 0")
+    return Written(("\n".join(lines) + "\n").encode(), tuple(lost))
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isprintable() else "_" for c in name).strip() or "_"
+
+
+def _cells(line: str) -> list[str]:
+    cells = line.split("\t") if "\t" in line else line.split()
+    return [cell.strip() for cell in cells] if line.strip() else []
+
+
+def _is_header(cells: list[str]) -> bool:
+    wanted = [word.lower().rstrip(".") for word in HEADER]
+    return [cell.lower().rstrip(".") for cell in cells] == wanted
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _layer_id(cells: list[str], where: str) -> int:
+    if len(cells) != len(HEADER):
+        raise FileError(
+            f"{where}: expected {len(HEADER)} columns ({' '.join(HEADER)}), found {len(cells)}"
+        )
+    if not (cells[0].isascii() and cells[0].isdecimal() and len(cells[0]) < 10):
+        raise FileError(f"{where}: expected a layer id, found {cells[0][:40]!r}")
+    return int(cells[0])
+
+
+def _add(rows: dict[int, _Row], layer_id: int, cells: list[str], where: str) -> None:
+    name = cells[1]
+    forward_s = number(cells[2], "the forward time", where, unit_s=US)
+    backward_s = number(cells[3], "the backward time", where, unit_s=US)
+    communication_s = number(cells[4], "the communication time", where, unit_s=US)
+    size = number(cells[5], "the size of the gradient", where)
+    if not size.is_integer():
+        raise FileError(f"{where}: expected whole bytes as size of the gradient, found {cells[5]}")
+    row = rows.get(layer_id)
+    if row is None:
+        row = rows[layer_id] = _Row(name=name, size_bytes=int(size))
+    elif (row.name, row.size_bytes) != (name, int(size)):
+        raise FileError(
+            f"{where}: layer {layer_id} is {name!r} of {int(size)} bytes, but was {row.name!r} of "
+            f"{row.size_bytes} bytes in the first iteration"
+        )
+    row.forward_s += forward_s
+    row.backward_s += backward_s
+    row.communication_s += communication_s

@@ -1,0 +1,239 @@
+"""Layers in a row: what the layer-wise formats hold, to and from the operations of a profile.
+
+A layer table has no edges. Its layers run forward one after another and backward in reverse; the
+papers draw the iteration the same way (dag-model, Fig. 1; MG-WFBP, Fig. 1).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncline.errors import UserError
+from syncline.model.profile import Gradient, Operation, Profile
+from syncline.traces.trace import Names, element_type
+
+__all__ = ["MOST_LAYERS", "Layer", "LayerTable", "layers_of", "profile_of"]
+
+MOST_LAYERS = 100_000
+"""More rows than that are no layers of a model."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Layer:
+    """One layer; times in seconds."""
+
+    name: str
+    forward_s: float = 0.0
+    weight_s: float = 0.0
+    """Backward time until the gradient of its parameters is ready."""
+    input_s: float = 0.0
+    """Backward time after that: the gradient with respect to its input."""
+    gradient_bytes: int = 0
+    update_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerTable:
+    """The layers of a profile, and what of the profile they cannot say."""
+
+    data_s: float
+    """Reading and copying the batch."""
+    layers: list[Layer]
+    lost: list[str]
+
+
+def profile_of(
+    layers: Sequence[Layer], *, model: str, data_s: float = 0.0, iterations: int = 1
+) -> Profile:
+    """Return the profile of layers that run one after another.
+
+    Args:
+        layers: in forward order.
+        model: the name of the profile.
+        data_s: seconds of reading the batch; 0 for none.
+        iterations: over how many iterations the times were averaged.
+
+    Raises:
+        UserError: as for :class:`Profile`; no layer has a gradient, for example.
+    """
+    operations: list[Operation] = []
+
+    def add(operation: Operation) -> int:
+        operations.append(operation)
+        return len(operations) - 1
+
+    before: tuple[int, ...] = ()
+    if data_s > 0:
+        before = (add(Operation(name="data", phase="data", duration_s=data_s)),)
+    forward: list[int] = []
+    for layer in layers:
+        forward.append(
+            add(
+                Operation(
+                    name=layer.name, phase="forward", duration_s=layer.forward_s, after=before
+                )
+            )
+        )
+        before = (forward[-1],)
+    names = Names()
+    gradients: list[Gradient] = []
+    updates: list[tuple[Layer, int]] = []
+    for layer, own in zip(reversed(layers), reversed(forward), strict=True):
+        name = f"{layer.name} backward"
+        after = tuple(sorted({own, *before}))
+        ready = add(Operation(name=name, phase="backward", duration_s=layer.weight_s, after=after))
+        before = (ready,)
+        if layer.gradient_bytes:
+            elements, dtype = element_type(layer.gradient_bytes)
+            gradients.append(
+                Gradient(
+                    name=names.unique(layer.name),
+                    elements=elements,
+                    dtype=dtype,
+                    ready_after=ready,
+                    needed_by=own,
+                )
+            )
+        if layer.input_s > 0:
+            before = (
+                add(
+                    Operation(
+                        name=f"{layer.name} backward, input",
+                        phase="backward",
+                        duration_s=layer.input_s,
+                        after=tuple(sorted({own, ready})),
+                    )
+                ),
+            )
+        if layer.update_s > 0:
+            updates.append((layer, ready))
+    for layer, ready in updates:
+        add(
+            Operation(
+                name=f"{layer.name} update",
+                phase="update",
+                duration_s=layer.update_s,
+                after=(ready,),
+            )
+        )
+    return Profile(
+        model=model,
+        device="unknown",
+        workers=1,
+        iterations=iterations,
+        operations=tuple(operations),
+        gradients=tuple(gradients),
+    )
+
+
+def layers_of(profile: Profile) -> LayerTable:
+    """Cut a profile into layers: one for each forward operation, in order.
+
+    A backward operation belongs to the forward operation that needs the parameters whose gradients
+    it ends, else to the last one that it depends on, else to that of the backward operation before
+    it. A profile without a forward pass has a layer for each backward operation instead.
+
+    Raises:
+        UserError: there are more operations than a table of layers can have.
+    """
+    lost: list[str] = []
+    operations = profile.operations
+    passes = [o for o in operations if o.phase in ("forward", "backward")]
+    lane = "device" if any(o.lane == "device" for o in passes) else "host"
+    hosted_s = sum(o.duration_s for o in operations if o.lane == "host")
+    if lane == "device" and hosted_s:
+        lost.append(
+            f"{hosted_s * 1e3:.3g} ms of launching on the CPU: a layer has times on one device only"
+        )
+    rows = [i for i, o in enumerate(operations) if o.phase == "forward" and o.lane == lane]
+    if not rows:
+        rows = [i for i, o in enumerate(operations) if o.phase == "backward" and o.lane == lane]
+        rows.reverse()
+    if not rows:
+        raise UserError(f"{profile.model}: no forward or backward operation to make a layer of")
+    if len(rows) > MOST_LAYERS:
+        raise UserError(f"{profile.model}: {len(rows)} operations are no table of layers")
+    names = Names()
+    layers = {
+        row: Layer(name=names.unique(operations[row].name.removesuffix(" backward")))
+        for row in rows
+    }
+    owner = _owners(profile, layers)
+    ready = {gradient.ready_after for gradient in profile.gradients}
+    for index, operation in enumerate(operations):
+        layer = layers[owner[index]]
+        if operation.lane != lane:
+            continue
+        if operation.phase == "forward":
+            layer.forward_s += operation.duration_s
+        elif operation.phase == "backward":
+            layer.input_s += operation.duration_s
+            if index in ready:  # all that was spent on this layer so far led to its gradient
+                layer.weight_s += layer.input_s
+                layer.input_s = 0.0
+    _share_update(profile, layers, owner, lane)
+    for gradient in profile.gradients:
+        layers[_owner_of(gradient, layers, owner)].gradient_bytes += gradient.size_bytes
+    first = layers[rows[0]]
+    if not first.gradient_bytes:  # whose input has no gradient, and so nothing but this one
+        first.weight_s, first.input_s = first.weight_s + first.input_s, 0.0
+    _report_losses(profile, layers, owner, lost)
+    return LayerTable(
+        data_s=profile.phase_s("data", "copy"), layers=list(layers.values()), lost=lost
+    )
+
+
+def _owners(profile: Profile, layers: dict[int, Layer]) -> list[int]:
+    """Return, for each operation, the operation whose layer it belongs to."""
+    needed_after = {g.ready_after: g.needed_by for g in profile.gradients if g.needed_by in layers}
+    before = next(reversed(layers))
+    owner: list[int] = []
+    for index, operation in enumerate(profile.operations):
+        if index in layers:
+            before = index
+        elif operation.phase == "backward":
+            needed = needed_after.get(index)
+            known = (o for o in operation.after if o in layers)
+            before = max(known, default=before) if needed is None else needed
+        owner.append(before)
+    return owner
+
+
+def _owner_of(gradient: Gradient, layers: dict[int, Layer], owner: list[int]) -> int:
+    needed = gradient.needed_by
+    return needed if needed is not None and needed in layers else owner[gradient.ready_after]
+
+
+def _share_update(profile: Profile, layers: dict[int, Layer], owner: list[int], lane: str) -> None:
+    """Give each layer its own update; what is done for all together is shared by bytes."""
+    layer_of_ready = {g.ready_after: _owner_of(g, layers, owner) for g in profile.gradients}
+    phases = ("finalize", "update")
+    updates = [o for o in profile.operations if o.phase in phases and o.lane == lane]
+    own = [layer_of_ready.get(o.after[0]) if len(o.after) == 1 else None for o in updates]
+    if len(updates) > 1 and None not in own and len(set(own)) == len(own):
+        for operation, row in zip(updates, own, strict=True):
+            assert row is not None
+            layers[row].update_s += operation.duration_s
+        return
+    common_s = sum(operation.duration_s for operation in updates)
+    for gradient in profile.gradients:
+        share = gradient.size_bytes / (profile.gradient_bytes or 1)
+        layers[_owner_of(gradient, layers, owner)].update_s += common_s * share
+
+
+def _report_losses(
+    profile: Profile, layers: dict[int, Layer], owner: list[int], lost: list[str]
+) -> None:
+    ready_order = [_owner_of(g, layers, owner) for g in profile.gradients]
+    position = {row: place for place, row in enumerate(layers)}
+    places = [position[row] for row in ready_order]
+    if any(later > earlier for earlier, later in itertools.pairwise(places)):
+        lost.append(
+            "the order in which gradients become ready: layers run backward in reverse order"
+        )
+    if len(set(ready_order)) < len(ready_order):
+        lost.append(
+            f"{len(ready_order)} gradient tensors are those of {len(set(ready_order))} layers"
+        )

@@ -1,0 +1,226 @@
+"""PipeDream's operator graph: a DAG with branches, as its profiler writes it.
+
+A line a node::
+
+    node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.3, backward_compute_time=6.4,
+        activation_size=198246400.0, parameter_size=93184.0
+
+and, behind a tab, a line an edge: ``node1 -- node2``. Times are milliseconds, sizes bytes. The
+forward time of the ``Input`` node is the loading of the batch. Backward edges are not listed; the
+backward operation of a node waits for its forward operation and for the backward operations of the
+nodes that read its output.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from syncline.errors import FileError
+from syncline.model.profile import Gradient, Operation, Profile
+from syncline.traces.reading import Progress, open_trace, text_lines
+from syncline.traces.trace import Trace, element_type, in_file, number
+
+__all__ = ["is_pipedream", "read_pipedream"]
+
+MS = 1e-3
+SEPARATOR = " -- "
+FIRST = "forward_compute_time="
+MOST_NODES = 100_000
+MOST_EDGES = 1_000_000
+_DIGITS = re.compile(r"\d{1,15}")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Node:
+    """A node of the graph; times in seconds."""
+
+    name: str
+    text: str
+    """What it computes, such as ``Conv2d(3, 64, ...)``."""
+    rank: tuple[int, int]
+    """The number in its name, which counts up as PipeDream traces, then its place in the file."""
+    forward_s: float
+    backward_s: float
+    parameter_bytes: int
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """What it computes, without arguments."""
+        return self.text.partition("(")[0]
+
+
+def is_pipedream(head: str) -> bool:
+    """Say whether text begins with a node of such a graph."""
+    line = next((text for text in head.splitlines() if text.strip()), "")
+    parts = line.split(SEPARATOR)
+    return len(parts) > 2 and any(part.startswith(FIRST) for part in parts)
+
+
+def read_pipedream(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Trace:
+    """Read an operator graph.
+
+    Args:
+        path: the file.
+        progress: told how far the reading is.
+
+    Returns:
+        The profile, with the branches as dependencies. The graph has no update and no messages.
+
+    Raises:
+        FileError: it is no such file, a node comes twice, an edge ends nowhere, the edges have a
+            cycle, or a value is missing, no number, negative or absurd.
+
+    O((n + m) log n) for n nodes and m edges.
+    """
+    source = str(path)
+    nodes: dict[str, _Node] = {}
+    edges: list[tuple[str, str, int]] = []
+    with open_trace(path, progress=progress) as stream:
+        for line_number, line in text_lines(stream, source):
+            if not line.strip():
+                continue
+            where = f"{source}: line {line_number}"
+            if line[0].isspace():
+                edges.append((*_edge(line, where), line_number))
+            else:
+                node = _node(line, len(nodes), where)
+                if node.name in nodes:
+                    raise FileError(f"{where}: {node.name!r} comes twice; names must differ")
+                nodes[node.name] = node
+            if len(nodes) > MOST_NODES or len(edges) > MOST_EDGES:
+                raise FileError(
+                    f"{where}: more than {MOST_NODES} nodes or {MOST_EDGES} edges; is this a graph "
+                    "of a model?"
+                )
+    if not nodes:
+        raise FileError(f"{source}: no node; expected lines such as 'node1 -- Input -- {FIRST}...'")
+    for before, after, line_number in edges:
+        for name in (before, after):
+            if name not in nodes:
+                raise FileError(
+                    f"{source}: line {line_number}: an edge of {name[:40]!r}, which is no node; "
+                    "the file is truncated or was edited by hand"
+                )
+        nodes[after].inputs.append(before)
+        nodes[before].outputs.append(after)
+    order = _in_order(nodes, source)
+    with in_file(source):
+        profile = _profile(order, Path(source).name.removesuffix(".gz").split(".")[0])
+    notes = (
+        "the graph has no update and no messages",
+        "in the backward pass a node waits for the nodes that read its output",
+    )
+    return Trace(model=profile.model, profile=profile, notes=notes)
+
+
+def _edge(line: str, where: str) -> tuple[str, str]:
+    parts = line.strip().split(SEPARATOR)
+    if len(parts) != 2:
+        raise FileError(f"{where}: expected an edge 'node -- node', found {line.strip()[:40]!r}")
+    return parts[0].strip(), parts[1].strip()
+
+
+def _node(line: str, place: int, where: str) -> _Node:
+    parts = line.split(SEPARATOR)
+    values = next((part for part in parts[2:] if part.startswith(FIRST)), None)
+    if values is None:
+        raise FileError(
+            f"{where}: expected 'node -- operation -- {FIRST}...', found {line.strip()[:40]!r}"
+        )
+    text = SEPARATOR.join(parts[1 : parts.index(values)])
+    found = dict(pair.partition("=")[::2] for pair in values.strip().split(", "))
+
+    def value(key: str, unit_s: float | None) -> float:
+        if key not in found:
+            raise FileError(f"{where}: {key} is missing")
+        return number(found[key], key, where, unit_s=unit_s)
+
+    name = parts[0].strip()
+    digits = _DIGITS.search(name)
+    return _Node(
+        name=name,
+        text=text.strip(),
+        rank=(int(digits[0]) if digits else place, place),
+        forward_s=value("forward_compute_time", MS),
+        backward_s=value("backward_compute_time", MS),
+        parameter_bytes=int(value("parameter_size", None)),
+    )
+
+
+def _in_order(nodes: dict[str, _Node], source: str) -> list[_Node]:
+    """Return the nodes so that each comes after its inputs; otherwise as they were traced."""
+    waiting = {name: len(node.inputs) for name, node in nodes.items()}
+    free = [(node.rank, name) for name, node in nodes.items() if not node.inputs]
+    heapq.heapify(free)
+    order: list[_Node] = []
+    while free:
+        node = nodes[heapq.heappop(free)[1]]
+        order.append(node)
+        for name in node.outputs:
+            waiting[name] -= 1
+            if waiting[name] == 0:
+                heapq.heappush(free, (nodes[name].rank, name))
+    if len(order) < len(nodes):
+        stuck = sorted(
+            (nodes[name] for name, left in waiting.items() if left), key=lambda n: n.rank
+        )
+        names = ", ".join(node.name[:40] for node in stuck[:5])
+        raise FileError(f"{source}: the edges have a cycle, through {names}; a model has none")
+    return order
+
+
+def _profile(order: list[_Node], model: str) -> Profile:
+    operations: list[Operation] = []
+    forward: dict[str, int] = {}
+    for node in order:
+        data = not node.inputs and node.kind == "Input"
+        forward[node.name] = len(operations)
+        operations.append(
+            Operation(
+                name=f"{node.text} ({node.name})",
+                phase="data" if data else "forward",
+                duration_s=node.forward_s,
+                after=tuple(sorted({forward[name] for name in node.inputs})),
+            )
+        )
+    gradients: list[Gradient] = []
+    backward: dict[str, int] = {}
+    for node in reversed(order):
+        own = forward[node.name]
+        if operations[own].phase == "data":
+            continue
+        backward[node.name] = len(operations)
+        operations.append(
+            Operation(
+                name=f"backward of {node.text} ({node.name})",
+                phase="backward",
+                duration_s=node.backward_s,
+                after=tuple(sorted({own, *(backward[name] for name in node.outputs)})),
+            )
+        )
+        # Sizes are averages that the profiler prints with decimals; half an element is rounding.
+        elements, dtype = element_type(node.parameter_bytes // 4 * 4)
+        if elements:
+            gradients.append(
+                Gradient(
+                    name=f"{node.name} {node.kind}",
+                    elements=elements,
+                    dtype=dtype,
+                    ready_after=backward[node.name],
+                    needed_by=own,
+                )
+            )
+    return Profile(
+        model=model,
+        device="unknown",
+        workers=1,
+        iterations=1,
+        operations=tuple(operations),
+        gradients=tuple(gradients),
+    )

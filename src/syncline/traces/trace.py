@@ -1,0 +1,233 @@
+"""``Trace``: what a trace file says, in Syncline's nouns, and what it does not say.
+
+Every reader returns one. Formats differ in what they hold: a layer table has times of messages and
+no worker count, an operator graph has no messages at all. What a reader had to leave out or to
+assume is in ``notes``, one sentence each, and is shown wherever a trace is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from syncline.errors import FileError, UserError
+from syncline.model.fit import fit_cost_curve
+from syncline.model.limits import LARGEST_BYTES, LONGEST_NS
+from syncline.model.network import Measurement, Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.model.timeline import Timeline
+
+__all__ = [
+    "Names",
+    "Trace",
+    "Written",
+    "element_type",
+    "in_file",
+    "measured_points",
+    "message_s",
+    "number",
+]
+
+MOST_POINTS = 48
+"""Different sizes that a fit takes, whose time grows with their third power."""
+
+
+class Trace(NamedTuple):
+    """One training iteration as a trace tells it."""
+
+    model: str
+    profile: Profile | None
+    """None where the trace does not hold enough for one; ``notes`` says what is missing."""
+    points: tuple[Measurement, ...] = ()
+    """Measured all-reduces: bytes and seconds; empty where the trace times none."""
+    workers: int | None = None
+    """Workers that exchanged the messages; None where the trace does not say."""
+    steps: int = 1
+    """Iterations that the profile was averaged over, or chosen from."""
+    plan: Plan | None = None
+    """The messages that were sent, where the trace holds them."""
+    timeline: Timeline | None = None
+    """When everything ran, where the trace says it."""
+    notes: tuple[str, ...] = ()
+    """What could not be recovered, and what was assumed."""
+
+    def known_profile(self) -> Profile:
+        """Return the profile.
+
+        Raises:
+            UserError: the trace does not hold enough for one.
+        """
+        if self.profile is None:
+            why = "; ".join(self.notes) or "it holds a timeline only"
+            raise UserError(f"{self.model}: no profile can be made of this trace: {why}")
+        return self.profile
+
+    def network(self, workers: int | None = None) -> Network:
+        """Return the network that the timed messages were sent over.
+
+        Args:
+            workers: the worker count, where the trace does not say it.
+
+        Raises:
+            UserError: the trace times messages of fewer than two sizes, or nobody says how many
+                workers there were.
+        """
+        count = self.workers if workers is None else workers
+        if count is None:
+            raise UserError(
+                f"{self.model}: the trace does not say how many workers exchanged its messages; "
+                "say it with --workers"
+            )
+        if not self.has_network:
+            sizes = {point.size_bytes for point in self.points}
+            raise UserError(
+                f"{self.model}: the trace times messages of {len(sizes)} different sizes, and a "
+                "cost curve needs at least two; name a network file or a preset instead"
+            )
+        fit = fit_cost_curve(self.points)
+        return Network(
+            name=f"as in {self.model}",
+            workers=count,
+            all_reduce=fit.curve,
+            points=self.points,
+            fit_error=fit.error,
+            fit_error_max=fit.error_max,
+        )
+
+    @property
+    def has_network(self) -> bool:
+        """Whether messages of enough sizes were timed for a cost curve."""
+        return len({point.size_bytes for point in self.points}) > 1
+
+
+class Written(NamedTuple):
+    """The content of a trace file that was made from a profile."""
+
+    content: bytes
+    lost: tuple[str, ...] = ()
+    """What the format cannot say, one sentence each."""
+
+
+def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, ...]:
+    """Return the mean time of each size, smallest first, with its repetitions.
+
+    Where there are more than 48 sizes, neighbours on the logarithmic scale are merged: their
+    bytes and seconds are averaged.
+
+    Args:
+        samples: bytes and seconds of single messages; those without either are left out.
+    """
+    times: dict[int, list[float]] = {}
+    for size_bytes, time_s in samples:
+        if size_bytes > 0 and time_s > 0:
+            times.setdefault(size_bytes, []).append(time_s)
+    groups: dict[int, list[tuple[int, float]]] = {}
+    if not times:
+        return ()
+    smallest, largest = min(times), max(times)
+    span = math.log(largest / smallest) or 1.0
+    for index, size_bytes in enumerate(sorted(times)):
+        place = index
+        if len(times) > MOST_POINTS:
+            place = int(math.log(size_bytes / smallest) / span * (MOST_POINTS - 1))
+        groups.setdefault(place, []).extend((size_bytes, time_s) for time_s in times[size_bytes])
+    return tuple(
+        Measurement(
+            size_bytes=round(sum(size for size, _ in group) / len(group)),
+            time_s=math.fsum(time_s for _, time_s in group) / len(group),
+            repetitions=len(group),
+        )
+        for group in groups.values()
+    )
+
+
+def message_s(network: Network | None, size_bytes: int) -> float:
+    """Return the seconds of an all-reduce: as measured at that size, else by the fitted curve.
+
+    Args:
+        network: None for a cost of 0.
+        size_bytes: a message of 0 bytes is not sent and costs nothing.
+    """
+    if network is None or not size_bytes:
+        return 0.0
+    measured = (point.time_s for point in network.points if point.size_bytes == size_bytes)
+    return next(measured, network.all_reduce.seconds(size_bytes))
+
+
+def element_type(size_bytes: int) -> tuple[int, str]:
+    """Return ``(elements, dtype)`` of a gradient of which only the bytes are known.
+
+    Single precision where the bytes allow it, else half precision.
+
+    Raises:
+        UserError: the bytes are odd, negative or absurdly many.
+    """
+    if not 0 <= size_bytes <= LARGEST_BYTES:
+        raise UserError(f"a gradient of {size_bytes} bytes is not possible")
+    for dtype, width in (("float32", 4), ("float16", 2)):
+        if size_bytes % width == 0:
+            return size_bytes // width, dtype
+    raise UserError(f"a gradient of {size_bytes} bytes holds no whole number of elements")
+
+
+def number(text: str, what: str, where: str, *, unit_s: float | None = None) -> float:
+    """Read a number that is not negative.
+
+    Args:
+        text: as the file has it.
+        what: what it is, for the message.
+        where: the file and the line.
+        unit_s: for times, the seconds of one unit; the result is in seconds and is checked to be
+            no longer than an iteration may take. For bytes None.
+
+    Raises:
+        FileError: it is no number, negative, not finite or absurdly large.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        raise FileError(
+            f"{where}: expected a number as {what}, found {text.strip()[:40]!r}"
+        ) from None
+    if not (math.isfinite(value) and value >= 0):
+        raise FileError(f"{where}: {what} must be finite and at least 0, found {text.strip()[:40]}")
+    if unit_s is None:
+        if value > LARGEST_BYTES:
+            raise FileError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
+        return value
+    if value * unit_s * 1e9 > LONGEST_NS:
+        raise FileError(
+            f"{where}: {what} is {value * unit_s:.3g} s, longer than an iteration may take; the "
+            f"unit is {unit_s:g} s"
+        )
+    return value * unit_s
+
+
+class Names:
+    """Makes names different from one another by numbering those that were seen before."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        """Return ``name``, with a number behind it if it was returned before."""
+        candidate = name
+        while candidate in self._seen:
+            self._seen[name] += 1
+            candidate = f"{name} #{self._seen[name]}"
+        self._seen[candidate] = 1
+        return candidate
+
+
+@contextmanager
+def in_file(source: str) -> Iterator[None]:
+    """Let an error in what a file says name the file."""
+    try:
+        yield
+    except FileError:
+        raise
+    except UserError as error:
+        raise FileError(f"{source}: {error}") from None

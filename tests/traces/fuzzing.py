@@ -1,0 +1,401 @@
+"""Fuzzing of trace readers: mutations of small valid files, each the same for the same seed.
+
+A reader may succeed or raise one of our errors that is the user's. Anything else is a bug: another
+exception, an ``InternalError``, or more time than the deadline. What was read is also written in
+every format, and simulated readers of its values run, so that no absurd value slips through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import io
+import json
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from syncline.errors import InternalError, SynclineError
+from syncline.traces import protobuf
+from syncline.traces.chakra_nodes import is_metadata
+from syncline.traces.formats import FORMATS, Options, detect, read_trace, write_trace
+from syncline.traces.trace import Trace
+
+__all__ = ["DEADLINE_S", "Failure", "Outcome", "fuzz", "try_input"]
+
+DEADLINE_S = 5.0
+WRITTEN_EVERY = 5
+
+NUMBERS = (
+    b"-1 0 1 -0.0 nan inf -inf 1e309 1e-320 1e18 4611686018427387905 9223372036854775808 "
+    b"18446744073709551616 99999999999999999999999999 0x10 1_000 1e 1.5 0.1e400 -"
+).split()
+BYTES = (b"\0", b"\xff", b"\x80", b"\t", b"\n", b"\r\n", b" ", b'"', b"{", b"}", b"[", b"]", b",")
+WORDS = (
+    b"Id\tName\tForward\tBackward\tComm.\tSize\n",
+    b"DATA\n",
+    b"MODEL\n",
+    b" -- ",
+    b"\tnode1 -- node1\n",
+    b"\tnode5 -- node1\n",
+    b"ALLREDUCE",
+    b"forward_compute_time=",
+    b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+    b"\xff\xff\xff\xff\x0f",
+    b"\x1f\x8b",
+    b"\xef\xbb\xbf",
+    "١٢٣".encode(),
+    b"\xed\xa0\x80",
+    b"a" * 300,
+    b"[" * 2000,
+)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    -1e300,
+    1e308,
+    1 << 63,
+    1 << 70,
+    "",
+    "x",
+    "-5",
+    "nan",
+    [],
+    [[]],
+    {},
+    {"x": 1},
+    [None] * 3,
+    "\ud83d\ude00",
+)
+
+
+class Failure(NamedTuple):
+    """An input that a reader did not take as it should."""
+
+    form: str
+    number: int
+    content: bytes
+    error: BaseException
+
+
+class Outcome(NamedTuple):
+    """What came of the inputs of one format."""
+
+    read: int
+    refused: int
+    failures: list[Failure]
+
+
+class _Deadline(BaseException):
+    """The time is over; no ``except Exception`` may swallow it."""
+
+
+def fuzz(
+    form: str,
+    seeds: list[bytes],
+    *,
+    inputs: int,
+    seed: int,
+    folder: Path,
+    deadline_s: float = DEADLINE_S,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Try mutations of valid files on the reader of a format.
+
+    Args:
+        form: name of the format.
+        seeds: valid files; the first inputs are these themselves.
+        inputs: how many.
+        seed: inputs are a function of it, the format and their number.
+        folder: where the input is written to.
+        deadline_s: longest time for one of them.
+        progress: told the number of each input.
+    """
+    read = refused = 0
+    failures: list[Failure] = []
+    path = folder / f"{form}.trace"
+    for index in range(inputs):
+        content = seeds[index] if index < len(seeds) else mutated(seeds, f"{seed}:{form}:{index}")
+        try:
+            if try_input(
+                form, content, path, write=index % WRITTEN_EVERY == 0, within_s=deadline_s
+            ):
+                read += 1
+            else:
+                refused += 1
+        except (Exception, _Deadline) as error:
+            failures.append(Failure(form, index, content, error))
+        if progress is not None:
+            progress(index)
+    return Outcome(read, refused, failures)
+
+
+def try_input(
+    form: str, content: bytes, path: Path, *, write: bool, within_s: float = DEADLINE_S
+) -> bool:
+    """Return whether the content was read; False if it was refused as the user's mistake.
+
+    Raises:
+        BaseException: whatever else the reader raised.
+    """
+    path.write_bytes(content)
+    with _deadline(within_s):
+        try:
+            with contextlib.suppress(SynclineError):
+                detect(path)
+            _, trace = read_trace([path], FORMATS[form])
+        except InternalError:
+            raise
+        except SynclineError as error:
+            if str(path) not in str(error):
+                raise AssertionError(f"the error does not name the file: {error}") from None
+            return False
+        if write:
+            _use(trace)
+    return True
+
+
+def _use(trace: Trace) -> None:
+    """Do with what was read whatever a command would."""
+    network = None
+    if trace.has_network:
+        network = trace.network(2)
+    if trace.profile is not None:
+        trace.profile.ready_ns()
+        trace.profile.gates_ns()
+    for target in FORMATS.values():
+        if target.write is None:
+            continue
+        try:
+            write_trace(trace, target, network, Options())
+        except InternalError:
+            raise
+        except SynclineError:
+            continue
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    def over(number: int, frame: FrameType | None) -> None:
+        raise _Deadline(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ------------------------------------------------------------------ mutations
+
+
+def mutated(seeds: list[bytes], seed: str) -> bytes:
+    """Return a mutation of one of the files, a function of ``seed``."""
+    rng = random.Random(seed)
+    content = rng.choice(seeds)
+    is_json = content.lstrip()[:1] in (b"{", b"[")
+    if is_json and rng.random() < 0.6:
+        content = _json_mutation(content, rng)
+        if rng.random() < 0.7:
+            return content
+    if is_metadata(content) and rng.random() < 0.8:
+        content = _message_mutation(content, rng)
+        if rng.random() < 0.9:
+            return content
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        content = rng.choice(MUTATIONS)(content, rng)
+    if rng.random() < 0.04:
+        content = gzip.compress(content, mtime=0)
+        if rng.random() < 0.7:
+            content = rng.choice((_cut, _flip, _insert))(content, rng)
+    return content
+
+
+def _slice(content: bytes, rng: random.Random) -> tuple[int, int]:
+    start = rng.randrange(len(content) + 1)
+    return start, min(start + rng.choice((1, 1, 2, 4, 16, 100, 1000)), len(content))
+
+
+def _flip(content: bytes, rng: random.Random) -> bytes:
+    if not content:
+        return b"x"
+    at = rng.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+
+
+def _set(content: bytes, rng: random.Random) -> bytes:
+    start, stop = _slice(content, rng)
+    return content[:start] + rng.choice(BYTES) + content[stop:]
+
+
+def _cut(content: bytes, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content) + 1)]
+
+
+def _delete(content: bytes, rng: random.Random) -> bytes:
+    start, stop = _slice(content, rng)
+    return content[:start] + content[stop:]
+
+
+def _insert(content: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(content) + 1)
+    return content[:at] + rng.choice((*BYTES, *WORDS)) + content[at:]
+
+
+def _repeat(content: bytes, rng: random.Random) -> bytes:
+    start, stop = _slice(content, rng)
+    return content[:stop] + content[start:stop] * rng.choice((1, 2, 50)) + content[stop:]
+
+
+def _number(content: bytes, rng: random.Random) -> bytes:
+    """Replace a run of digits."""
+    places = [i for i, byte in enumerate(content) if 48 <= byte <= 57]
+    if not places:
+        return _insert(content, rng)
+    start = stop = rng.choice(places)
+    while start and content[start - 1 : start] in b"0123456789.+-e":
+        start -= 1
+    while stop < len(content) and content[stop : stop + 1] in b"0123456789.+-e":
+        stop += 1
+    return content[:start] + rng.choice(NUMBERS) + content[stop:]
+
+
+def _lines(content: bytes, rng: random.Random) -> bytes:
+    lines = content.splitlines(keepends=True)
+    if not lines:
+        return content
+    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    action = rng.randrange(4)
+    if action == 0:
+        lines[one], lines[other] = lines[other], lines[one]
+    elif action == 1:
+        lines.insert(other, lines[one])
+    elif action == 2:
+        del lines[one]
+    else:
+        rng.shuffle(lines)
+    return b"".join(lines)
+
+
+def _cells(content: bytes, rng: random.Random) -> bytes:
+    """Swap, drop or double a cell of a line."""
+    lines = content.split(b"\n")
+    at = rng.randrange(len(lines))
+    separator = rng.choice((b"\t", b" ", b", ", b" -- "))
+    cells = lines[at].split(separator)
+    one, other = rng.randrange(len(cells)), rng.randrange(len(cells))
+    action = rng.randrange(3)
+    if action == 0:
+        cells[one], cells[other] = cells[other], cells[one]
+    elif action == 1:
+        cells.insert(one, cells[other])
+    else:
+        del cells[one]
+    lines[at] = separator.join(cells)
+    return b"\n".join(lines)
+
+
+MUTATIONS = (
+    *(_flip, _set, _cut, _delete, _insert, _repeat, _lines, _cells),
+    *(_number, _number, _number, _number),
+)
+
+
+def _json_mutation(content: bytes, rng: random.Random) -> bytes:
+    """Change values, keys and the structure, and leave it JSON."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return _flip(content, rng)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        holder, key = _place(value, rng)
+        if holder is None:
+            return json.dumps(rng.choice(VALUES)).encode()
+        action = rng.randrange(5)
+        if action == 0:
+            del holder[key]
+        elif action in (1, 2):
+            holder[key] = copy.deepcopy(rng.choice(VALUES))
+        elif action == 3:
+            other, at = _place(value, rng)
+            if other is not None:
+                holder[key] = json.loads(json.dumps(other[at]))
+        elif isinstance(holder, list):
+            rng.shuffle(holder)
+        elif isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
+            holder[key] = holder[key] * rng.choice((-1, 0, 1e-9, 1e9, 1000, 1 << 40))
+    return json.dumps(value).encode()
+
+
+def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:
+    """Return a container within ``value`` and a key of it, or None twice."""
+    holder, key = None, None
+    while isinstance(value, dict | list) and value:
+        holder = value
+        key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+        value = holder[key]
+        if rng.random() < 0.2:
+            break
+    return holder, key
+
+
+def _message_mutation(content: bytes, rng: random.Random) -> bytes:
+    """Change messages and fields of a protobuf file, and leave the lengths right."""
+    parts = [message for _, message in protobuf.messages(io.BytesIO(content), "seed")]
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        one, other = rng.randrange(len(parts)), rng.randrange(len(parts))
+        action = rng.randrange(8)
+        if action == 0:
+            parts[one], parts[other] = parts[other], parts[one]
+        elif action == 1:
+            parts.insert(one, parts[other])
+        elif action == 2 and len(parts) > 1:
+            del parts[one]
+        else:
+            parts[one] = _field_mutation(parts[one], rng)
+    return b"".join(map(protobuf.delimited, parts))
+
+
+def _field_mutation(message: bytes, rng: random.Random) -> bytes:
+    try:
+        found = list(protobuf.fields(message, "seed"))
+    except SynclineError:
+        return _flip(message, rng)
+    if not found:
+        return message
+    at = rng.randrange(len(found))
+    field = found[at]
+    action = rng.randrange(8)
+    if action == 0:
+        del found[at]
+    elif action == 1:
+        found.insert(at, rng.choice(found))
+    elif action == 2:
+        found[at] = field._replace(number=rng.choice((1, 2, 3, 4, 5, 7, 9, 10, 11, 29, 1 << 28)))
+    elif action == 3 and field.content:
+        found[at] = field._replace(content=_field_mutation(field.content, rng))
+    elif field.wire == protobuf.VARINT:
+        bits = rng.randrange(65)
+        near = field.value + rng.choice((-1, 1, 2, 1000))
+        value = rng.choice((0, 1, near, (1 << bits) - 1)) % (1 << 64)
+        found[at] = field._replace(value=value)
+    else:
+        found[at] = field._replace(content=rng.choice(MUTATIONS)(field.content, rng))
+    return b"".join(map(_encoded, found))
+
+
+def _encoded(field: protobuf.Field) -> bytes:
+    if field.wire == protobuf.VARINT:
+        return protobuf.unsigned_field(field.number, field.value)
+    if field.wire == protobuf.BYTES:
+        return protobuf.bytes_field(field.number, field.content)
+    return protobuf.varint(field.number << 3 | field.wire) + field.content

@@ -1,0 +1,183 @@
+"""Formats are told by content, and what cannot be done is refused with a reason."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from syncline.errors import FileError, UserError
+from syncline.model.network import PRESETS
+from syncline.planners.wfbp import Wfbp
+from syncline.simulator.predict import predict
+from syncline.traces.formats import (
+    FORMATS,
+    Options,
+    detect,
+    format_named,
+    read_trace,
+    write_trace,
+)
+from syncline.traces.trace import MOST_POINTS, Names, Trace, element_type, measured_points
+from tests.traces.kineto_seeds import execution_trace, kineto
+from tests.traces.seeds import ASTRASIM, PIPEDREAM, TABLE_VI, layered_profile, seeds
+
+CASES = [(name, index) for name, files in seeds().items() for index in range(len(files))]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_every_file_is_known_by_its_content(
+    name: str, index: int, packed: bool, tmp_path: Path
+) -> None:
+    content = seeds()[name][index]
+    path = tmp_path / "some.dat"
+    path.write_bytes(gzip.compress(content) if packed and name != "json" else content)
+    assert detect(path).name == name
+    form, trace = read_trace([path])
+    assert form.name == name
+    assert trace.profile is not None or trace.plan is not None
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello", b"{}", b"[1, 2]", b"\0" * 600, b"\xff" * 99, b"1 2 3\n", b'{"nodes": []}']
+)
+def test_what_is_unknown_is_refused_with_what_is_known(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="not a trace of a known format") as caught:
+        detect(path)
+    assert all(name in str(caught.value) for name in seeds())
+
+
+def test_archives_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("trace.et"), io.BytesIO())
+    with pytest.raises(FileError, match="this is a tar archive; unpack it"):
+        detect(path)
+
+
+def test_a_format_can_be_said_instead(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(TABLE_VI)
+    with pytest.raises(FileError, match="expected the parallelism"):
+        read_trace([path], format_named("astrasim"))
+    assert read_trace([path], format_named("layer-table"))[1].profile is not None
+
+
+def test_names_are_corrected() -> None:
+    with pytest.raises(UserError, match="unknown trace format 'chakr'; did you mean 'chakra'"):
+        format_named("chakr")
+
+
+def test_files_must_belong_together(tmp_path: Path) -> None:
+    table, graph, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    table.write_text(TABLE_VI)
+    graph.write_text(PIPEDREAM)
+    other.write_text(TABLE_VI)
+    with pytest.raises(UserError, match=r"a is of format layer-table, .*b of format pipedream"):
+        read_trace([table, graph])
+    with pytest.raises(UserError, match="a trace of format layer-table is one file, found 2"):
+        read_trace([table, other])
+    with pytest.raises(UserError, match="no trace file was named"):
+        read_trace([])
+
+
+def test_a_profiler_trace_is_joined_with_an_execution_trace(tmp_path: Path) -> None:
+    timed, sized, again = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.json"
+    timed.write_bytes(kineto(steps=1))
+    sized.write_bytes(execution_trace())
+    again.write_bytes(execution_trace())
+    for paths in ([timed, sized], [sized, timed]):
+        form, trace = read_trace(paths)
+        assert form.name == "kineto"
+        assert len(trace.known_profile().gradients) == 3
+    with pytest.raises(UserError, match="are both execution traces"):
+        read_trace([timed, sized, again])
+
+
+def test_a_step_is_for_traces_with_steps(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(ASTRASIM)
+    with pytest.raises(UserError, match="has no steps to choose from"):
+        read_trace([path], options=Options(step=3))
+    path.write_bytes(kineto(steps=2))
+    assert read_trace([path], options=Options(step=4))[1].steps == 1
+
+
+def test_formats_that_are_only_read_or_only_written() -> None:
+    trace = Trace(model="m", profile=layered_profile())
+    with pytest.raises(UserError, match="pipedream traces are read only"):
+        write_trace(trace, format_named("pipedream"))
+    with pytest.raises(UserError, match="chrome traces are written only"):
+        read_trace(["x"], format_named("chrome"))
+
+
+def test_a_timeline_goes_to_perfetto_and_nowhere_else(tmp_path: Path) -> None:
+    profile = layered_profile()
+    network = PRESETS["10gbe-k80"]
+    path = tmp_path / "timeline.json"
+    predict(profile, network, Wfbp().plan(profile, network)).timeline.save(path)
+    _, trace = read_trace([path])
+    assert b"traceEvents" in write_trace(trace, FORMATS["chrome"]).content
+    with pytest.raises(
+        UserError, match="no profile can be made of this trace: it holds a timeline"
+    ):
+        write_trace(trace, FORMATS["json"])
+    with pytest.raises(UserError, match="not when they ran; predict a timeline"):
+        write_trace(Trace(model="m", profile=profile), FORMATS["chrome"])
+
+
+def test_every_writer_writes_what_its_reader_reads(tmp_path: Path) -> None:
+    profile = layered_profile()
+    for form in FORMATS.values():
+        if form.read is None or form.write is None:
+            continue
+        path = tmp_path / form.name
+        path.write_bytes(write_trace(Trace(model="m", profile=profile), form).content)
+        found, trace = read_trace([path])
+        assert found is form
+        again = trace.known_profile()
+        assert again.gradient_bytes == profile.gradient_bytes
+        assert again.phase_s("forward", "backward") == pytest.approx(
+            profile.phase_s("forward", "backward"), rel=1e-6
+        )
+
+
+# ------------------------------------------------------------------ what readers share
+
+
+def test_points_are_means_and_not_too_many() -> None:
+    points = measured_points([(100, 1.0), (100, 3.0), (50, 1.0), (0, 9.0), (70, 0.0)])
+    assert [(p.size_bytes, p.time_s, p.repetitions) for p in points] == [(50, 1, 1), (100, 2, 2)]
+    many = measured_points((4 * i, 1e-3 * i) for i in range(1, 5000))
+    assert len(many) <= MOST_POINTS
+    assert sum(p.repetitions for p in many) == 4999
+    assert [p.size_bytes for p in many] == sorted(p.size_bytes for p in many)
+    for point in many:
+        assert point.time_s == pytest.approx(1e-3 * point.size_bytes / 4, rel=1e-3)
+    assert measured_points([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected"), [(0, (0, "float32")), (8, (2, "float32")), (6, (3, "float16"))]
+)
+def test_element_types(size_bytes: int, expected: tuple[int, str]) -> None:
+    assert element_type(size_bytes) == expected
+
+
+@pytest.mark.parametrize("size_bytes", [-4, 7, 1 << 63])
+def test_impossible_gradients(size_bytes: int) -> None:
+    with pytest.raises(UserError, match=f"a gradient of {size_bytes} bytes"):
+        element_type(size_bytes)
+
+
+def test_names_are_numbered() -> None:
+    names = Names()
+    found = [names.unique(name) for name in ("a", "a", "a #2", "b", "a", "a #2")]
+    assert found[:2] == ["a", "a #2"]
+    assert len(set(found)) == len(found)

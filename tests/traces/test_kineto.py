@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from syncline.errors import MismatchError, UserError
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.simulator.predict import predict_iteration_s
+from syncline.simulator.strategy import STRATEGIES
+from syncline.traces.execution_trace import read_execution_trace
+from syncline.traces.kineto import KinetoTrace, read_kineto
+from syncline.traces.kineto_exchange import exchange_of
+from syncline.traces.kineto_profile import make_profile
+from tests.traces.kineto_files import Job, execution_trace
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+KINETO = SHARED / "kineto"
+needs_shared = pytest.mark.skipif(
+    not KINETO.is_dir(), reason="the shared profiler traces are not beside the project"
+)
+
+
+def read(tmp_path: Path, job: Job, name: str = "job.json", **options: Any) -> KinetoTrace:
+    return read_kineto(job.write(tmp_path / name), **options)
+
+
+def predicted_us(
+    trace: KinetoTrace, profile: Profile | None = None, message_us: int = 200
+) -> float:
+    profile = profile or trace.profile()
+    network = Network.line(workers=trace.workers or 1, a_s=message_us * 1e-6, b_s_per_byte=0)
+    plan = trace.plan() or Plan.merging("all", profile, 1, [len(profile.gradients) - 1])
+    return predict_iteration_s(profile, network, plan) * 1e6
+
+
+def rescaled(profile: Profile, resource: str, factor: float) -> Profile:
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=o.duration_s * factor)
+        if o.lane == resource and o.phase != "copy"
+        else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations)
+
+
+# --- what is recovered ---
+
+
+@pytest.mark.parametrize("schema", ["2021", "2026"])
+@pytest.mark.parametrize("name", ["job.json", "job.json.gz", "job.gz"])
+def test_both_schemas_give_the_same_profile(tmp_path: Path, schema: Any, name: str) -> None:
+    trace = read(tmp_path, Job(schema=schema), name)
+    assert [step.number for step in trace.steps] == [3, 4, 5]
+    assert trace.device == "cuda"
+    assert trace.workers == 2  # 2021: from the messages' group
+    profile = trace.profile()
+    assert profile.phase_s("data") == pytest.approx(500e-6)
+    assert profile.phase_s("copy") == pytest.approx(40e-6)
+    kernels = [o for o in profile.operations if o.lane == "device" and o.duration_s > 2e-6]
+    assert [o.phase for o in kernels] == ["forward"] * 4 + ["backward"] * 4 + ["update"] * 4
+    assert [o.duration_s for o in kernels] == pytest.approx([30e-6] * 12)
+    assert [g.elements for g in profile.gradients] == [1000] * 4
+    assert {g.dtype for g in profile.gradients} == {"float32"}
+    # Gradients become ready from the last layer to the first, and the next forward reads them so.
+    needs = [profile.operations[g.needed_by or 0].name for g in profile.gradients]
+    assert needs == [f"kernel of aten::layer{i}" for i in (3, 2, 1, 0)]
+
+
+def test_messages_and_their_costs(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job())
+    plan = trace.plan()
+    assert plan is not None
+    assert plan.message_bytes() == (8000, 8000)
+    assert [list(tensors) for tensors in plan.message_tensors()] == [[0, 1], [2, 3]]
+    assert [(p.size_bytes, p.repetitions) for p in trace.points] == [(8000, 6)]
+    assert trace.points[0].time_s == pytest.approx(200e-6)
+    assert any("one rank only" in note for note in trace.notes)
+    with pytest.raises(UserError, match="at least two"):
+        trace.network()
+
+
+def test_a_smaller_message_takes_no_longer_than_a_larger_one(tmp_path: Path) -> None:
+    job = Job(shapes=False)
+    sizes = iter([3000, 2000] * 3)
+    lasting = iter([150, 250] * 3)
+    for event in job.events:
+        if "nccl" in event["name"]:
+            event["args"]["In msg nelems"] = next(sizes)
+            event["dur"] = next(lasting)
+    trace = read(tmp_path, job)
+    assert [p.size_bytes for p in trace.points] == [8000, 12000]
+    assert [p.time_s for p in trace.points] == pytest.approx([150e-6, 150e-6])
+    network = trace.network()
+    assert network.all_reduce.seconds(12000) == pytest.approx(150e-6)
+    assert network.workers == 2
+
+
+def test_timelines_show_what_ran_without_the_waiting(tmp_path: Path) -> None:
+    timeline = read(tmp_path, Job(kernel_us=400)).steps[0].timeline
+    assert set(timeline.lanes()) == {"disk", "copy", "host", "compute", "communication"}
+    host_ns = sum(s.stop_ns - s.start_ns for s in timeline.spans if s.lane == "host")
+    assert host_ns < timeline.iteration_ns / 4  # it waits for the device most of the time
+    sizes = [s.size_bytes for s in timeline.spans if s.kind == "message"]
+    assert sizes == [8000, 8000]
+
+
+# --- replay: waiting is computed anew ---
+
+
+@pytest.mark.parametrize("schema", ["2021", "2026"])
+@pytest.mark.parametrize("kernel_us", [1, 30, 55, 200, 1000])
+@pytest.mark.parametrize("message_us", [1, 200, 5000])
+def test_replay_takes_what_was_measured(
+    tmp_path: Path, schema: Any, kernel_us: int, message_us: int
+) -> None:
+    job = Job(schema=schema, kernel_us=kernel_us, message_us=message_us)
+    trace = read(tmp_path, job)
+    assert [s.measured_s * 1e6 for s in trace.steps] == pytest.approx(job.step_us)
+    assert predicted_us(trace, message_us=message_us) == pytest.approx(job.step_us[-1], rel=0.01)
+
+
+@pytest.mark.parametrize("host_us", [10, 50])
+@pytest.mark.parametrize(("was", "becomes"), [(400, 100), (100, 400), (30, 300), (300, 3)])
+def test_what_if_kernels_took_another_time(
+    tmp_path: Path, host_us: int, was: int, becomes: int
+) -> None:
+    trace = read(tmp_path, Job(kernel_us=was, host_us=host_us))
+    truth = Job(kernel_us=becomes, host_us=host_us)
+    guess = predicted_us(trace, rescaled(trace.profile(), "device", becomes / was))
+    assert guess == pytest.approx(truth.step_us[-1], rel=0.02)
+
+
+@pytest.mark.parametrize("kernel_us", [30, 300])
+@pytest.mark.parametrize("becomes", [20, 2000])
+def test_what_if_messages_took_another_time(tmp_path: Path, kernel_us: int, becomes: int) -> None:
+    trace = read(tmp_path, Job(kernel_us=kernel_us))
+    truth = Job(kernel_us=kernel_us, message_us=becomes)
+    assert predicted_us(trace, message_us=becomes) == pytest.approx(truth.step_us[-1], rel=0.02)
+
+
+def test_merging_launches_changes_the_replay_little(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job(layers=60, kernel_us=70))
+    step = trace.steps[0].tasks
+    exchange = exchange_of(step, [])
+    assert exchange is not None
+    whole, merged = (
+        make_profile([step], exchange, model="m", device="cuda", workers=2, most_operations=most)
+        for most in (4000, 300)
+    )
+    assert len(merged.operations) <= 300 < len(whole.operations)
+    for lane in ("host", "device", "disk", "copy"):
+        total_s = [
+            sum(o.duration_s for o in p.operations if o.lane == lane) for p in (whole, merged)
+        ]
+        assert total_s[0] == pytest.approx(total_s[1])
+    assert predicted_us(trace, merged) == pytest.approx(predicted_us(trace, whole), rel=0.02)
+
+
+# --- narrower answers ---
+
+
+def test_sizes_from_messages_only(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job(shapes=False))
+    profile = trace.profile()
+    assert [(g.name, g.elements) for g in profile.gradients] == [
+        ("bucket 0", 2000),
+        ("bucket 1", 2000),
+    ]
+    assert any("sizes of single gradients are not in the trace" in n for n in trace.notes)
+    needs = [profile.operations[g.needed_by or 0].name for g in profile.gradients]
+    assert needs == ["kernel of aten::layer2", "kernel of aten::layer0"]
+
+
+def test_sizes_from_gradients_only(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job(sizes=False))
+    assert [g.elements for g in trace.profile().gradients] == [1000] * 4
+    plan = trace.plan()
+    assert plan is not None
+    assert len(plan.messages) == 2
+
+
+def test_without_sizes_there_are_timelines_but_no_profile(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job(shapes=False, sizes=False))
+    assert trace.steps[0].timeline.spans
+    assert trace.trace().profile is None
+    with pytest.raises(UserError, match=r"job\.json: the sizes .* record_shapes=True"):
+        trace.profile()
+
+
+def test_one_worker_has_no_messages(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job(schema="2021", messages=False))
+    assert trace.plan() is None
+    assert trace.workers is None
+    assert trace.profile().workers == 1
+    assert trace.trace().points == ()
+
+
+def test_without_rank_and_workers(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job(rank=None, workers=None))
+    assert trace.ranks == (0,)
+    assert "distributedInfo does not hold 'rank'" in trace.notes
+
+
+def test_without_step_annotations(tmp_path: Path) -> None:
+    job = Job()
+    job.events = [e for e in job.events if "ProfilerStep" not in e["name"]]
+    trace = read(tmp_path, job)
+    assert any("no ProfilerStep" in note for note in trace.notes)
+    assert len(trace.steps) == 2
+    # From the end of one update to the end of the next is as long.
+    assert trace.steps[0].measured_s * 1e6 == pytest.approx(job.step_us[1], rel=0.02)
+    job.events = [e for e in job.events if "Optimizer" not in e["name"]]
+    assert len(read(tmp_path, job).steps) == 1
+
+
+def test_only_one_step(tmp_path: Path) -> None:
+    trace = read(tmp_path, Job(), step=4)
+    assert [s.number for s in trace.steps] == [4]
+    with pytest.raises(UserError, match="no step 9; the trace has steps 3, 4, 5"):
+        read(tmp_path, Job(), step=9)
+    with pytest.raises(UserError, match="has steps 4"):
+        trace.profile([3])
+
+
+def test_a_step_that_differs_is_left_out(tmp_path: Path) -> None:
+    job = Job()
+    extra = next(e for e in job.events if e["name"] == "kernel of aten::add_")
+    job.events.append({**extra, "ts": extra["ts"] + 1})
+    trace = read(tmp_path, job)
+    assert any("1 of 3 steps consist of other tasks" in note for note in trace.notes)
+    assert trace.profile().iterations == 2
+
+
+def test_only_the_last_backward_pass_makes_gradients_final(tmp_path: Path) -> None:
+    job = Job(steps=1, messages=False, item=False)
+    first = [e for e in job.events if "ProfilerStep" not in e["name"]]
+    length = job.step_us[0]
+    again = []
+    for event in first:
+        if "Optimizer" in event["name"] or "aten::add_" in event["name"]:
+            continue
+        args = dict(event["args"])
+        if "Sequence number" in args:
+            args["Sequence number"] += 100
+        if "correlation" in args:
+            args["correlation"] += 1000
+        again.append({**event, "ts": event["ts"] - length, "args": args})
+    step = {**job.events[0], "ts": job.begin_us - length, "dur": 2 * length}
+    job.events = [step, *again, *first]
+    trace = read(tmp_path, job)
+    assert any("several backward passes" in note for note in trace.notes)
+    assert len(trace.profile().gradients) == 4
+
+
+# --- several ranks ---
+
+
+def test_ranks_are_aligned_on_the_ends_of_messages(tmp_path: Path) -> None:
+    first = Job(late_us=70)
+    second = Job(rank=1, begin_us=9_000_000.0)
+    files = [first.write(tmp_path / "0.json"), second.write(tmp_path / "1.json")]
+    trace = read_kineto(files)
+    assert trace.ranks == (0, 1)
+    assert not any("one rank only" in note for note in trace.notes)
+    # The first rank's messages take 270 us, of which 70 are waiting.
+    assert trace.points[0].time_s == pytest.approx(200e-6)
+    assert trace.points[0].repetitions == 6
+    for number in (3, 4, 5):
+        ends = [
+            [s.stop_ns for s in step.timeline.spans if s.kind == "message"][-1]
+            for step in trace.steps
+            if step.number == number
+        ]
+        assert ends[0] == pytest.approx(ends[1], abs=400_000)
+
+
+def test_ranks_of_different_jobs_are_refused(tmp_path: Path) -> None:
+    one = Job().write(tmp_path / "0.json")
+    with pytest.raises(MismatchError, match=r"rank 0, as .*0\.json; give one trace for each rank"):
+        read_kineto([one, Job().write(tmp_path / "same.json")])
+    with pytest.raises(MismatchError, match="2 and 3 workers"):
+        read_kineto([one, Job(rank=1, workers=3).write(tmp_path / "other.json")])
+    with pytest.raises(UserError, match="no trace file"):
+        read_kineto([])
+
+
+# --- joined with an execution trace ---
+
+
+def joined(tmp_path: Path, job: Job, **options: Any) -> KinetoTrace:
+    path = tmp_path / "et.json"
+    path.write_text(json.dumps(execution_trace(**options)))
+    return read(tmp_path, job, execution_trace=read_execution_trace(path))
+
+
+@pytest.mark.parametrize("first_record", [0, 1])
+def test_an_execution_trace_gives_the_sizes(tmp_path: Path, first_record: int) -> None:
+    trace = joined(tmp_path, Job(shapes=False, sizes=False), first_record=first_record)
+    assert [g.elements for g in trace.profile().gradients] == [1000] * 4
+    assert [p.size_bytes for p in trace.points] == [8000]
+    assert any("joined from the execution trace by order" in note for note in trace.notes)
+
+
+def test_an_execution_trace_of_another_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MismatchError, match="not of the same job"):
+        joined(tmp_path, Job(shapes=False), layers=6)
+    with pytest.raises(MismatchError, match="messages of other sizes"):
+        joined(tmp_path, Job(shapes=False), elements=999)
+
+
+# --- real traces ---
+
+
+@needs_shared
+def test_the_traced_ddp_steps_are_predicted_from_the_others() -> None:
+    trace = read_kineto(KINETO / "ddp_resnet50_2xA100_rank0.json.gz")
+    plan, network = trace.plan(), trace.network()
+    assert plan is not None
+    assert plan.message_bytes() == (8196000, 31502336, 26255360, 26550272, 9724160)
+    numbers = [step.number for step in trace.steps]
+    assert numbers == [4, 5, 6]
+    for step in trace.steps:
+        own = predict_iteration_s(trace.profile([step.number]), network, plan)
+        assert own == pytest.approx(step.measured_s, rel=0.05)
+        others = trace.profile([n for n in numbers if n != step.number])
+        assert predict_iteration_s(others, network, plan) == pytest.approx(
+            step.measured_s, rel=0.05
+        )
+
+
+@needs_shared
+def test_loading_by_four_processes_is_predicted_from_loading_by_none() -> None:
+    trace = read_kineto(KINETO / "resnet50_num_workers_0.pt.trace.json.gz")
+    other = read_kineto(KINETO / "resnet50_num_workers_4.pt.trace.json.gz")
+    measured_s = sorted(step.measured_s for step in other.steps)[2:4]
+    profile = trace.profile()
+    assert profile.gradient_bytes == 102_228_128
+    strategy = msgspec.structs.replace(STRATEGIES["mxnet"], loaders=4)
+    plan = Plan.merging("all", profile, 1, [len(profile.gradients) - 1])
+    network = Network.line(workers=1, a_s=0, b_s_per_byte=0)
+    guess_s = predict_iteration_s(profile, network, plan, strategy=strategy)
+    assert guess_s == pytest.approx(sum(measured_s) / 2, rel=0.10)
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("distributed_info_unavailable__distributed_info_not_found", "no distributedInfo"),
+        ("rank_unavailable__rank_not_found", "does not hold 'rank'"),
+    ],
+)
+def test_traces_without_rank_give_a_timeline(name: str, said: str) -> None:
+    trace = read_kineto(KINETO / f"{name}.json.gz")
+    assert any(said in note for note in trace.notes)
+    assert any("no device activities" in note for note in trace.notes)
+    assert trace.steps[0].timeline.spans
+    with pytest.raises(UserError, match="record_shapes"):
+        trace.profile()
+
+
+@needs_shared
+def test_the_shared_execution_trace_refines_the_profile() -> None:
+    structure = read_execution_trace(SHARED / "et" / "pytorch_et_resnet50_ddp_rank1of2.json.gz")
+    trace = read_kineto(KINETO / "ddp_resnet50_2xA100_rank0.json.gz", execution_trace=structure)
+    profile, plan = trace.profile(), trace.plan()
+    assert plan is not None
+    assert len(profile.gradients) == 161
+    assert len(plan.messages) == 5
+    assert profile.gradient_bytes == 102_228_128

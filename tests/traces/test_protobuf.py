@@ -1,0 +1,178 @@
+"""The wire format agrees with the ``protobuf`` package, and refuses what it would."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import FileError
+from syncline.traces import protobuf
+from syncline.traces.chakra_nodes import Metadata, Node, NodeType, encode, is_metadata, read_nodes
+from tests.strategies import many
+from tests.traces.seeds import chakra_of_ours, chakra_of_pytorch
+
+UINT64, INT64, STRING, BOOL, DOUBLE, MESSAGE, SINT64, FIXED32 = 4, 3, 9, 8, 1, 11, 18, 7
+OPTIONAL, REPEATED = 1, 3
+
+
+def _schema() -> dict[str, Any]:
+    """Return message classes with the field numbers of Chakra's schema, from the package."""
+    file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="t", syntax="proto3")
+
+    def message(name: str, *fields: tuple[str, int, int, int, str]) -> None:
+        made = file.message_type.add(name=name)
+        for field, number, kind, label, of in fields:
+            made.field.add(name=field, number=number, type=kind, label=label, type_name=of or None)
+
+    message(
+        "Attribute",
+        ("name", 1, STRING, OPTIONAL, ""),
+        ("double_val", 3, DOUBLE, OPTIONAL, ""),
+        ("int64_val", 9, INT64, OPTIONAL, ""),
+        ("uint64_val", 13, UINT64, OPTIONAL, ""),
+        ("sint64_val", 17, SINT64, OPTIONAL, ""),
+        ("fixed32_val", 19, FIXED32, OPTIONAL, ""),
+        ("bool_val", 27, BOOL, OPTIONAL, ""),
+        ("string_val", 29, STRING, OPTIONAL, ""),
+    )
+    message(
+        "Metadata",
+        ("version", 1, STRING, OPTIONAL, ""),
+        ("attr", 2, MESSAGE, REPEATED, ".t.Attribute"),
+    )
+    message(
+        "Node",
+        ("id", 1, UINT64, OPTIONAL, ""),
+        ("name", 2, STRING, OPTIONAL, ""),
+        ("type", 3, UINT64, OPTIONAL, ""),
+        ("ctrl_deps", 4, UINT64, REPEATED, ""),
+        ("data_deps", 5, UINT64, REPEATED, ""),
+        ("duration_micros", 7, UINT64, OPTIONAL, ""),
+        ("attr", 10, MESSAGE, REPEATED, ".t.Attribute"),
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"t.{name}"))
+        for name in ("Attribute", "Metadata", "Node")
+    }
+
+
+SCHEMA = _schema()
+
+
+@pytest.mark.parametrize("content", [chakra_of_ours(), chakra_of_pytorch()])
+def test_the_package_reads_what_we_write(content: bytes) -> None:
+    first, *others = (m for _, m in protobuf.messages(io.BytesIO(content), "x"))
+    metadata = SCHEMA["Metadata"].FromString(first)
+    theirs = [SCHEMA["Node"].FromString(message) for message in others]
+    attributes = sorted({a.name for node in theirs for a in node.attr})
+    ours = list(read_nodes(io.BytesIO(content), "x", attributes))
+    assert isinstance(ours[0], Metadata)
+    assert ours[0].version == metadata.version
+    assert set(ours[0].attributes) == {a.name for a in metadata.attr}
+    for node, their in zip(ours[1:], theirs, strict=True):
+        assert isinstance(node, Node)
+        assert (node.id, node.name, node.type) == (their.id, their.name, their.type)
+        assert list(node.data_deps) == list(their.data_deps)
+        assert list(node.ctrl_deps) == list(their.ctrl_deps)
+        assert node.duration_us == their.duration_micros
+        assert node.attributes == {a.name: _value(a) for a in their.attr}
+
+
+def _value(attribute: Any) -> object:
+    if attribute.name == "is_cpu_op":
+        return int(attribute.bool_val)
+    if attribute.name == "syncline.duration_s":
+        return attribute.double_val
+    return attribute.string_val or attribute.int64_val
+
+
+values = st.one_of(
+    st.tuples(st.just("double_val"), st.floats(allow_nan=False)),
+    st.tuples(st.just("int64_val"), st.integers(-(1 << 63), (1 << 63) - 1)),
+    st.tuples(st.just("uint64_val"), st.integers(0, (1 << 64) - 1)),
+    st.tuples(st.just("sint64_val"), st.integers(-(1 << 63), (1 << 63) - 1)),
+    st.tuples(st.just("fixed32_val"), st.integers(0, (1 << 32) - 1)),
+    st.tuples(st.just("string_val"), st.text()),
+).filter(lambda pair: bool(pair[1]))  # proto3 leaves out what is zero
+
+
+@given(
+    st.integers(0, (1 << 64) - 1),
+    st.text(),
+    st.sampled_from(NodeType),
+    st.lists(st.integers(0, (1 << 64) - 1)),
+    st.integers(0, (1 << 64) - 1),
+    st.dictionaries(st.text(min_size=1), values, max_size=4),
+)
+@many
+def test_we_read_what_the_package_writes(
+    node_id: int,
+    name: str,
+    kind: NodeType,
+    dependencies: list[int],
+    duration_us: int,
+    attributes: dict[str, tuple[str, object]],
+) -> None:
+    node = SCHEMA["Node"](
+        id=node_id,
+        name=name,
+        type=kind,
+        data_deps=dependencies,
+        duration_micros=duration_us,
+        attr=[
+            SCHEMA["Attribute"](**{"name": key, field: value})
+            for key, (field, value) in attributes.items()
+        ],
+    )
+    content = encode(Metadata("0.0.4")) + protobuf.delimited(node.SerializeToString())
+    assert is_metadata(content)
+    _, ours = read_nodes(io.BytesIO(content), "x", list(attributes))
+    assert isinstance(ours, Node)
+    assert (ours.id, ours.name, ours.type, ours.duration_us) == (node_id, name, kind, duration_us)
+    assert list(ours.data_deps) == dependencies
+    assert ours.attributes == {key: value for key, (_, value) in attributes.items()}
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1)))
+def test_numbers_come_back(numbers: list[int]) -> None:
+    message = protobuf.bytes_field(5, map(protobuf.varint, numbers))
+    (field,) = protobuf.fields(message, "x")
+    assert protobuf.packed(field, "x") == numbers
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (b"\x08", "a number is cut off"),
+        (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a number is cut off"),
+        (b"\x00\x01", "a field has number 0"),
+        (b"\x0a\x05ab", "field 1 goes beyond its message"),
+        (b"\x09abc", "field 1 goes beyond its message"),
+        (b"\x0b", "wire type 3"),
+        (b"\x0f", "wire type 7"),
+    ],
+)
+def test_a_broken_message_is_refused(message: bytes, says: str) -> None:
+    with pytest.raises(FileError, match=f"here: .*{says}"):
+        list(protobuf.fields(message, "here"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x05abc", "ends within the message that begins at byte 0, it is truncated"),
+        (b"\x01a\x80", "ends within the message that begins at byte 2"),
+        (b"\xff\xff\xff\xff\xff\x01", "byte 0: the length of a message is broken"),
+        (b"\xff\xff\xff\xff\x07", "a message of 2147483647 bytes; at most"),
+    ],
+)
+def test_a_broken_sequence_is_refused(content: bytes, says: str) -> None:
+    with pytest.raises(FileError, match=says):
+        list(protobuf.messages(io.BytesIO(content), "trace.et"))
