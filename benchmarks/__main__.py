@@ -10,6 +10,7 @@ BENCHMARKS = (
     "planning_time",
     "simulator_throughput",
     "chunk_simulation",
+    "trace_replay",
     "steady_overhead",
     "prediction_error",
     "shaped_link",

@@ -13,7 +13,7 @@ from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
 from syncline.planners.base import MergingPlanner
 from syncline.planners.jackson import preemptive_order
-from syncline.planners.terms import Terms, terms
+from syncline.simulator.terms import Terms, terms
 
 RUNS = 7
 NAMES = ("mgwfbp", "merge", "horovod", "dear", "tictac", "p3", "bytescheduler", "pace")

@@ -18,6 +18,7 @@ using Index = std::ptrdiff_t;
 
 constexpr Index kReach = 200;  // messages of the critical block that are looked at
 constexpr std::int64_t kTidyBudget = 20'000'000;  // messages looked at
+constexpr double kLeastShare = 1.0 / (1 << 14);   // of a message, handed to a neighbour
 constexpr std::size_t kWindow = 7;                // atoms rearranged at once
 
 class Improver {
@@ -40,6 +41,10 @@ class Improver {
         while (budget_ > 0 && end_ns_ > goal_ns_) {
             if (!improve_block() && !improve_windows()) return;
         }
+    }
+
+    void balance() {
+        while (budget_ > 0 && end_ns_ > goal_ns_ && balance_block()) descend();
     }
 
     // Merges neighbouring slices while the round still ends at `limit_ns` or before.
@@ -342,6 +347,33 @@ class Improver {
         }
     }
 
+    // Hands ever smaller parts of the block's messages to the neighbouring slices, so that what
+    // ends last and what would end last instead end at the same time.
+    bool balance_block() {
+        bool improved = false;
+        const Index first = std::max(block_, critical_ - kReach);
+        for (Index i = critical_; i >= first && budget_ > 0; --i) {
+            for (const Index side : {Index{-1}, Index{1}}) {
+                for (double share = 0.5; share > kLeastShare; share /= 2) {
+                    if (hand_over(i, side, share)) improved = true;
+                }
+            }
+        }
+        return improved;
+    }
+
+    // Hands that share of message i to the neighbour on that side.
+    bool hand_over(Index i, Index side, double share) {
+        const Index j = neighbour(i, side);
+        if (j < 0) return false;
+        const Message& message = messages_[at(i)];
+        const Message& other = messages_[at(j)];
+        const Cut cut = gradients_.inside(message.begin, message.end, side < 0 ? share : 1 - share);
+        if (cut == message.begin) return false;
+        if (side < 0) return edit(i, {cut, message.end}, j, {other.begin, cut}, -1, {});
+        return edit(i, {message.begin, cut}, j, {cut, other.end}, -1, {});
+    }
+
     bool improve_windows() {
         const Index size = std::ssize(messages_);
         const Index first = std::max<Index>(std::max(block_ - 2, critical_ - kReach), 0);
@@ -393,9 +425,9 @@ class Improver {
         }
         std::ranges::sort(atoms_, {}, &Atom::begin);
         budget_ -= 2000;
-        if (worst_before_[at(low)] >= end_ns_) return false;
+        if (worst_before_[at(low)] >= bar_ns_) return false;
         const Messages found =
-            rearrange(gradients_, atoms_, before_[at(low)], after_[at(high)], end_ns_);
+            rearrange(gradients_, atoms_, before_[at(low)], after_[at(high)], bar_ns_);
         if (found.empty()) return false;
         replace(low, high, found);
         return true;
@@ -436,6 +468,8 @@ Messages improve(const Gradients& gradients, Messages messages, std::int64_t goa
                  std::int64_t& budget, bool restart) {
     Improver improver(gradients, goal_ns, budget);
     improver.set(std::move(messages));
+    const std::int64_t reserve = budget / 8;  // for the last step
+    budget -= reserve;
     improver.descend();
     Messages best = improver.messages();
     std::int64_t best_ns = improver.end_ns();
@@ -449,7 +483,10 @@ Messages improve(const Gradients& gradients, Messages messages, std::int64_t goa
             best_ns = improver.end_ns();
         }
     }
-    return best;
+    budget = std::max<std::int64_t>(budget, 0) + reserve;
+    improver.set(std::move(best));
+    improver.balance();
+    return improver.messages();
 }
 
 }  // namespace syncline

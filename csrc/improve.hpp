@@ -12,7 +12,8 @@ namespace syncline {
 // block across others, merging it with a neighbouring slice, handing a part of it to a neighbour,
 // sending a part of it earlier or later, and rearranging a few messages in a row in the best
 // possible way. With `restart`, when nothing helps, a few random changes are made to the best
-// sequence and it starts again, until the budget is spent.
+// sequence and it starts again, until the budget is spent. At last boundaries are shifted until
+// what ends last and what would instead end at the same time.
 //
 // budget: messages looked at in all; it is decreased. Deterministic.
 [[nodiscard]] Messages improve(const Gradients& gradients, Messages messages, std::int64_t goal_ns,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <utility>
 
 #include "dispatch.hpp"
@@ -16,6 +17,8 @@ namespace {
 constexpr std::size_t kStarts = 3;             // sequences that local search starts from
 constexpr std::int64_t kMostPieces = 64;       // of one tensor, in groups of equal size
 constexpr std::int64_t kSmallestGroup = 4096;  // all bytes by so many
+constexpr std::int64_t kRunStartups = 8;       // transmission of a run, by the startup
+constexpr std::int32_t kLongestRun = 512;      // tensors
 constexpr std::int64_t kAny = std::int64_t{1} << 60;
 
 class Planner {
@@ -60,6 +63,22 @@ class Planner {
         }
         offer(longest_tail_first(gradients_, merged));
         offer(std::move(merged));
+    }
+
+    // Whole tensors in runs such that what is sent early is little: a run occupies the channel as
+    // urgently as its most urgent tensor needs it, so urgent ones should go together.
+    void offer_runs() {
+        std::int64_t longest = 0;
+        for (std::int32_t i = 0; i < gradients_.count(); ++i) {
+            longest = std::max(longest, gradients_.tail_ns(i));
+        }
+        for (const double offset : {0.01, 0.1, 0.3, 1.0}) {
+            for (const std::int64_t factor : {1, 2}) {
+                if (done()) return;
+                offer(longest_tail_first(gradients_,
+                                         runs(offset * static_cast<double>(longest), factor)));
+            }
+        }
     }
 
     void offer_dispatched() {
@@ -133,6 +152,42 @@ class Planner {
         return found;
     }
 
+    // The runs of tensors whose sum of (time on the channel) (longest tail + offset) is least.
+    [[nodiscard]] Messages runs(double offset_ns, std::int64_t factor) const {
+        const auto n = static_cast<std::size_t>(gradients_.count());
+        const std::int64_t startup = factor * gradients_.startup_ns();
+        const std::int64_t enough = kRunStartups * startup;
+        std::vector<double> sum(n + 1, 0);
+        std::vector<std::int32_t> cut(n + 1, 0);
+        for (std::size_t j = 1; j <= n; ++j) {
+            const Cut end{static_cast<std::int32_t>(j), 0};
+            std::int64_t tail = 0;
+            sum[j] = std::numeric_limits<double>::infinity();
+            const std::int32_t first = std::max(end.tensor - kLongestRun, 0);
+            for (std::int32_t i = end.tensor - 1; i >= first; --i) {
+                tail = std::max(tail, gradients_.tail_ns(i));
+                const std::int64_t sent =
+                    gradients_.transmission_ns(gradients_.bytes(end) - gradients_.bytes({i, 0}));
+                const std::int64_t busy =
+                    gradients_.overlap() ? std::max(sent, startup) : sent + startup;
+                const double with =
+                    sum[static_cast<std::size_t>(i)] +
+                    static_cast<double>(busy) * (static_cast<double>(tail) + offset_ns);
+                if (with < sum[j]) {
+                    sum[j] = with;
+                    cut[j] = i;
+                }
+                if (sent > enough) break;
+            }
+        }
+        Messages found;
+        for (auto j = gradients_.count(); j > 0; j = cut[static_cast<std::size_t>(j)]) {
+            found.push_back(gradients_.message({cut[static_cast<std::size_t>(j)], 0}, {j, 0}));
+        }
+        std::ranges::reverse(found);
+        return found;
+    }
+
     // Bisects the least target that the rule meets.
     void bisect_target(DispatchRule rule) {
         std::int64_t low = search_.goal_ns;
@@ -167,6 +222,7 @@ Messages plan_overlap(const Gradients& gradients, const std::vector<Messages>& s
     for (const Messages& seed : seeds) planner.offer(seed);
     planner.offer_groups();
     planner.offer_merged();
+    planner.offer_runs();
     planner.offer_dispatched();
     if (!planner.done() && !planner.solve_exactly()) planner.improve_all();
     return planner.best();

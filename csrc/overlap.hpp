@@ -20,7 +20,8 @@ struct OverlapSearch {
 // Searches for messages, in the order in which they are sent, such that the round ends early:
 //
 // 1. Seeds: `seeds`; groups of every size in a geometric grid, longest tail first; the merge that
-//    finishes first; `dispatch` under forty rules, each bisecting the end that it aims at.
+//    finishes first; runs of tensors that are about as urgent; `dispatch` under forty rules, each
+//    bisecting the end that it aims at.
 // 2. `improve` on the three best, and with random restarts on the best of all; or, for a round of
 //    few elements, the optimum by `rearrange`.
 // 3. `tidy`: fewer messages where that costs nothing.

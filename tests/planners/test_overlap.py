@@ -16,10 +16,10 @@ from syncline.model.network import PRESETS, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
-from syncline.planners.bound import lower_bound_ns
 from syncline.planners.overlap import RIVALS, Overlap, Round
-from syncline.planners.terms import terms
+from syncline.simulator.bound import lower_bound_ns
 from syncline.simulator.predict import predict_iteration_s
+from syncline.simulator.terms import terms
 from tests import strategies as some
 from tests.planners.exhaustive import (
     KINDS,
@@ -30,7 +30,7 @@ from tests.planners.exhaustive import (
     random_instance,
 )
 from tests.planners.instances import chains
-from tests.planners.test_bound import instances
+from tests.simulator.test_bound import instances
 from tests.trace_files import TRACES, all_traces
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from syncline.errors import UserError, did_you_mean
 from syncline.planners.auto import Auto
 from syncline.planners.base import Planner
+from syncline.planners.overlap import Overlap
 from syncline.planners.table import CANDIDATES, PUBLISHED
 
 __all__ = ["PLANNERS", "RUNNABLE", "Planner", "planner_named", "runnable_planner_named"]
 
-PLANNERS: dict[str, Planner] = {planner.NAME: planner for planner in (*PUBLISHED, Auto())}
+PLANNERS: dict[str, Planner] = {
+    planner.NAME: planner for planner in (*PUBLISHED, Overlap(), Auto())
+}
 """Every planner with its default settings."""
 
 RUNNABLE: tuple[str, ...] = (*(planner.NAME for planner in CANDIDATES), Auto.NAME)

@@ -16,11 +16,11 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.bound import lower_bound_ns
 from syncline.planners.slices import plan_of
 from syncline.planners.table import PUBLISHED
-from syncline.planners.terms import terms
+from syncline.simulator.bound import lower_bound_ns
 from syncline.simulator.predict import predict_iteration_s
+from syncline.simulator.terms import terms
 
 __all__ = ["RIVALS", "Overlap", "Round"]
 
@@ -28,6 +28,8 @@ RIVALS: tuple[Planner, ...] = PUBLISHED
 """Planners whose plans are improved on, and taken where nothing better is found."""
 MOST_IN_FLIGHT = 2
 DEFAULT_BUDGET = 10_000_000
+TENSOR_BUDGET = 200_000
+"""More does not help where tensors are few."""
 EXACT_ELEMENTS = 12
 """Rounds of so few elements are solved exactly."""
 MARGIN = 1 / 16
@@ -55,6 +57,11 @@ class Round(NamedTuple):
     def of(cls, profile: Profile) -> Round:
         """Return the round of a profile's gradients; empty if no tensor has elements."""
         rows: list[tuple[int, int, int, int]] = []
+
+        def add(ready: int, elements: int, element_bytes: int, tail: int) -> None:
+            if elements:
+                rows.append((ready, elements, element_bytes, tail))
+
         leading_tail = 0
         known = terms(profile)
         for gradient, ready, tail in zip(
@@ -63,21 +70,17 @@ class Round(NamedTuple):
             size = bytes_per_element(gradient.dtype)
             if gradient.elements:
                 alone = 1 if not rows and leading_tail > tail else 0
-                rows.append((ready, alone, size, leading_tail))
-                rows.append((ready, gradient.elements - alone, size, tail))
+                add(ready, alone, size, leading_tail)
+                add(ready, gradient.elements - alone, size, tail)
             elif rows:
                 before, elements, size, longest = rows.pop()
                 alone = 1 if ready > before or tail > longest else 0
-                rows.append((before, elements - alone, size, longest))
-                rows.append((ready, alone, size, max(tail, longest)))
+                add(before, elements - alone, size, longest)
+                add(ready, alone, size, max(tail, longest))
             else:
                 leading_tail = max(leading_tail, tail)
-            rows = rows[:-2] + [row for row in rows[-2:] if row[1]]
-        return (
-            cls(*(list(column) for column in zip(*rows, strict=True)))
-            if rows
-            else cls([], [], [], [])
-        )
+        columns = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return cls(*(list(column) for column in columns))
 
     def end_ns(self, slices: Slices, curve: CostCurve, in_flight: int) -> int:
         """Return when the round ends: the largest arrival plus tail of these messages.
@@ -109,7 +112,7 @@ class Round(NamedTuple):
             in_flight: 1 or 2.
             goal_ns: the search stops once the round ends by then.
             seeds: sequences of messages to improve on; the result is no worse than any.
-            budget: messages that local search looks at, about 5 ns each.
+            budget: messages that local search looks at, about 10 ns each.
             exact_elements: rounds of so few elements, at most 14, are solved exactly.
         """
         return _native.overlap(
@@ -126,7 +129,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
         ``max(base, max over messages (arrival + tail))``
 
-    (:mod:`~syncline.planners.terms`). The search is native and deterministic:
+    (:mod:`~syncline.simulator.terms`). The search is native and deterministic:
 
     1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid, longest tail first;
        the plans of all other planners, with forward operations that wait for their own gradients
@@ -140,13 +143,17 @@ class Overlap(Planner, frozen=True, kw_only=True):
        two numbers. A round of at most 12 elements is solved exactly instead.
     3. Neighbouring messages are merged where that costs nothing.
 
+    The search ends early at a lower bound, or where messages arrive so early that the computing
+    time has a sixteenth to spare: a period that computing decides gains only that margin.
+
     The result is compared, in the simulator, with the plans of all other planners as they are. The
     best is taken; of equals the one with the fewest messages in flight, then the fewest in all.
 
     Args:
         in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is
             hidden behind the transmission of another.
-        budget: messages that local search looks at; 10 million take about 0.1 s.
+        budget: messages that local search looks at, at most 200,000 a tensor; 10 million take
+            about 0.1 s.
 
     Raises:
         UserError: on construction, for a setting out of range; when planning, if all gradients take
@@ -206,13 +213,16 @@ class Overlap(Planner, frozen=True, kw_only=True):
             return plan_of(self.NAME, profile, network.workers, [Message(start=0, stop=0)])
         known = terms(profile)
         early_ns = known.base_ns - int(known.base_ns * MARGIN)
-        goal_ns = max(lower_bound_ns(known._replace(base_ns=0), curve, halves=False), early_ns)
+        bound_ns = lower_bound_ns(
+            known._replace(base_ns=0), curve, halves=False, in_flight=self.in_flight
+        )
+        goal_ns = max(bound_ns, early_ns)
         slices = round_.search(
             curve,
             in_flight=self.in_flight,
             goal_ns=goal_ns,
             seeds=[_slices(plan) for plan in seeds],
-            budget=self.budget,
+            budget=min(self.budget, TENSOR_BUDGET * len(round_.elements)),
         )
         needed = self.in_flight
         if needed > 1:

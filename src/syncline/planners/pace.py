@@ -14,7 +14,7 @@ from syncline.model.profile import Profile
 from syncline.planners.base import Planner
 from syncline.planners.jackson import preemptive_order
 from syncline.planners.slices import Layout, Slice, plan_of, whole_tensors
-from syncline.planners.terms import terms
+from syncline.simulator.terms import terms
 
 __all__ = ["MOST_TENSORS", "Pace"]
 

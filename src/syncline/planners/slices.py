@@ -11,7 +11,7 @@ from syncline.errors import UserError
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.model.profile import Profile
-from syncline.planners.terms import terms
+from syncline.simulator.terms import terms
 
 __all__ = ["MOST_SLICES", "Layout", "Slice", "plan_of", "slices", "whole_tensors"]
 
@@ -28,7 +28,7 @@ class Slice(NamedTuple):
     """The element after the last."""
     size_bytes: int
     ready_ns: int
-    """When its last gradient is ready, on the clock of :class:`~syncline.planners.terms.Terms`."""
+    """When its last gradient is ready, on the clock of :class:`~syncline.simulator.terms.Terms`."""
     tail_ns: int
     """The longest tail of its gradients."""
     need: int

@@ -19,6 +19,7 @@ from syncline.errors import InternalError
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.whatif import PathPart
+from syncline.simulator.dag import Dag
 from syncline.simulator.graph import TaskGraph, Times
 from syncline.simulator.steady import Steady
 
@@ -85,8 +86,8 @@ def _causes(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, for each task, one whose end let it begin, and one whose beginning did; or -1.
 
-    Every task named precedes its own in the order of (start, stop, index), so that walking back
-    ends.
+    Walking back ends: what began earlier is earlier, and of tasks that begin together one can only
+    be the cause if it takes no time; then it precedes on its lane or in the list of tasks.
     """
     cause = np.full(len(graph), NONE, dtype=np.int64)
     begun_with = np.full(len(graph), NONE, dtype=np.int64)
@@ -94,14 +95,17 @@ def _causes(
     binding = stop_ns[before] == start_ns[after]
     cause[after[binding]] = before[binding]
 
-    tasks, lane_of = graph.lane_members()
-    order = np.lexsort((tasks, stop_ns[tasks], start_ns[tasks], lane_of))
-    tasks, lane_of = tasks[order].astype(np.int64), lane_of[order]
-    one, next_one = tasks[:-1], tasks[1:]
-    neighbours = lane_of[:-1] == lane_of[1:]
     lanes = graph.lanes
     single = np.array([lane.capacity == 1 for lane in lanes], dtype=bool)
     in_order = np.array([lane.in_order for lane in lanes], dtype=bool)
+    tasks, lane_of = graph.lane_members()
+    # In the order of running; of those that begin together on a lane without order, first those
+    # that take no time.
+    shorter = np.where(in_order[lane_of], 0, stop_ns[tasks])
+    order = np.lexsort((tasks, shorter, start_ns[tasks], lane_of))
+    tasks, lane_of = tasks[order], lane_of[order]
+    one, next_one = tasks[:-1], tasks[1:]
+    neighbours = lane_of[:-1] == lane_of[1:]
 
     binding = neighbours & single[lane_of[1:]] & (stop_ns[one] == start_ns[next_one])
     cause[next_one[binding]] = one[binding]
@@ -116,7 +120,7 @@ def _causes(
 
 
 def _freed(
-    cause: NDArray[np.int64], own: NDArray[np.int64], start_ns: Times, stop_ns: Times
+    cause: NDArray[np.int64], own: NDArray[np.int32], start_ns: Times, stop_ns: Times
 ) -> None:
     """Let tasks of a lane that runs several begin with the end of one of them."""
     by_stop = own[np.lexsort((start_ns[own], stop_ns[own]))]
@@ -144,26 +148,27 @@ def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[Step]:
         begin_ns = int(steady.ends_ns[window - 1]) if window else 0
         joins = dag.slot_tasks(len(dag.layout.slots) - 1)[window]
         last = int(joins[np.argmax(steady.stop_ns[joins])])
+    tensors = plan.message_tensors()
     steps = []
     for task in reversed(critical_tasks(dag.graph, steady.start_ns, steady.stop_ns, last)):
         start_ns, stop_ns = int(steady.start_ns[task]), int(steady.stop_ns[task])
         if stop_ns <= begin_ns:
             break
         if start_ns < stop_ns:
-            about = _about(profile, plan, steady, task)
-            steps.append(about._replace(start_ns=max(start_ns - begin_ns, 0), stop_ns=stop_ns - begin_ns))
+            step = _about(profile, plan, tensors, steady.dag, task)
+            since = max(start_ns - begin_ns, 0)
+            steps.append(step._replace(start_ns=since, stop_ns=stop_ns - begin_ns))
     steps.reverse()
     return steps
 
 
-def _about(profile: Profile, plan: Plan, steady: Steady, task: int) -> Step:
+def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, task: int) -> Step:
     """Return what a task is, without its times."""
-    dag = steady.dag
     place = task % dag.block
     count, early = len(dag.classes), dag.layout.before_exchange
     if count * early <= place < count * early + len(dag.messages):
         part = dag.messages[place - count * early]
-        label = plan.label(plan.tensors_of(plan.messages[part.message]))
+        label = plan.label(tensors[part.message])
         kind = "delay" if part.lane == "delay" else "message"
         return Step(0, 0, kind, label, message=part.message)
     if place < count * early:

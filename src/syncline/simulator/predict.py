@@ -13,19 +13,18 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from syncline.errors import MismatchError
-from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+from syncline.simulator.bound import lower_bound_ns
 from syncline.simulator.dag import Dag, Slot
 from syncline.simulator.messages import MessageTask
 from syncline.simulator.steady import Steady, steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
+from syncline.simulator.terms import terms
 from syncline.simulator.workers import ALIKE, Workers
 
 __all__ = [
@@ -126,7 +125,9 @@ def predict_computation_s(
     workers: Workers = ALIKE,
 ) -> float:
     """Return the iteration time without communication."""
-    if workers == ALIKE and strategy == DEFAULT_STRATEGY:
+    # Where the host launches ahead, an iteration begins before the last one has ended.
+    in_turn = all(operation.resource == "device" for operation in profile.operations)
+    if in_turn and workers == ALIKE and strategy == DEFAULT_STRATEGY:
         return profile.computation_s
     alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
     return alone.period_ns / NS_PER_S
@@ -152,10 +153,7 @@ def prediction_of(
         strategy: what ran beside what.
     """
     iteration_s = steady.period_ns / NS_PER_S
-    bound_s = computation_s
-    if strategy.exchange == "all-reduce":
-        least_s = _least_s(network.all_reduce, profile.gradient_bytes, plan.in_flight)
-        bound_s = max(bound_s, least_s / strategy.channels)
+    bound_s = max(computation_s, _communication_bound_s(profile, network, plan, steady, strategy))
     return Prediction(
         planner=plan.planner,
         messages=len(plan.messages),
@@ -170,21 +168,25 @@ def prediction_of(
     )
 
 
-def _least_s(curve: CostCurve, total_bytes: int, in_flight: int) -> float:
-    """Return the least seconds to move ``total_bytes`` however they are cut.
+def _communication_bound_s(
+    profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
+) -> float:
+    """Return what no plan in halves or whole, as the given one, undercuts; 0 where none is known.
 
-    With several messages in flight all startups but one may be hidden behind other messages; what
-    is beyond them moves at the curve's best rate.
+    The bound of :mod:`syncline.simulator.bound` is of one channel and of workers and operations
+    that run as the profile lists them, one at a time.
     """
-    if in_flight == 1 or total_bytes <= 0:
-        return curve.cheapest_s(total_bytes)
-    startup_s = curve.startup_s
-    beyond = (
-        msgspec.structs.replace(segment, cost_s=max(segment.cost_s - startup_s, 0.0))
-        for segment in curve.segments
-    )
-    transmission = CostCurve(segments=tuple(beyond))
-    return startup_s + transmission.cheapest_s(total_bytes)
+    if strategy.exchange != "all-reduce" or strategy.channels > 1:
+        return 0.0
+    least_s = 0.0
+    if plan.in_flight == 1:
+        least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
+    as_listed = strategy.compute == "stream" and [c.factor for c in steady.dag.classes] == [1.0]
+    if not as_listed or any(o.resource == "host" for o in profile.operations):
+        return least_s
+    halves = any(message.collective != "all-reduce" for message in plan.messages)
+    bound_ns = lower_bound_ns(terms(profile), network.all_reduce, halves=halves)
+    return max(least_s, bound_ns / NS_PER_S)
 
 
 # --- the timeline ---

@@ -57,6 +57,8 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
+    Where several loaders read, as many iterations as there are loaders count as one.
+
     Where every iteration starts from nothing, because the last has ended and nothing was fetched
     ahead, one is enough. Where each draws its own computing times, or 64 do not settle, the period
     is a mean.
@@ -64,11 +66,15 @@ def steady_state(
     Raises:
         UserError: see :func:`syncline.simulator.dag.build`.
     """
+    # Batches that several loaders read at the same time arrive together: their iterations follow
+    # one another quickly, and then all wait for the next ones. Only such a round repeats.
+    round_of = strategy.loaders if strategy.prefetch_data else 1
+    most = max(MOST_ITERATIONS, FIRST_ITERATIONS * round_of)
     iterations = 1
     if workers.jitter:
-        iterations = MOST_ITERATIONS
+        iterations = most
     elif _carries_over(profile, plan, strategy):
-        iterations = FIRST_ITERATIONS
+        iterations = FIRST_ITERATIONS * round_of
     while True:
         dag = build(
             profile, network, plan, strategy=strategy, workers=workers, iterations=iterations
@@ -79,10 +85,10 @@ def steady_state(
             ends_ns = np.array([stop_ns.max(initial=0)])
             return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0, True)
         periods = np.diff(ends_ns, prepend=0)
-        last = periods[-AGREEING:]
+        last = (ends_ns[round_of:] - ends_ns[:-round_of])[-AGREEING:]
         if int(last.max() - last.min()) <= 1e-6 * float(last[-1]):
-            return Steady(dag, start_ns, stop_ns, ends_ns, float(periods[-1]), 0.0, True)
-        if iterations >= MOST_ITERATIONS:
+            return Steady(dag, start_ns, stop_ns, ends_ns, float(last[-1]) / round_of, 0.0, True)
+        if iterations >= most:
             kept = periods[WARM_UP:]
             error = float(kept.std(ddof=1)) / math.sqrt(len(kept))
             return Steady(dag, start_ns, stop_ns, ends_ns, float(kept.mean()), error, False)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from syncline import _native
 from syncline.model.cost import CostCurve
-from syncline.planners.terms import Terms
+from syncline.simulator.terms import Terms
 
 __all__ = ["least_s_per_byte", "lower_bound_ns"]
 
 NS_PER_S = 1_000_000_000
 MOST_JOBS = 1 << 14
 """That the native core takes."""
+MOST_TAILS = 64
 
 
 def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
@@ -23,15 +24,19 @@ def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
     least value is at an end of a segment, and on the first segment it is the slope everywhere.
     """
     first, *others = curve.segments
-    rates = [first.s_per_byte] if not others or others[0].start_bytes > 1 else []
+    if not others:
+        return first.s_per_byte
     starts = [segment.start_bytes for segment in others]
-    for size in {total_bytes, *starts, *(start - 1 for start in starts)} if others else ():
-        if 0 < size <= total_bytes:
-            rates.append((curve.seconds(size) - curve.startup_s) / size)
+    sizes = {total_bytes, *starts, *(start - 1 for start in starts)}
+    rates = [(curve.seconds(m) - curve.startup_s) / m for m in sizes if 0 < m <= total_bytes]
+    if starts[0] > 1:
+        rates.append(first.s_per_byte)
     return max(min(rates, default=0.0), 0.0)
 
 
-def lower_bound_ns(terms: Terms, curve: CostCurve, *, halves: bool = True) -> int:
+def lower_bound_ns(
+    terms: Terms, curve: CostCurve, *, halves: bool = True, in_flight: int | None = None
+) -> int:
     """Return a period that no plan undercuts, whatever it merges, splits and sends when.
 
     Take any plan on one channel. A message transmits after its startup, for ``T(M) - T(0)`` at
@@ -52,6 +57,14 @@ def lower_bound_ns(terms: Terms, curve: CostCurve, *, halves: bool = True) -> in
     transmissions. But that startup follows its reduce-scatter, so it arrives no earlier than
     ``ready_i + T(0)``. With ``halves=False`` such plans are left out.
 
+    With one in flight (and no halves) every message also pays for its startup. Take the gradients
+    whose tails are at least ``q``. Each message with some of them takes at least ``T(0) + rate *
+    (their bytes in it)``. Handing a gradient's bytes all to the first message that has some, and
+    then to the first that is ready after it, ends the last of these messages no later: what comes
+    between is delayed by as much as the later message becomes shorter. So no plan sends them sooner
+    than the best merge of whole tensors in ready order, which ``merge`` finds exactly; and ``q``
+    follows. This is done for up to 64 values of ``q``.
+
     A larger message, a later share or an idle channel only make a plan end later, so the bound
     holds for every order, every number in flight and delays. It is exact where every startup can be
     hidden. The simulator's clock rounds each message to a nanosecond; what is bounded is the plan
@@ -61,12 +74,13 @@ def lower_bound_ns(terms: Terms, curve: CostCurve, *, halves: bool = True) -> in
         terms: one round of gradients.
         curve: the cost of an all-reduce.
         halves: bound plans that send an all-reduce in two halves too.
+        in_flight: 1 for the bound of plans with one message in flight; else that of all plans.
 
     Returns:
         Nanoseconds, at least ``terms.base_ns``.
 
-    O(N log N). Source: J. Carlier, *The one-machine sequencing problem*, 1982, uses the preemptive
-    schedule in this way.
+    O(N log N), and 64 times a merge with one in flight. Source: J. Carlier, *The one-machine
+    sequencing problem*, 1982, uses the preemptive schedule in this way.
     """
     ready_ns, size_bytes, tail_ns, base_ns = terms
     rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S
@@ -74,7 +88,10 @@ def lower_bound_ns(terms: Terms, curve: CostCurve, *, halves: bool = True) -> in
     transmission_ns = [math.floor(rate_ns * size) for size in size_bytes]
     end_ns = _preemptive_end_ns(ready_ns, transmission_ns, tail_ns)
     if not halves:
-        return max(base_ns, startup_ns + end_ns)
+        one_by_one_ns = 0
+        if in_flight == 1:
+            one_by_one_ns = _one_by_one_ns(terms, curve.startup_s, rate_ns / NS_PER_S)
+        return max(base_ns, startup_ns + end_ns, one_by_one_ns)
     alone_ns = max(r + q for r, q in zip(ready_ns, tail_ns, strict=True))
     return max(base_ns, startup_ns // 2 + end_ns, startup_ns + alone_ns)
 
@@ -95,3 +112,22 @@ def _preemptive_end_ns(
         tail_ns = [min(tail_ns[part]) for part in parts]
     end_ns, _ = _native.preemptive_order(ready_ns, transmission_ns, tail_ns)
     return end_ns
+
+
+def _one_by_one_ns(terms: Terms, startup_s: float, s_per_byte: float) -> int:
+    """Return the bound of all-reduces with one in flight, on the line below the curve."""
+    tails = sorted(set(terms.tail_ns))
+    line = CostCurve.line(startup_s, s_per_byte)
+    startup_ns = max(round(startup_s * NS_PER_S), 0)
+    worst = 0
+    for least_tail in tails[:: -(-len(tails) // MOST_TAILS)]:
+        chosen = [i for i, tail in enumerate(terms.tail_ns) if tail >= least_tail]
+        ready_ns = [terms.ready_ns[i] for i in chosen]
+        size_bytes = [terms.size_bytes[i] for i in chosen]
+        end_ns, first = 0.0, 0
+        for last in _native.merge(ready_ns, size_bytes, line.rows()):
+            held = sum(size_bytes[first : last + 1])
+            end_ns = max(end_ns, ready_ns[last]) + startup_ns + s_per_byte * NS_PER_S * held
+            first = last + 1
+        worst = max(worst, math.floor(end_ns) + least_tail)
+    return worst

@@ -1,0 +1,279 @@
+"""What limits a point, in one sentence, and the least that would lift the limit.
+
+The remedy is found by simulating it: all planners plan anew for every bandwidth or worker count
+that is tried, and the fastest counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.sparse_costs import SPARSE_ALGORITHMS
+from syncline.model.whatif import BOUND_SHARE, Bottleneck, Bound, Point
+from syncline.simulator.critical import Step, critical_path, path_parts
+from syncline.simulator.strategy import STRATEGIES
+from syncline.simulator.whatif import Change, Planned, WhatIfSimulator
+from syncline.simulator.workers import ALIKE
+
+__all__ = ["LADDER_GBIT_S", "bottleneck", "layers_of"]
+
+LADDER_GBIT_S = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0)
+"""Bandwidths of Ethernet and InfiniBand links that one can buy."""
+BYTES_PER_GBIT = 125e6
+MOST_OF_IT = 0.8
+"""Share of the messages' time on the critical path that the layers named account for."""
+MOST_RANGES = 2
+"""Ranges of layers that a sentence names."""
+LOADERS = (1, 2, 4, 8, 16, 32, 64)
+"""Processes that read batches."""
+NAMES = {
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "finalize": "unpacking gradients",
+    "update": "the update",
+}
+
+
+def bottleneck(
+    simulator: WhatIfSimulator, change: Change, point: Point, index: int, planner: str
+) -> Bottleneck:
+    """Return what limits a planner at a point.
+
+    Args:
+        simulator: what the point was simulated by.
+        change: the point's circumstances.
+        point: what came of it.
+        index: its place in the sweep.
+        planner: one of the point's planners.
+    """
+    planned = simulator.plan_at(change, planner)
+    steps = critical_path(planned.profile, planned.plan, planned.steady)
+    split = point.split(point.of(planner))
+    kind = split.bound
+    share = split.shares[kind]
+    bandwidth: float | None = None
+    workers: int | None = None
+    if kind == "communication":
+        bandwidth = _least_bandwidth(simulator, change)
+        if bandwidth is None and simulator.replans:
+            workers = _most_workers(simulator, change, planned.network)
+        cured = change._replace(
+            bandwidth_bytes_per_s=bandwidth or change.bandwidth_bytes_per_s,
+            workers=workers or change.workers,
+        )
+        then = _bound(simulator, cured) if bandwidth or workers else None
+        sentence = _communication(
+            planned, steps, share, bandwidth, workers, then, replans=simulator.replans
+        )
+    elif kind == "loading":
+        sentence = _loading(simulator, change, share)
+    elif kind == "straggler":
+        sentence = _straggler(simulator, change, planned, planner, share)
+    else:
+        sentence = _compute(steps, share, split.shares["communication"])
+    return Bottleneck(
+        point=index,
+        planner=planner,
+        kind=kind,
+        share=share,
+        sentence=sentence,
+        split=split,
+        path=path_parts(steps),
+        cure_bandwidth_bytes_per_s=bandwidth,
+        cure_workers=workers,
+    )
+
+
+# --- remedies ---
+
+
+def _bound(simulator: WhatIfSimulator, change: Change) -> Bound:
+    """Return what limits the fastest planner under a change."""
+    point = simulator.point(change)
+    return point.split(point.best).bound
+
+
+def _hidden(simulator: WhatIfSimulator, change: Change) -> bool:
+    """Return whether the fastest planner exposes less than 5 % of the iteration under a change."""
+    point = simulator.point(change)
+    return point.split(point.best).shares["communication"] < BOUND_SHARE
+
+
+def _first(count: int, holds: Callable[[int], bool]) -> int | None:
+    """Return the first of ``count`` indices at which something holds that stays once it does."""
+    if not holds(count - 1):
+        return None
+    return bisect.bisect_left(range(count), True, key=holds)
+
+
+def _least_bandwidth(simulator: WhatIfSimulator, change: Change) -> float | None:
+    def holds(index: int) -> bool:
+        rate = LADDER_GBIT_S[index] * BYTES_PER_GBIT
+        return _hidden(simulator, change._replace(bandwidth_bytes_per_s=rate))
+
+    found = _first(len(LADDER_GBIT_S), holds)
+    return None if found is None else LADDER_GBIT_S[found] * BYTES_PER_GBIT
+
+
+def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) -> int | None:
+    """Return the largest smaller power of two of workers, in whole hosts, that is not too many."""
+    on_host = network.workers // network.hosts if network.hosts else 1
+    least = max((rank + 1 for rank, _ in change.behaviour.stragglers), default=1)
+    counts = []
+    count = 1 << (network.workers - 1).bit_length()
+    while (count := count // 2) >= max(least, 2):
+        if count < network.workers and count % on_host == 0:
+            counts.append(count)
+
+    def holds(index: int) -> bool:
+        return _hidden(simulator, change._replace(workers=counts[index]))
+
+    found = _first(len(counts), holds) if counts else None
+    return None if found is None else counts[found]
+
+
+# --- sentences ---
+
+
+def _communication(
+    planned: Planned,
+    steps: Sequence[Step],
+    share: float,
+    bandwidth: float | None,
+    workers: int | None,
+    then: Bound | None,
+    *,
+    replans: bool,
+) -> str:
+    said = (
+        f"communication-bound: {_percent(share)} of the iteration is exposed "
+        f"{_exchange(planned)} of {layers_of(planned.plan, steps)}; "
+    )
+    if bandwidth is not None:
+        return f"{said}{bandwidth / BYTES_PER_GBIT:g} Gbit/s would make it {then}-bound"
+    said += f"no bandwidth up to {LADDER_GBIT_S[-1]:g} Gbit/s would change that"
+    startup_s = planned.network.all_reduce.startup_s
+    if startup_s > BOUND_SHARE * planned.prediction.iteration_s:
+        said += f", since each message takes {startup_s * 1e3:.3g} ms to start"
+    if workers is not None:
+        return f"{said}, but {workers} workers would make it {then}-bound"
+    return f"{said}, nor would fewer workers" if replans else said
+
+
+def _exchange(planned: Planned) -> str:
+    if any(task.lane == "push" for task in planned.steady.dag.messages):
+        return "push and pull"
+    if planned.network.algorithm in SPARSE_ALGORITHMS:
+        return f"{planned.network.algorithm} exchange"
+    kinds = dict.fromkeys(message.collective for message in planned.plan.messages)
+    return " and ".join(kinds)
+
+
+def _loading(simulator: WhatIfSimulator, change: Change, share: float) -> str:
+    said = f"loading-bound: {_percent(share)} of the iteration is waiting for the batch; "
+    ahead = STRATEGIES["pytorch"]
+    for loaders in LOADERS:
+        strategy = msgspec.structs.replace(ahead, loaders=loaders, ahead=max(2, 2 * loaders))
+        if _bound(simulator, change._replace(strategy=strategy)) == "loading":
+            continue
+        if loaders == 1:
+            return f"{said}reading and copying ahead (--strategy pytorch) would hide it"
+        return f"{said}{loaders} loader processes that read ahead would hide it"
+    return f"{said}not even {LOADERS[-1]} loader processes that read ahead would hide it"
+
+
+def _straggler(
+    simulator: WhatIfSimulator, change: Change, planned: Planned, planner: str, share: float
+) -> str:
+    slowest = max(planned.steady.dag.classes, key=lambda c: c.factor)
+    if change.behaviour.jitter:
+        who = "whichever worker is the slowest"
+    elif slowest.size > 1:
+        who = (
+            f"{slowest.size} workers such as rank {slowest.first}, which compute "
+            f"{slowest.factor:.3g} times as long"
+        )
+    else:
+        who = f"rank {slowest.first}, which computes {slowest.factor:.3g} times as long"
+    alike = simulator.point(change._replace(behaviour=ALIKE), (planner,)).best
+    return (
+        f"straggler-bound: {_percent(share)} of the iteration is waiting for {who}; among equal "
+        f"workers it would take {alike.iteration_s * 1e3:.4g} ms"
+    )
+
+
+def _compute(steps: Sequence[Step], share: float, exposed: float) -> str:
+    time_ns: dict[str, int] = {}
+    for step in steps:
+        if step.kind in ("forward", "backward", "finalize", "update"):
+            time_ns[step.kind] = time_ns.get(step.kind, 0) + step.duration_ns
+    most = max(time_ns, key=lambda kind: time_ns[kind], default="")
+    of_it = f", most of it {NAMES[most]}" if most else ""
+    gain = f"at most {_percent(exposed)}" if exposed >= 0.01 else "less than 1 %"
+    return (
+        f"compute-bound: {_percent(share)} of the iteration is computing{of_it}; a faster network "
+        f"would save {gain}"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %") if share >= 0.01 else "less than 1 %"
+
+
+# --- the layers in a sentence ---
+
+
+def layers_of(plan: Plan, steps: Sequence[Step]) -> str:
+    """Return the layers whose messages make up most of the messages' time on a path.
+
+    In the order of the forward pass, such as ``"layers fc6-fc7"``.
+    """
+    time_ns: dict[int, int] = {}
+    for step in steps:
+        if step.message is not None:
+            time_ns[step.message] = time_ns.get(step.message, 0) + step.duration_ns
+    names, layer_of = _layers(plan)
+    tensors = plan.message_tensors()
+    wanted_ns = MOST_OF_IT * sum(time_ns.values())
+    found: set[int] = set()
+    for message in sorted(time_ns, key=lambda m: (-time_ns[m], m)):
+        if wanted_ns <= 0:
+            break
+        wanted_ns -= time_ns[message]
+        found.update(layer_of[tensor] for tensor in tensors[message])
+    if len(found) in (0, len(names)):
+        return "all layers"
+    ranges = _ranges(sorted(found))
+    said = [names[a] if a == b else f"{names[a]}-{names[b]}" for a, b in ranges]
+    if len(ranges) > MOST_RANGES:
+        longest = max(range(len(ranges)), key=lambda i: ranges[i][1] - ranges[i][0])
+        first, last = ranges[longest]
+        said = [said[longest], f"{len(found) - (last + 1 - first)} others"]
+    return f"layer{'s' if len(found) > 1 else ''} {' and '.join(said)}"
+
+
+def _layers(plan: Plan) -> tuple[list[str], list[int]]:
+    """Return the layers in forward order, and the layer of each tensor.
+
+    A layer is what the tensors' names share up to the last dot.
+    """
+    owners = [tensor.name.rpartition(".")[0] or tensor.name for tensor in plan.tensors]
+    names = list(dict.fromkeys(reversed(owners)))
+    index = {name: place for place, name in enumerate(names)}
+    return names, [index[owner] for owner in owners]
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return sorted numbers as (first, last) of those that follow one another."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ranges

@@ -1,0 +1,364 @@
+"""What-if: the same iteration under other circumstances, point by point.
+
+A change replaces parts of what was measured: the network's link, worker count and algorithm
+(:meth:`Network.with_`), the type in which gradients travel, how long the device computes, how fast
+single workers are and what overlaps. Everything else stays as it was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from syncline.errors import UserError
+from syncline.model.cost import CostCurve
+from syncline.model.dtypes import bytes_per_element
+from syncline.model.network import Link, Network
+from syncline.model.plan import Plan
+from syncline.model.prediction import Prediction
+from syncline.model.profile import Profile
+from syncline.model.sparse_costs import SPARSE_ALGORITHMS
+from syncline.model.whatif import Point, Setting
+from syncline.simulator.predict import (
+    DEFAULT_STRATEGY,
+    predict_computation_s,
+    predict_iteration_s,
+    prediction_of,
+    simulate_plan,
+)
+from syncline.simulator.steady import Steady
+from syncline.simulator.strategy import Strategy
+from syncline.simulator.workers import ALIKE, Workers
+
+__all__ = [
+    "MOST_POINTS",
+    "Change",
+    "Planned",
+    "WhatIfSimulator",
+    "changes",
+    "exchanges",
+    "with_compute_scale",
+    "with_wire",
+    "without_loading",
+]
+
+MOST_POINTS = 5000
+"""Points of one sweep."""
+SLOWEST_SCALE = 1000.0
+"""Largest factor on computing, and its inverse."""
+INDEX_BYTES = 4
+"""Of the index that travels with each element of a sparse exchange."""
+
+Planner = Callable[[Profile, Network], Plan]
+
+
+class Change(NamedTuple):
+    """What is different at a point. None: as it was measured."""
+
+    workers: int | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    algorithm: str | None = None
+    density: float | None = None
+    wire: str | None = None
+    compute_scale: float = 1.0
+    behaviour: Workers = ALIKE
+    """Which workers are slower."""
+    strategy: Strategy = DEFAULT_STRATEGY
+
+
+def exchanges(
+    algorithms: Sequence[str], densities: Sequence[float | None]
+) -> list[tuple[str | None, float | None]]:
+    """Return the (algorithm, density) pairs that two lists stand for.
+
+    A dense algorithm sends every element, so it stands for itself. Each density goes with each
+    sparse algorithm; where none is named, with the network's own, or gTop-k if that is dense. A
+    None among the densities asks for the network's own exchange where no dense one is named.
+    """
+    dense = [a for a in algorithms if a not in SPARSE_ALGORITHMS]
+    sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]
+    given = [density for density in densities if density is not None]
+    pairs: list[tuple[str | None, float | None]] = [(a, None) for a in dense]
+    if None in densities and not dense:
+        pairs.append((None, None))
+    if given:
+        pairs += [(a, density) for density in given for a in sparse or [None]]
+    else:
+        pairs += [(a, None) for a in sparse]
+    return pairs or [(None, None)]
+
+
+def changes(
+    *,
+    workers: Sequence[int] = (),
+    bandwidths_bytes_per_s: Sequence[float] = (),
+    latencies_s: Sequence[float] = (),
+    algorithms: Sequence[str] = (),
+    densities: Sequence[float | None] = (),
+    wires: Sequence[str] = (),
+    compute_scales: Sequence[float] = (),
+    behaviours: Sequence[Workers] = (),
+    strategies: Sequence[Strategy] = (),
+) -> list[Change]:
+    """Return every combination of what the lists hold; an empty one leaves things as they are.
+
+    Worker counts vary fastest. For algorithms and densities see :func:`exchanges`.
+
+    Raises:
+        UserError: there are more than 5000 combinations, which is found without making them.
+    """
+    axes: list[list[dict[str, Any]]] = [
+        [{"strategy": value} for value in strategies],
+        [{"behaviour": value} for value in behaviours],
+        [{"compute_scale": value} for value in compute_scales],
+        [{"wire": value} for value in wires],
+        [{"algorithm": a, "density": d} for a, d in exchanges(algorithms, densities)],
+        [{"latency_s": value} for value in latencies_s],
+        [{"bandwidth_bytes_per_s": value} for value in bandwidths_bytes_per_s],
+        [{"workers": value} for value in workers],
+    ]
+    count = math.prod(len(axis) or 1 for axis in axes)
+    if count > MOST_POINTS:
+        raise UserError(
+            f"the options stand for {count} points, and at most {MOST_POINTS} can be simulated at "
+            "once; shorten a list, or simulate one part after the other"
+        )
+    made = [Change()]
+    for axis in axes:
+        made = [change._replace(**value) for change in made for value in axis or [{}]]
+    return made
+
+
+# --- the profile under other circumstances ---
+
+
+def with_wire(profile: Profile, dtype: str) -> Profile:
+    """Return the profile with gradients that travel in another type.
+
+    Converting them is not charged, and what the sum loses is no question of time.
+
+    Raises:
+        UserError: the type is unknown, or a gradient is complex and the type is not.
+    """
+    bytes_per_element(dtype)  # raises for an unknown type
+    for gradient in profile.gradients:
+        if gradient.dtype.startswith("complex") and not dtype.startswith("complex"):
+            raise UserError(
+                f"gradient {gradient.name!r} is {gradient.dtype} and cannot travel as {dtype}; "
+                "leave --wire out"
+            )
+    if all(gradient.dtype == dtype for gradient in profile.gradients):
+        return profile
+    gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
+    # What stock DDP was measured to take belongs to the gradients as they were.
+    return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
+
+
+def with_compute_scale(profile: Profile, scale: float) -> Profile:
+    """Return the profile with a device that takes ``scale`` times as long for everything.
+
+    Reading, copying, and the launching of work by the host take as long as before.
+
+    Raises:
+        UserError: the scale is outside 1/1000 to 1000, or an operation becomes absurdly long.
+    """
+    if not 1 / SLOWEST_SCALE <= scale <= SLOWEST_SCALE:
+        raise UserError(
+            f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
+            f"{scale:g}; 0.5 halves what the device computes for"
+        )
+    if scale == 1:
+        return profile
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=o.duration_s * scale) if o.lane == "device" else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations, baseline=None)
+
+
+def without_loading(profile: Profile) -> Profile:
+    """Return the profile with batches that need neither reading nor copying."""
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=0.0) if o.phase in ("data", "copy") else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations, baseline=None)
+
+
+# --- points ---
+
+
+class Planned(NamedTuple):
+    """One planner at one point, with all that its figures rest on."""
+
+    profile: Profile
+    network: Network
+    plan: Plan
+    steady: Steady
+    prediction: Prediction
+
+
+class WhatIfSimulator:
+    """Simulates points of one profile and network, and keeps what many of them share."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        network: Network,
+        planners: Mapping[str, Planner],
+        *,
+        replans: bool = True,
+    ) -> None:
+        """Take what the points depart from.
+
+        Args:
+            profile: what a worker computes.
+            network: what messages cost.
+            planners: name -> what makes a plan of a profile and a network.
+            replans: whether they plan for what they are given; False for a plan that stays the
+                same, which fits one worker count only.
+        """
+        self.network = network
+        self.replans = replans
+        self.planners = dict(planners)
+        self._profile = profile
+        self._profiles: dict[tuple[str | None, float], Profile] = {}
+        self._alone_s: dict[tuple[float, Strategy, bool], float] = {}
+
+    def profile_at(self, change: Change) -> Profile:
+        """Return the profile as it is at a point."""
+        key = (change.wire, change.compute_scale)
+        if key not in self._profiles:
+            profile = with_compute_scale(self._profile, change.compute_scale)
+            if change.wire is not None:
+                profile = with_wire(profile, change.wire)
+            self._profiles[key] = profile
+        return self._profiles[key]
+
+    def network_at(self, change: Change) -> Network:
+        """Return the network as it is at a point.
+
+        The cost of a sparse exchange counts elements of 4 bytes with an index as wide; where
+        elements are of another width, the index still takes 4 bytes, and the cost is corrected.
+        """
+        network = self.network.with_(
+            workers=change.workers,
+            bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
+            latency_s=change.latency_s,
+            algorithm=change.algorithm,
+            density=change.density,
+        )
+        profile = self.profile_at(change)
+        elements = sum(gradient.elements for gradient in profile.gradients)
+        if network.density is None or not elements:
+            return network
+        width = profile.gradient_bytes / elements
+        rate = (1 + INDEX_BYTES / width) / 2
+        if rate == 1:
+            return network
+        curve = network.all_reduce.rebased(network.all_reduce.startup_s, rate)
+        return msgspec.structs.replace(network, all_reduce=curve)
+
+    def plan_at(self, change: Change, planner: str) -> Planned:
+        """Return what one planner makes of a point."""
+        profile, network = self.profile_at(change), self.network_at(change)
+        return self._planned(change, planner, profile, network, self._computation_s(change))
+
+    def _planned(
+        self,
+        change: Change,
+        planner: str,
+        profile: Profile,
+        network: Network,
+        computation_s: float,
+    ) -> Planned:
+        plan = self.planners[planner](profile, network)
+        steady = simulate_plan(
+            profile, network, plan, strategy=change.strategy, workers=change.behaviour
+        )
+        prediction = prediction_of(
+            profile, network, plan, steady, computation_s, strategy=change.strategy
+        )
+        return Planned(profile, network, plan, steady, prediction)
+
+    def _computation_s(self, change: Change) -> float:
+        """Return the iteration without the time that messages take.
+
+        Where each iteration draws anew, workers still wait for one another in each: otherwise the
+        draws of each would average out, and waiting would count as communication.
+        """
+        profile, network = self.profile_at(change), self.network_at(change)
+        options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
+        if not change.behaviour.jitter:
+            return predict_computation_s(profile, network, **options)
+        free = Network(
+            name="free",
+            workers=network.workers,
+            all_reduce=CostCurve.line(0.0, 0.0),
+            link=Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0),
+        )
+        last = len(profile.gradients) - 1
+        plan = Plan.merging("free", profile, network.workers, [last])
+        return predict_iteration_s(profile, free, plan, **options)
+
+    def point(self, change: Change, planners: Iterable[str] | None = None) -> Point:
+        """Return what planners make of a point.
+
+        Args:
+            change: the circumstances.
+            planners: names of some; None for all.
+
+        Raises:
+            UserError: the change is impossible, or the point cannot be simulated.
+        """
+        profile, network = self.profile_at(change), self.network_at(change)
+        computation_s = self._computation_s(change)
+        return Point(
+            setting=_setting(change, network),
+            network=network.name,
+            alone_s=self._alone(change, loading=True),
+            computing_s=self._alone(change, loading=False),
+            predictions=tuple(
+                self._planned(change, name, profile, network, computation_s).prediction
+                for name in (self.planners if planners is None else planners)
+            ),
+        )
+
+    def sweep(self, points: Iterable[Change]) -> Iterator[Point]:
+        """Yield :meth:`point` of each."""
+        for change in points:
+            yield self.point(change)
+
+    def _alone(self, change: Change, *, loading: bool) -> float:
+        """Return the iteration of one worker of factor 1 without communication."""
+        key = (change.compute_scale, change.strategy, loading)
+        if key not in self._alone_s:
+            profile = self.profile_at(change)
+            self._alone_s[key] = predict_computation_s(
+                profile if loading else without_loading(profile),
+                self.network,
+                strategy=change.strategy,
+            )
+        return self._alone_s[key]
+
+
+def _setting(change: Change, network: Network) -> Setting:
+    behaviour = change.behaviour
+    return Setting(
+        workers=network.workers,
+        algorithm=network.algorithm,
+        bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
+        latency_s=change.latency_s,
+        density=network.density,
+        wire=change.wire,
+        compute_scale=change.compute_scale,
+        stragglers=behaviour.stragglers,
+        spread=behaviour.spread,
+        jitter=behaviour.jitter,
+        seed=behaviour.seed,
+        strategy=change.strategy.name,
+    )
