@@ -212,8 +212,8 @@ def test_rounding_never_puts_an_iteration_below_the_bound(
             assert "longer than" in str(error)  # noqa: PT017 - success is as good
             continue
         assert row.lower_bound_s <= row.iteration_s
-        best = max(profile.computation_s, network.all_reduce.cheapest_s(profile.gradient_bytes))
-        assert row.lower_bound_s == pytest.approx(best, rel=1e-9, abs=1e-8)
+        least = max(profile.computation_s, network.all_reduce.cheapest_s(profile.gradient_bytes))
+        assert row.lower_bound_s >= least * (1 - 1e-9) - 1e-8
 
 
 @some.many

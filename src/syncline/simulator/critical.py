@@ -146,7 +146,7 @@ def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[Step]:
         begin_ns, last = 0, int(np.argmax(steady.stop_ns))
     else:
         begin_ns = int(steady.ends_ns[window - 1]) if window else 0
-        joins = dag.slot_tasks(len(dag.layout.slots) - 1)[window]
+        joins = dag.joins[window]
         last = int(joins[np.argmax(steady.stop_ns[joins])])
     tensors = plan.message_tensors()
     steps = []

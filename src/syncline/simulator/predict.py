@@ -20,7 +20,8 @@ from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.simulator.bound import lower_bound_ns
-from syncline.simulator.dag import Dag, Slot
+from syncline.simulator.dag import Dag
+from syncline.simulator.layout import Slot
 from syncline.simulator.messages import MessageTask
 from syncline.simulator.steady import Steady, steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
@@ -74,7 +75,7 @@ def predict(
     Raises:
         MismatchError: the plan is for other gradients or another worker count.
         UserError: the messages take longer than 19.5 hours, or there is more to simulate than
-            fits; see :func:`syncline.simulator.dag.build`.
+            fits; see :func:`syncline.simulator.build.build`.
     """
     steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
     computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
@@ -176,7 +177,8 @@ def _communication_bound_s(
     The bound of :mod:`syncline.simulator.bound` is of one channel and of workers and operations
     that run as the profile lists them, one at a time.
     """
-    if strategy.exchange != "all-reduce" or strategy.channels > 1:
+    simple = strategy.exchange == "all-reduce" and strategy.channels == 1
+    if not simple or not profile.gradient_bytes:
         return 0.0
     least_s = 0.0
     if plan.in_flight == 1:
@@ -235,7 +237,7 @@ def _spans(profile: Profile, plan: Plan, steady: Steady) -> Iterator[Span]:
             continue
         label = _message_label(plan, task, tensors[task.message])
         lane = COMMUNICATION if task.lane == "channel" else task.lane
-        tasks = dag.message_tasks(index)
+        tasks = dag.message_tasks(index)[:, 0]
         for iteration in iterations:
             yield from span(int(tasks[iteration]), lane, label, "message", sizes[task.message])
 

@@ -1,0 +1,106 @@
+"""One worker's iteration of the DAG of S-SGD: slots on lanes, and the edges among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from syncline.model.profile import Profile
+from syncline.simulator.strategy import Strategy
+
+__all__ = ["Layout", "Slot", "layout_of"]
+
+NS_PER_S = 1_000_000_000
+
+
+class Slot(NamedTuple):
+    """A task that each worker runs once an iteration."""
+
+    lane: str
+    duration_ns: int
+    operation: int | None
+    """Index in the profile; None for a join."""
+    gate: bool = False
+    """The share of the update that is done just before this operation."""
+
+
+class Layout(NamedTuple):
+    """One worker's iteration: slots before and after the exchange, and the edges among them."""
+
+    slots: tuple[Slot, ...]
+    before_exchange: int
+    """How many slots come before the messages in the list of tasks."""
+    edges: tuple[tuple[int, int], ...]
+    """(slot, slot that waits for it)."""
+    slot_of: dict[int, int]
+    """Slot of each operation that is run."""
+    gate_of: dict[int, int]
+    """Slot of the gate before each operation that has one."""
+
+
+def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
+    """Lay out the operations of a profile, with gates where parameters are updated on need."""
+    gates = profile.gates_ns() if on_need else {}
+    has_host = any(o.lane == "host" for o in profile.operations)
+    slots: list[Slot] = []
+    slot_of: dict[int, int] = {}
+    gate_of: dict[int, int] = {}
+    edges: list[tuple[int, int]] = []
+    latest: dict[str, int] = {}  # the last slot of each lane
+    batch: list[int] = []  # data and copy slots so far
+    before_exchange: int | None = None
+    unlimited = strategy.compute == "unlimited"
+
+    def add(slot: Slot, after: Iterable[int]) -> int:
+        here = len(slots)
+        slots.append(slot)
+        # On a lane in order, what comes earlier is done earlier.
+        needed = {b for b in after if unlimited or slots[b].lane != slot.lane}
+        edges.extend((b, here) for b in sorted(needed))
+        latest[slot.lane] = here
+        return here
+
+    for index, operation in enumerate(profile.operations):
+        exchanged = operation.phase in ("finalize", "update")
+        if exchanged and before_exchange is None:
+            before_exchange = len(slots)
+        if exchanged and on_need:
+            continue
+        lane = _lane(operation.lane, strategy, has_host=has_host)
+        after = [slot_of[b] for b in operation.after if b in slot_of]
+        if operation.phase == "copy" or (operation.phase != "data" and batch):
+            after += batch
+        if index in gates:
+            gate = Slot(lane, gates[index], index, gate=True)
+            gate_of[index] = add(gate, after)
+            after = [gate_of[index]]
+        duration_ns = round(operation.duration_s * NS_PER_S)
+        slot_of[index] = add(Slot(lane, duration_ns, index), after)
+        if operation.phase in ("data", "copy"):
+            batch = [b for b in batch if slots[b].lane != lane] + [slot_of[index]]
+    if before_exchange is None:
+        before_exchange = len(slots)
+    ends = list(latest.values())
+    if unlimited:
+        ends = sorted(set(range(len(slots))) - {before for before, _ in edges})
+    if strategy.prefetch_data:  # reading ahead is no part of what an iteration waits for
+        ends = [e for e in ends if slots[e].lane not in ("disk", "copy")] or ends
+    join = len(slots)
+    slots.append(Slot("join", 0, None))
+    edges.extend((end, join) for end in sorted(ends))
+    return Layout(tuple(slots), before_exchange, tuple(edges), slot_of, gate_of)
+
+
+def _lane(lane: str, strategy: Strategy, *, has_host: bool) -> str:
+    """Return where an operation runs under a strategy.
+
+    What the training loop does itself stands in the loop's own thread: the host's where launching
+    is modelled, else the device's, which then stands for both.
+    """
+    if lane == "disk":
+        return "disk" if strategy.prefetch_data else "host" if has_host else "device"
+    if lane == "copy":
+        if not strategy.prefetch_copy:
+            return "device"
+        return "disk" if strategy.one_loader else "copy"
+    return lane
