@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-native lint format bench docs clean
+.PHONY: help setup browser demo test test-native lint format bench reproduce docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ format: setup  ## Format Python and C++
 
 bench: setup  ## Measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks
+
+reproduce: setup  ## Make the papers' figures again; writes reproduce/CLAIMS.md
+	$(BIN)/python -m reproduce
 
 docs: setup  ## Build the documentation as a web site, checking its links
 	$(BIN)/mkdocs build --strict --quiet

@@ -1,0 +1,1 @@
+"""The figures and tables of the papers, made again where that needs no cluster."""

@@ -1,0 +1,133 @@
+"""Write ``CLAIMS.md``: each claim of the papers, what we find, and a verdict.
+
+Every figure in the page is filled in from ``results/*.json``, and so is the verdict, where it rests
+on a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reproduce.common import FOLDER, RESULTS, Result, load
+
+__all__ = ["PAGE", "Claim", "Finding", "Verdict", "not_here", "page", "percent"]
+
+PAGE = FOLDER / "CLAIMS.md"
+
+Verdict = Literal["reproduced", "differs", "not reproducible here"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What we find of a claim."""
+
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A claim of a paper."""
+
+    place: str
+    says: str
+    script: str | None
+    """The script whose results are looked at; None where there is nothing to run."""
+    find: Callable[[Result], Finding]
+    """Given that script's results; an absent key means that its trace was absent."""
+
+    def finding(self) -> Finding:
+        """Return what we find, from the results that lie there."""
+        if self.script is None:
+            return self.find({})
+        if not (RESULTS / f"{self.script}.json").exists():
+            return Finding(verdict="not reproducible here", text="its script has not been run")
+        try:
+            return self.find(load(self.script))
+        except LookupError as error:
+            return Finding(
+                verdict="not reproducible here",
+                text=f"the trace that it needs was absent when the script ran ({error.args[0]!r})",
+            )
+
+
+def not_here(text: str) -> Callable[[Result], Finding]:
+    """Return a finding that nothing here can settle."""
+    return lambda _: Finding(verdict="not reproducible here", text=text)
+
+
+def differs(text: str) -> Callable[[Result], Finding]:
+    """Return a finding that needs no run: a misprint or a step of an argument."""
+    return lambda _: Finding(verdict="differs", text=text)
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """Return a fraction as a percentage."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+INTRODUCTION = """\
+# The papers' claims
+
+Written by `reproduce/claims.py` from `reproduce/results/*.json`; do not edit. `make reproduce` runs
+the scripts and writes it again.
+
+A verdict is one of three. **reproduced**: our simulation, or counting, agrees with the claim.
+**differs**: it does not, and the text says how. **not reproducible here**: it takes the authors'
+clusters, models or data. Where a claim is about a measurement on a cluster, what is compared is a
+simulation of it; that a simulation agrees does not show that the measurement was right.
+
+Assumptions that many rows rest on:
+
+- ResNet-50 "on a K80" is Espresso's V100 trace, stretched so that its backward pass takes the
+  0.243 s that dag-model prints for a K80. Layers need not take the same shares of time there.
+- Espresso's traces hold no forward pass. It is taken as half of the backward pass, layer by layer.
+- In PACE's rows the traces' computation is stretched until it takes as long as the communication at
+  the bandwidth of PACE's largest printed gain. So *where* the gain peaks is put in, and its height
+  depends on the share of the forward pass, which is assumed.
+- The link of MG-WFBP's cluster 1 (alpha, beta) comes from its line by the ring's row of Table 2.
+- Figures agree if ratios are within 10 %, gains within 5 points and ranges within 2 points of the
+  printed ones; nearly linear is 90 % or more. The tests are in `claims_*.py`.
+- `overlap` may have two messages in flight, so that one's startup hides behind another's
+  transmission; the papers' planners have one.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    from reproduce import claims_dag, claims_mgwfbp, claims_pace
+
+    parts = [INTRODUCTION]
+    counts: dict[str, int] = {}
+    for title, claims in (
+        ("dag-model: A DAG Model of Synchronous Stochastic Gradient Descent", claims_dag.CLAIMS),
+        ("MG-WFBP: Merging Gradients Wisely", claims_mgwfbp.CLAIMS),
+        ("PACE: Preemptive All-reduce Scheduling", claims_pace.CLAIMS),
+    ):
+        parts.append(f"\n## {title}\n\n{_table(claims, counts)}")
+    total = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
+    return "".join(parts) + f"\n{sum(counts.values())} claims: {total}.\n"
+
+
+def _table(claims: Sequence[Claim], counts: dict[str, int]) -> str:
+    rows = ["| place | the paper says | we find | verdict | script |", "|---|---|---|---|---|"]
+    for claim in claims:
+        finding = claim.finding()
+        counts[finding.verdict] = counts.get(finding.verdict, 0) + 1
+        script = f"[{claim.script}]({claim.script}.py)" if claim.script else ""
+        rows.append(
+            f"| {claim.place} | {claim.says} | {finding.text} | **{finding.verdict}** | {script} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page())
+    print(f"claims: {PAGE.relative_to(FOLDER.parent)}")
+
+
+if __name__ == "__main__":
+    main()

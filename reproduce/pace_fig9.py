@@ -1,0 +1,86 @@
+"""PACE, Fig. 9: training speed over the bandwidth, with 12 workers; and over the GPU's speed."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from reproduce.common import COLOURS, LABELS, Result, figure, run, scaled
+from reproduce.pace_speed import TITLES, WORKERS, draw_speed, gains, link, models, speeds
+from syncline.model.network import Network
+
+NAME = "pace_fig9"
+GIGABITS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 25)
+STRETCHES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+AT_GIGABITS = 10
+
+
+def compute() -> Result:
+    """Simulate every bandwidth, and at one bandwidth slower and faster GPUs."""
+    found = {}
+    for name, profile in models().items():
+        rows = []
+        for gigabits in GIGABITS:
+            planners = speeds(profile, Network.of_link(link(gigabits), workers=WORKERS))
+            rows.append({"gbit": gigabits, "planners": planners, "pace_over": gains(planners)})
+        network = Network.of_link(link(AT_GIGABITS), workers=WORKERS)
+        stretched = []
+        for stretch in STRETCHES:
+            here = scaled(profile, stretch)
+            planners = speeds(here, network)
+            stretched.append({"computation_s": here.computation_s, "pace_over": gains(planners)})
+        found[name] = {
+            "computation_s": profile.computation_s,
+            "rows": rows,
+            "by_computation": stretched,
+        }
+    return {"source": "PACE, Fig. 9 and section VI-D", "workers": WORKERS, "models": found}
+
+
+def draw(result: Result) -> Figure:
+    """Draw the speed, and PACE's gain."""
+    count = len(result["models"])
+    made, axes = figure(3, count, width=4.7 * count, height=9.2)
+    for column, (name, found) in enumerate(result["models"].items()):
+        speed, gain, by_gpu = (axes[column + row * count] for row in range(3))
+        draw_speed(speed, found["rows"], "gbit")
+        speed.set_xlabel("bandwidth, Gbit/s")
+        speed.set_ylabel("batches a second and worker")
+        speed.set_title(
+            f"{TITLES.get(name, name)}, 12 workers, computing {found['computation_s'] * 1e3:.0f} ms"
+        )
+        for base, style in (("wfbp", "o-"), ("horovod", "s--"), ("tictac", "^-")):
+            gain.plot(
+                [row["gbit"] for row in found["rows"]],
+                [100 * row["pace_over"][base] for row in found["rows"]],
+                style,
+                color=COLOURS[base],
+                label=f"over {LABELS[base]}",
+            )
+            by_gpu.plot(
+                [1e3 * row["computation_s"] for row in found["by_computation"]],
+                [100 * row["pace_over"][base] for row in found["by_computation"]],
+                style,
+                color=COLOURS[base],
+                label=f"over {LABELS[base]}",
+            )
+        gain.set_xlabel("bandwidth, Gbit/s")
+        by_gpu.set_xlabel(f"computing, ms an iteration ({AT_GIGABITS} Gbit/s)")
+        by_gpu.set_xscale("log")
+        for axis in (gain, by_gpu):
+            axis.axhline(0, color="#777777", linewidth=0.8)
+            axis.set_ylabel("PACE is faster by, %")
+        ticks = [round(1e3 * row["computation_s"]) for row in found["by_computation"]][::2]
+        by_gpu.set_xticks(ticks, [str(t) for t in ticks])
+        by_gpu.minorticks_off()
+    axes[count].legend()
+    made.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return made
+
+
+def main() -> None:
+    """Run the script."""
+    run(NAME, compute, draw)
+
+
+if __name__ == "__main__":
+    main()
