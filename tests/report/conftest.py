@@ -327,6 +327,14 @@ def bundle() -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def whole(bundle: Bundle) -> Bundle:
+    """The realistic report with every part that a report can have."""
+    from .whatif_examples import few  # it needs what this module makes
+
+    return replace(bundle, what_if=few().what_if)
+
+
+@pytest.fixture(scope="session")
 def hostile(bundle: Bundle) -> Bundle:
     """The report with names that try to break out of the page."""
     return with_names(bundle, HOSTILE)

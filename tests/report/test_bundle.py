@@ -16,9 +16,9 @@ from syncline.report.bundle import DOCUMENTS, Bundle
 from syncline.report.summary import Summary, summarise
 
 
-def test_a_saved_bundle_loads_the_same(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_saved_bundle_loads_the_same(whole: Bundle, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "first"
-    bundle.save(folder)
+    whole.save(folder)
     names = {name for name, _ in DOCUMENTS.values()}
     assert {p.name for p in folder.iterdir()} == {
         *names,
@@ -26,15 +26,15 @@ def test_a_saved_bundle_loads_the_same(bundle: Bundle, tmp_path: Path) -> None:
         "report.json",
         "trace.json",
     }
-    assert Bundle.load(folder) == bundle
-    assert Summary.load(folder / "report.json") == summarise(bundle)
+    assert Bundle.load(folder) == whole
+    assert Summary.load(folder / "report.json") == summarise(whole)
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize("field", list(DOCUMENTS))
-def test_any_single_part_makes_a_report(bundle: Bundle, field: str, tmp_path: Path) -> None:
-    Bundle(**{field: getattr(bundle, field)}).save(tmp_path)
-    assert getattr(Bundle.load(tmp_path), field) == getattr(bundle, field)
+def test_any_single_part_makes_a_report(whole: Bundle, field: str, tmp_path: Path) -> None:
+    Bundle(**{field: getattr(whole, field)}).save(tmp_path)
+    assert getattr(Bundle.load(tmp_path), field) == getattr(whole, field)
     page = (tmp_path / "report.html").read_text()
     assert "<h1>" in page
     assert "None" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)

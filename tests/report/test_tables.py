@@ -22,8 +22,8 @@ def printed(table: RenderableType, width: int = 100) -> str:
 
 @pytest.mark.parametrize("field", list(DOCUMENTS))
 @pytest.mark.parametrize("width", [80, 120])
-def test_each_noun_fits_a_screen(bundle: Bundle, field: str, width: int) -> None:
-    document: Document = getattr(bundle, field)
+def test_each_noun_fits_a_screen(whole: Bundle, field: str, width: int) -> None:
+    document: Document = getattr(whole, field)
     lines = printed(document_table(document), width).splitlines()
     assert 5 <= len(lines) <= 40
     assert max(map(len, lines)) <= width

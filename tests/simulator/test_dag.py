@@ -14,10 +14,10 @@ from syncline.model.network import Link, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.planners.single import Single
-from syncline.planners.terms import terms
 from syncline.planners.wfbp import Wfbp
 from syncline.simulator.predict import predict, predict_iteration_s
 from syncline.simulator.strategy import STRATEGIES, Strategy
+from syncline.simulator.terms import terms
 from syncline.simulator.workers import Workers
 from tests import strategies as some
 
@@ -310,7 +310,7 @@ def test_a_message_that_leaves_late() -> None:
 def test_the_one_round_problem_gives_the_period(
     times: tuple[list[int], list[int], list[int]], a: int, in_flight: int, data: st.DataObject
 ) -> None:
-    """``planners.terms``: max(base, arrival + tail), for any cut in any order."""
+    """``simulator.terms``: max(base, arrival + tail), for any cut in any order."""
     forward, backward, sizes = times
     profile = chain(forward, backward, sizes, update=data.draw(st.integers(0, 500)))
     total = sum(sizes)

@@ -54,3 +54,14 @@ def test_the_mean_where_it_never_settles() -> None:
     periods = np.diff(steady.ends_ns, prepend=0)
     assert steady.period_ns == pytest.approx(periods[4:].mean())
     assert 0 < steady.error_ns < 3000
+
+
+@pytest.mark.parametrize("loaders", [1, 2, 4, 7])
+def test_several_loaders_share_the_reading(loaders: int) -> None:
+    """Batches that arrive together are no sign that reading is hidden."""
+    profile = chain([10], [20], [1], io=6000)
+    strategy = msgspec.structs.replace(STRATEGIES["pytorch"], loaders=loaders, ahead=2 * loaders)
+    plan = Wfbp().plan(profile, line(0))
+    steady = steady_state(profile, line(0), plan, strategy=strategy, workers=ALIKE)
+    assert steady.settled
+    assert steady.period_ns == pytest.approx(6000 / loaders, rel=1e-3)

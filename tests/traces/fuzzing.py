@@ -1,8 +1,9 @@
 """Fuzzing of trace readers: mutations of small valid files, each the same for the same seed.
 
 A reader may succeed or raise one of our errors that is the user's. Anything else is a bug: another
-exception, an ``InternalError``, or more time than the deadline. What was read is also written in
-every format, and simulated readers of its values run, so that no absurd value slips through.
+exception, an ``InternalError``, or more time than the deadline. Some of what was read is also used
+as a command would: its times are summed, a network is fitted, it is written in every format, and
+profiler and execution traces are joined.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from syncline.traces import protobuf
 from syncline.traces.chakra_nodes import is_metadata
 from syncline.traces.formats import FORMATS, Options, detect, read_trace, write_trace
 from syncline.traces.trace import Trace
+from tests.traces import kineto_seeds
 
 __all__ = ["DEADLINE_S", "Failure", "Outcome", "fuzz", "try_input"]
 
@@ -159,7 +161,26 @@ def try_input(
             return False
         if write:
             _use(trace)
+            _join(form, path)
     return True
+
+
+def _join(form: str, path: Path) -> None:
+    """Read a profiler trace with an execution trace, as one."""
+    others = {"kineto": kineto_seeds.execution_trace, "execution-trace": kineto_seeds.kineto}
+    if form not in others:
+        return
+    other = path.with_suffix(".other")
+    other.write_bytes(others[form]())
+    try:
+        _, trace = read_trace([path, other])
+    except InternalError:
+        raise
+    except SynclineError as error:
+        if str(path) not in str(error) and str(other) not in str(error):
+            raise AssertionError(f"the error names neither file: {error}") from None
+        return
+    _use(trace)
 
 
 def _use(trace: Trace) -> None:

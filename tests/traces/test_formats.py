@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from syncline.errors import FileError, UserError
-from syncline.model.network import PRESETS
+from syncline.model.network import PRESETS, Network
+from syncline.model.profile import Profile
 from syncline.planners.wfbp import Wfbp
 from syncline.simulator.predict import predict
 from syncline.traces.formats import (
@@ -25,6 +26,7 @@ from syncline.traces.trace import MOST_POINTS, Names, Trace, element_type, measu
 from tests.traces.kineto_seeds import execution_trace, kineto
 from tests.traces.seeds import ASTRASIM, PIPEDREAM, TABLE_VI, layered_profile, seeds
 
+OWN = Path(__file__).resolve().parents[2] / "reproduce" / "traces"
 CASES = [(name, index) for name, files in seeds().items() for index in range(len(files))]
 
 
@@ -181,3 +183,27 @@ def test_names_are_numbered() -> None:
     found = [names.unique(name) for name in ("a", "a", "a #2", "b", "a", "a #2")]
     assert found[:2] == ["a", "a #2"]
     assert len(set(found)) == len(found)
+
+
+# ------------------------------------------------------------------ the data set of our own
+
+
+@pytest.mark.parametrize("path", sorted(OWN.glob("*.txt")), ids=lambda path: path.stem)
+def test_our_own_tables_say_what_their_profiles_say(path: Path) -> None:
+    _, trace = read_trace([path])
+    profile = Profile.load(path.with_suffix(".profile.json"))
+    network = Network.load(path.with_suffix(".network.json"))
+    own = trace.known_profile()
+    assert own.gradient_bytes == profile.gradient_bytes
+    for phase in ("data", "forward", "backward"):
+        assert own.phase_s(phase) == pytest.approx(profile.phase_s(phase), rel=1e-6)
+    measured = {point.size_bytes: point.time_s for point in network.points}
+    for point in trace.points:
+        assert point.time_s == pytest.approx(measured[point.size_bytes], rel=1e-6)
+
+
+def test_the_data_set_is_small_and_described() -> None:
+    files = list(OWN.iterdir())
+    assert sum(file.stat().st_size for file in files) < 100_000
+    described = (OWN / "README.md").read_text()
+    assert all(file.name in described for file in files if file.suffix == ".txt")

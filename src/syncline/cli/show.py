@@ -14,21 +14,37 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.model.timeline import Timeline
+from syncline.model.whatif import WhatIf
 from syncline.report.summary import Summary
 from syncline.report.tables import document_table
+from syncline.report.whatif_table import print_what_if
 
 __all__ = ["show"]
 
-KINDS: tuple[type[Document], ...] = (Profile, Network, Plan, Timeline, Comparison, Run, Summary)
+KINDS: tuple[type[Document], ...] = (
+    Profile,
+    Network,
+    Plan,
+    Timeline,
+    Comparison,
+    WhatIf,
+    Run,
+    Summary,
+)
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the validated file as JSON.")
 def show(file: Path, as_json: bool) -> None:
-    """Show what is in FILE: a profile, network, plan, timeline, comparison, run or report."""
+    """Show what is in FILE.
+
+    A profile, network, plan, timeline, comparison, what-if, run or report.
+    """
     document = read_document(file, KINDS)
     if as_json:
         click.echo(document.to_json(), nl=False)
+    elif isinstance(document, WhatIf):
+        print_what_if(Console(highlight=False), document)
     else:
         Console(highlight=False).print(document_table(document))

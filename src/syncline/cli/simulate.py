@@ -1,79 +1,233 @@
-"""``syncline simulate``: predict the iteration time of one planner or of all."""
+"""``syncline simulate``: predict iteration times, as measured or under other circumstances."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import click
 from rich.console import Console
+from rich.text import Text
 
 from syncline.cli.networks import NETWORK_HELP, network_argument
+from syncline.cli.profiles import profile_argument
+from syncline.cli.sweep import ALGORITHM_ALIASES, Asked, tracked
 from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
-from syncline.planners import planner_named
-from syncline.planners.auto import choose
+from syncline.model.whatif import WhatIf
+from syncline.planners import PLANNERS, planner_named
+from syncline.planners.auto import CANDIDATES, choose
 from syncline.report.tables import comparison_table
+from syncline.report.whatif_page import require_place, save_what_if
+from syncline.report.whatif_table import print_what_if
+from syncline.report.whatif_words import REFERENCE, point_comparison
 from syncline.simulator.predict import predict
+from syncline.simulator.study import study
+from syncline.simulator.whatif import Change, WhatIfSimulator
 
 __all__ = ["simulate"]
 
+WHAT_IF_HELP = """\b
+What if: every option of this kind takes a list, such as 1gbit,10gbit; all
+combinations are simulated. Worker counts may go on: 4,8,...,2048."""
 
-@click.command(epilog=NETWORK_HELP)
+
+def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None]], click.Command]:
+    return click.option(name, metavar=metavar, help=f"What if: {text}")  # type: ignore[return-value]
+
+
+@click.command(epilog=f"{NETWORK_HELP}\n\n{WHAT_IF_HELP}")
 @click.argument("profile")
 @click.argument("network")
 @click.option(
-    "--planner", default="all", show_default=True, help="Name of a planner, or 'all' to compare."
+    "--planner",
+    metavar="NAME,...",
+    default="auto",
+    show_default=True,
+    help="Planners to compare: names, 'auto' for those that it chooses from, or 'all'.",
 )
-@click.option("--plan", "plan_file", help="Simulate the plan in this file instead.")
-@click.option("--workers", type=int, help="Extrapolate the network to this many workers.")
-@click.option("--algorithm", default="ring", show_default=True, help="All-reduce to do so with.")
-@click.option("--timeline", "timeline_file", help="Write the (best) timeline here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.option("--plan", "plan_file", metavar="FILE", help="Simulate the plan in this file instead.")
+@_what_if("--workers", "N,...", "other worker counts, such as 4,8,...,2048.")
+@_what_if("--bandwidth", "RATE,...", "links of another rate, such as 10gbit,25gbit.")
+@_what_if("--latency", "TIME,...", "links with another startup of a message, such as 20us.")
+@_what_if(
+    "--algorithm",
+    "NAME,...",
+    f"other ways to exchange ({', '.join(f'{k} is {v}' for k, v in ALGORITHM_ALIASES.items())}).",
+)
+@_what_if("--wire", "TYPE,...", "gradients travel as fp32, bf16, fp16 or fp64.")
+@_what_if("--density", "SHARE,...", "only this share of the elements travels; none: all of them.")
+@_what_if("--compute-scale", "FACTOR,...", "the device takes this many times as long; 0.5: half.")
+@_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
+@_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")
+@_what_if("--jitter", "SIGMA,...", "the same, drawn anew for every iteration.")
+@_what_if("--seed", "N,...", "other draws of --spread and --jitter.")
+@_what_if("--strategy", "NAME,...", "what overlaps, such as loop, caffe-mpi or pytorch, or all.")
+@click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")
+@click.option("--report", metavar="DIR|FILE.html", help="Write a report with curves.")
+@click.option("--timeline", "timeline_file", metavar="FILE", help="Write the (best) timeline here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     profile: str,
     network: str,
     planner: str,
     plan_file: str | None,
-    workers: int | None,
-    algorithm: str,
+    point: int | None,
+    report: str | None,
     timeline_file: str | None,
     as_json: bool,
+    **asked: str | None,
 ) -> None:
-    """Predict the seconds an iteration of PROFILE takes on NETWORK."""
-    loaded = Profile.load(profile)
-    net = network_argument(network, workers=workers, algorithm=algorithm)
-    comparison, timeline = _compare(loaded, net, planner, plan_file)
+    """Predict the seconds an iteration of PROFILE takes on NETWORK.
+
+    PROFILE is a profile file, or a trace that 'syncline trace' can read.
+    """
+    loaded, notes = profile_argument(profile)
+    what_if = Asked(**asked)
+    names = _planners(planner)
+    plan = None
+    if plan_file is not None:
+        if planner != "auto":
+            raise UserError("give either --planner or --plan, not both")
+        plan = Plan.load(plan_file)
+    if what_if.is_plain and report is None and point is None:
+        counts, algorithms = what_if.worker_counts(), what_if.algorithms()
+        net = network_argument(
+            network,
+            workers=counts[0] if counts else None,
+            algorithm=algorithms[0] if algorithms else None,
+        )
+        comparison, timeline = _compare(loaded, net, names, plan, plan_file)
+        output: Comparison | WhatIf = comparison
+    else:
+        base = network_argument(network)
+        points = what_if.changes(base.workers)
+        if report is not None:
+            require_place(Path(report))
+        output, timeline = _sweep(loaded, base, names, plan, points, point, notes)
+        if report is not None:
+            save_what_if(output, timeline, Path(report))
     if timeline_file is not None:
         timeline.save(timeline_file)
     if as_json:
-        click.echo(comparison.to_json(), nl=False)
+        click.echo(output.to_json(), nl=False)
         return
-    Console(highlight=False).print(comparison_table(comparison))
+    _print(output)
+    for note in notes if isinstance(output, Comparison) else ():
+        click.echo(f"note: {note}")
     if timeline_file is not None:
         click.echo(f"timeline of {timeline.name} written to {timeline_file}")
+    if report is not None:
+        click.echo(f"report written to {report}")
+
+
+def _print(output: Comparison | WhatIf) -> None:
+    console = Console(highlight=False)
+    if isinstance(output, Comparison):
+        console.print(comparison_table(output))
+    elif len(output.points) > 1:
+        print_what_if(console, output)
+    else:
+        point = output.points[0]
+        console.print(comparison_table(point_comparison(output, point)))
+        figures = (
+            f"speed-up {point.speed_up(point.best):.4g} of {point.setting.workers}, efficiency "
+            f"{point.efficiency(point.best) * 100:.1f} %"
+        )
+        for text in ("", f"{output.bottleneck.planner} is {output.bottleneck.sentence}", figures):
+            console.print(Text(text))
+        for text in (REFERENCE, *output.notes):
+            console.print(Text(text, style="dim"))
+
+
+def _planners(text: str) -> tuple[str, ...] | None:
+    """Return the planners asked for; None for those that ``auto`` chooses from.
+
+    Raises:
+        UserError: one is unknown, stands there twice, or stands beside 'all' or 'auto'.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if names == ["auto"]:
+        return None
+    if names == ["all"]:
+        return tuple(name for name in PLANNERS if name != "auto")
+    for index, name in enumerate(names):
+        if name in ("all", "auto"):
+            raise UserError(f"--planner {name} stands alone; leave the other names out")
+        planner_named(name)
+        if name in names[:index]:
+            raise UserError(f"--planner names {name!r} twice; name it once")
+    return tuple(names)
 
 
 def _compare(
-    profile: Profile, network: Network, planner: str, plan_file: str | None
+    profile: Profile,
+    network: Network,
+    names: tuple[str, ...] | None,
+    plan: Plan | None,
+    plan_file: str | None,
 ) -> tuple[Comparison, Timeline]:
-    if plan_file is not None and planner != "all":
-        raise UserError("give either --planner or --plan, not both")
-    if plan_file is None and planner in ("all", "auto"):
+    """Compare planners on the network as it is."""
+    if plan is None and names is None:
         choice = choose(profile, network)
         return choice.comparison, choice.forecast.timeline
-    if plan_file is not None:
-        plan, reason = Plan.load(plan_file), f"the plan in {plan_file}"
+    if plan is not None:
+        plans, reason = [plan], f"the plan in {plan_file}"
     else:
-        plan, reason = planner_named(planner).plan(profile, network), f"{planner} was asked for"
-    forecast = predict(profile, network, plan)
+        plans = [planner_named(name).plan(profile, network) for name in names or ()]
+        reason = "the fastest of those that were asked for"
+        if len(plans) == 1:
+            reason = f"{plans[0].planner} was asked for"
+    forecasts = [predict(profile, network, one) for one in plans]
+    best = min(forecasts, key=lambda f: (f.prediction.iteration_s, f.prediction.messages))
     comparison = Comparison(
         model=profile.model,
         network=network.name,
         workers=network.workers,
-        predictions=(forecast.prediction,),
-        chosen=plan.planner,
+        predictions=tuple(forecast.prediction for forecast in forecasts),
+        chosen=best.prediction.planner,
         reason=reason,
     )
-    return comparison, forecast.timeline
+    return comparison, best.timeline
+
+
+def _sweep(
+    profile: Profile,
+    network: Network,
+    names: tuple[str, ...] | None,
+    plan: Plan | None,
+    points: list[Change],
+    point: int | None,
+    notes: tuple[str, ...],
+) -> tuple[WhatIf, Timeline]:
+    """Simulate every point; the timeline is that of the fastest planner at the chosen one."""
+    if plan is not None:
+        simulator = WhatIfSimulator(
+            profile, network, {plan.planner: lambda *_: plan}, replans=False
+        )
+    else:
+        asked = names or tuple(candidate.NAME for candidate in CANDIDATES)
+        planners = {name: planner_named(name).plan for name in asked}
+        simulator = WhatIfSimulator(profile, network, planners)
+    made = study(
+        simulator,
+        points,
+        model=profile.model,
+        chosen=None if point is None else point - 1,
+        notes=notes,
+        track=tracked,
+    )
+    change = points[made.bottleneck.point]
+    planned = simulator.plan_at(change, made.bottleneck.planner)
+    timeline = predict(
+        planned.profile,
+        planned.network,
+        planned.plan,
+        strategy=change.strategy,
+        workers=change.behaviour,
+    ).timeline
+    return made, timeline

@@ -14,9 +14,10 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.model.timeline import Timeline
+from syncline.model.whatif import WhatIf
 from syncline.report import html
-from syncline.report.chrome import to_chrome_trace
 from syncline.report.summary import summarise
+from syncline.traces.chrome import to_chrome_trace
 
 __all__ = ["DOCUMENTS", "Bundle"]
 
@@ -26,6 +27,7 @@ DOCUMENTS: dict[str, tuple[str, type[Document]]] = {
     "network": ("network.json", Network),
     "plan": ("plan.json", Plan),
     "comparison": ("comparison.json", Comparison),
+    "what_if": ("what-if.json", WhatIf),
     "timeline_predicted": ("timeline-predicted.json", Timeline),
     "timeline_measured": ("timeline-measured.json", Timeline),
 }
@@ -46,6 +48,7 @@ class Bundle:
     network: Network | None = None
     plan: Plan | None = None
     comparison: Comparison | None = None
+    what_if: WhatIf | None = None
     timeline_predicted: Timeline | None = None
     timeline_measured: Timeline | None = None
 
@@ -123,5 +126,6 @@ class Bundle:
         page = folder / "report.html"
         write_text_atomically(page, html.render(self))
         summarise(self).save(folder / "report.json")
-        write_text_atomically(folder / "trace.json", to_chrome_trace(self.timelines()))
+        trace = to_chrome_trace(self.timelines(), profile=self.profile, plan=self.plan)
+        write_text_atomically(folder / "trace.json", trace)
         return page

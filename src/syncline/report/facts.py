@@ -9,6 +9,7 @@ from syncline.model.run import Decision, Event, Rate
 __all__ = [
     "Check",
     "FittedPoint",
+    "KeyFigure",
     "LargeGradient",
     "LargeOperation",
     "MessageFacts",
@@ -18,6 +19,7 @@ __all__ = [
     "ProfileFacts",
     "RunFacts",
     "TimelineFacts",
+    "Verdict",
 ]
 
 
@@ -157,3 +159,28 @@ class RunFacts(Value, frozen=True):
     rates: tuple[Rate, ...]
     results: dict[str, float]
     events: tuple[Event, ...]
+
+
+class Verdict(Value, frozen=True):
+    """The outcome: what happened, then what was expected and why it was decided so."""
+
+    headline: str
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Headline and detail as one sentence."""
+        return f"{self.headline}; {self.detail}." if self.detail else f"{self.headline}."
+
+
+class KeyFigure(Value, frozen=True):
+    """One number worth knowing first."""
+
+    name: str
+    label: str
+    value: float
+    unit: str
+    """``s``, ``fraction``, ``iterations``, ``samples/s``, or empty."""
+    noise: float | None = None
+    """Standard error, in the unit of the value."""
+    note: str = ""

@@ -21,7 +21,7 @@ __all__ = [
 
 VOID = {"br", "col", "meta", "link"}
 _MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[pnµm]?s|%|[kMGT]?B(?:/s)?|samples/s)(?!\w))")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[pnµm]?s|%|[kMGT]?B(?:/s)?|[kMG]?bit/s|samples/s)(?!\w))")
 
 
 class Html(str):

@@ -48,7 +48,7 @@ def planners_section(_: Bundle, summary: Summary) -> Html | None:
         Column(title="Planner"),
         Column(title="", wide=True, css="bar"),
         Column(title=f"Iteration, {time.name}", numeric=True),
-        Column(title="Messages", numeric=True),
+        Column(title="Messages", numeric=True, wide=True),
         Column(title=f"Exposed, {exposed.name}", numeric=True),
         Column(title="of comm.", numeric=True, wide=True),
         Column(title="Above bound", numeric=True),

@@ -8,9 +8,10 @@ from typing import Any, get_args
 import msgspec
 
 from syncline.model.profile import Phase
+from syncline.model.rows import Row, rows
 from syncline.model.timeline import Span, Timeline
 from syncline.report import units
-from syncline.report.lanes import Row, exposed_intervals, rows
+from syncline.report.lanes import exposed_intervals
 from syncline.report.markup import Column, Html, embedded_json, table, tag
 from syncline.report.summary import timeline_facts
 

@@ -16,6 +16,12 @@ from syncline.report.inputs import (
 from syncline.report.markup import Html
 from syncline.report.outcome import checks_section, figures_section, planners_section
 from syncline.report.summary import Summary
+from syncline.report.whatif_section import (
+    bandwidth_section,
+    path_section,
+    points_section,
+    workers_section,
+)
 
 if TYPE_CHECKING:
     from syncline.report.bundle import Bundle
@@ -27,8 +33,12 @@ def sections(bundle: Bundle, summary: Summary) -> list[Html]:
     """Return the sections for which ``bundle`` has the input."""
     makers: tuple[Callable[[Bundle, Summary], Html | None], ...] = (
         figures_section,
+        workers_section,
+        bandwidth_section,
+        path_section,
         timelines_section,
         planners_section,
+        points_section,
         checks_section,
         network_section,
         messages_section,

@@ -15,12 +15,14 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
+from syncline.model.rows import Row, rows
 from syncline.model.run import Run
 from syncline.model.timeline import Timeline
+from syncline.model.whatif import WhatIf
 from syncline.report import units
-from syncline.report.lanes import Row, rows
 from syncline.report.summary import Summary, network_facts, planner_table, timeline_facts
 from syncline.report.verdict import figure_text
+from syncline.report.whatif_table import what_if_table
 
 __all__ = [
     "comparison_table",
@@ -36,6 +38,8 @@ __all__ = [
 LIMIT = 12
 """Rows of the tables that could be long, so that a file takes no more than a screen."""
 BAR_COLUMNS = 56
+THIN_SPACE = "\u2009"
+"""Between thousands; the one unprintable character that steers no terminal."""
 SHADES = " ░▒▓█"
 
 
@@ -71,7 +75,7 @@ def _table(
 
 def _text(text: str, style: str = "") -> Text:
     """Return text as it is, with what would steer the terminal made visible."""
-    seen = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    seen = (c if c.isprintable() or c == THIN_SPACE else ascii(c)[1:-1] for c in text)
     return Text("".join(seen), style=style)
 
 
@@ -317,6 +321,7 @@ _TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
     Run: run_table,
     Summary: summary_table,
     Timeline: timeline_table,
+    WhatIf: what_if_table,
 }
 
 

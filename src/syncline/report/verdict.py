@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from syncline.model.document import Value
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline
 from syncline.model.run import Rate, Run
 from syncline.report import units
+from syncline.report.facts import KeyFigure, Verdict
+from syncline.report.whatif_verdict import what_if_figures, what_if_verdict
 
 if TYPE_CHECKING:
     from syncline.report.bundle import Bundle
@@ -21,31 +22,6 @@ RESULTS_SHOWN = 2
 
 DDP = "ddp"
 """The planner that mirrors what stock DistributedDataParallel does."""
-
-
-class Verdict(Value, frozen=True):
-    """The outcome: what happened, then what was expected and why it was decided so."""
-
-    headline: str
-    detail: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """Headline and detail as one sentence."""
-        return f"{self.headline}; {self.detail}." if self.detail else f"{self.headline}."
-
-
-class KeyFigure(Value, frozen=True):
-    """One number worth knowing first."""
-
-    name: str
-    label: str
-    value: float
-    unit: str
-    """``s``, ``fraction``, ``iterations``, ``samples/s``, or empty."""
-    noise: float | None = None
-    """Standard error, in the unit of the value."""
-    note: str = ""
 
 
 def figure_text(figure: KeyFigure) -> str:
@@ -96,6 +72,8 @@ def verdict(bundle: Bundle) -> Verdict:
     """Return what was measured, predicted and decided, and why."""
     if bundle.run:
         return _verdict_on_run(bundle.run, bundle.comparison)
+    if bundle.what_if:
+        return what_if_verdict(bundle.what_if)
     if bundle.comparison:
         return _verdict_on_comparison(bundle.comparison)
     if bundle.profile:
@@ -198,6 +176,7 @@ def key_figures(bundle: Bundle) -> tuple[KeyFigure, ...]:
     return (
         *_measured_figures(bundle),
         *_predicted_figures(bundle),
+        *(what_if_figures(bundle.what_if) if bundle.what_if else ()),
         *(_training_figures(bundle.run) if bundle.run else ()),
     )
 

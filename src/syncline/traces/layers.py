@@ -147,32 +147,14 @@ def layers_of(profile: Profile) -> LayerTable:
         lost.append(
             f"{hosted_s * 1e3:.3g} ms of launching on the CPU: a layer has times on one device only"
         )
-    rows = [i for i, o in enumerate(operations) if o.phase == "forward" and o.lane == lane]
-    if not rows:
-        rows = [i for i, o in enumerate(operations) if o.phase == "backward" and o.lane == lane]
-        rows.reverse()
-    if not rows:
-        raise UserError(f"{profile.model}: no forward or backward operation to make a layer of")
-    if len(rows) > MOST_LAYERS:
-        raise UserError(f"{profile.model}: {len(rows)} operations are no table of layers")
+    rows = _rows(profile, lane)
     names = Names()
     layers = {
         row: Layer(name=names.unique(operations[row].name.removesuffix(" backward")))
         for row in rows
     }
     owner = _owners(profile, layers)
-    ready = {gradient.ready_after for gradient in profile.gradients}
-    for index, operation in enumerate(operations):
-        layer = layers[owner[index]]
-        if operation.lane != lane:
-            continue
-        if operation.phase == "forward":
-            layer.forward_s += operation.duration_s
-        elif operation.phase == "backward":
-            layer.input_s += operation.duration_s
-            if index in ready:  # all that was spent on this layer so far led to its gradient
-                layer.weight_s += layer.input_s
-                layer.input_s = 0.0
+    _time(profile, layers, owner, lane)
     _share_update(profile, layers, owner, lane)
     for gradient in profile.gradients:
         layers[_owner_of(gradient, layers, owner)].gradient_bytes += gradient.size_bytes
@@ -183,6 +165,36 @@ def layers_of(profile: Profile) -> LayerTable:
     return LayerTable(
         data_s=profile.phase_s("data", "copy"), layers=list(layers.values()), lost=lost
     )
+
+
+def _rows(profile: Profile, lane: str) -> list[int]:
+    """Return the operations that stand for the layers, in forward order."""
+    for phase, step in (("forward", 1), ("backward", -1)):
+        rows = [
+            index
+            for index, operation in enumerate(profile.operations)
+            if operation.phase == phase and operation.lane == lane
+        ][::step]
+        if len(rows) > MOST_LAYERS:
+            raise UserError(f"{profile.model}: {len(rows)} operations are no table of layers")
+        if rows:
+            return rows
+    raise UserError(f"{profile.model}: no forward or backward operation to make a layer of")
+
+
+def _time(profile: Profile, layers: dict[int, Layer], owner: list[int], lane: str) -> None:
+    ready = {gradient.ready_after for gradient in profile.gradients}
+    for index, operation in enumerate(profile.operations):
+        layer = layers[owner[index]]
+        if operation.lane != lane:
+            continue
+        if operation.phase == "forward":
+            layer.forward_s += operation.duration_s
+        elif operation.phase == "backward":
+            layer.input_s += operation.duration_s
+            if index in ready:  # all that was spent on this layer so far led to its gradient
+                layer.weight_s += layer.input_s
+                layer.input_s = 0.0
 
 
 def _owners(profile: Profile, layers: dict[int, Layer]) -> list[int]:

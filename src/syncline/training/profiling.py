@@ -22,7 +22,7 @@ from torch.nn import functional
 from syncline.errors import UserError
 from syncline.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
 from syncline.measure.profiler import profile
-from syncline.measure.statistics import median
+from syncline.measure.statistics import lower_quartile
 from syncline.model.fit import fit_cost_curve
 from syncline.model.network import Measurement, Network
 from syncline.model.profile import Profile
@@ -47,8 +47,8 @@ def run_profiling(config: TrainingConfig) -> None:
 
     All workers take part; rank 0 writes ``profile.json`` and ``network.json``. The model is not
     wrapped for data-parallel training, so nothing is in flight while it computes. Messages of
-    exactly the bytes of each layer are timed as often as the iterations, besides the sizes of the
-    network probe, and the curve is fitted to both.
+    exactly the bytes of each layer are timed, besides the sizes of the network probe and as often
+    as the iterations, and the curve is fitted to all of them.
 
     Raises:
         UserError: the data do not fit, or the launcher started other workers than were asked for.
@@ -120,10 +120,10 @@ def _network(found: Profile, worker: Worker, iterations: int) -> Network:
     )
     if worker.workers == 1:
         return network
-    sizes = sorted({layer.gradient_bytes for layer in layers_of(found).layers} - {0})
-    own = _message_times(sizes, worker, iterations)
-    others = [point for point in network.points if point.size_bytes not in sizes]
-    points = sorted([*own, *others], key=lambda point: point.size_bytes)
+    # In turns, so that each size meets the machine in the same states as every other.
+    layers = {layer.gradient_bytes for layer in layers_of(found).layers} - {0}
+    sizes = sorted(layers | {point.size_bytes for point in network.points})
+    points = _message_times(sizes, worker, iterations)
     fit = fit_cost_curve(points)
     return msgspec.structs.replace(
         network,
@@ -135,7 +135,7 @@ def _network(found: Profile, worker: Worker, iterations: int) -> Network:
 
 
 def _message_times(sizes: Sequence[int], worker: Worker, repetitions: int) -> list[Measurement]:
-    """Time all-reduces of each size in turns; return the medians of the slowest worker's times."""
+    """Time all-reduces of each size in turns; return what the slowest worker took, as the probe."""
     buffer = torch.zeros(-(-max(sizes) // 4), dtype=torch.float32, device=worker.device)
     times: list[list[float]] = [[] for _ in sizes]
     for repetition in range(repetitions + 1):
@@ -148,7 +148,9 @@ def _message_times(sizes: Sequence[int], worker: Worker, repetitions: int) -> li
             if repetition:  # the first warms up
                 taken.append(time.perf_counter() - start)
     return [
-        Measurement(size_bytes=size, time_s=median(worker.largest(taken)), repetitions=repetitions)
+        Measurement(
+            size_bytes=size, time_s=lower_quartile(worker.largest(taken)), repetitions=repetitions
+        )
         for size, taken in zip(sizes, times, strict=True)
     ]
 
