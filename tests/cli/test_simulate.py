@@ -11,7 +11,7 @@ from syncline.model.network import PRESETS
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.timeline import Timeline
-from syncline.planners import PLANNERS
+from syncline.planners import PLANNERS, RUNNABLE
 from syncline.planners.auto import choose
 from syncline.simulator.predict import predict
 from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
@@ -21,14 +21,22 @@ __all__ = ["network", "profile", "run"]  # fixtures
 K80 = PRESETS["10gbe-k80"]
 
 
-def test_all_planners_are_compared(run: Run, profile: Path) -> None:
+def test_what_can_be_run_is_compared(run: Run, profile: Path) -> None:
     result = run("simulate", profile, "10gbe-k80")
     assert (result.code, result.err) == (0, "")
-    for name in PLANNERS:
+    for name in RUNNABLE:
         assert name == "auto" or name in result.out
 
 
-@pytest.mark.parametrize("planner", [(), ("--planner", "all"), ("--planner", "auto")])
+def test_all_planners_are_compared(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, "10gbe-k80", "--planner", "all", "--json")
+    comparison = Comparison.from_json(result.out)
+    assert [p.planner for p in comparison.predictions] == [n for n in PLANNERS if n != "auto"]
+    fastest = min(p.iteration_s for p in comparison.predictions)
+    assert comparison.of(comparison.chosen).iteration_s == fastest
+
+
+@pytest.mark.parametrize("planner", [(), ("--planner", "auto")])
 def test_json_is_all_that_is_printed(run: Run, profile: Path, planner: tuple[str, ...]) -> None:
     result = run("simulate", profile, "10gbe-k80", "--json", *planner)
     assert result.code == 0
@@ -44,6 +52,16 @@ def test_one_planner(run: Run, profile: Path, planner: str) -> None:
     assert comparison.predictions == (predict(PROFILE, K80, plan).prediction,)
     assert comparison.chosen == planner
     assert comparison.reason == f"{planner} was asked for"
+
+
+def test_some_planners(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, "10gbe-k80", "--planner", "wfbp, merge", "--json")
+    comparison = Comparison.from_json(result.out)
+    assert [p.planner for p in comparison.predictions] == ["wfbp", "merge"]
+    assert (comparison.chosen, comparison.reason) == (
+        "merge",
+        "the fastest of those that were asked for",
+    )
 
 
 def test_a_plan_of_ones_own(run: Run, profile: Path, tmp_path: Path) -> None:
@@ -79,7 +97,7 @@ def test_a_plan_for_another_model(run: Run, profile: Path, tmp_path: Path) -> No
     assert "no gradient 'g0', this model does" in result.err
 
 
-@pytest.mark.parametrize("planner", ["all", "ddp"])
+@pytest.mark.parametrize("planner", ["auto", "ddp"])
 def test_the_timeline_is_written(run: Run, profile: Path, tmp_path: Path, planner: str) -> None:
     path = tmp_path / "timeline.json"
     arguments = ("simulate", profile, "10gbe-k80", "--planner", planner, "--timeline", path)
@@ -87,7 +105,7 @@ def test_the_timeline_is_written(run: Run, profile: Path, tmp_path: Path, planne
     assert result.code == 0
     timeline = Timeline.load(path)
     assert f"timeline of {timeline.name} written to {path}" in result.out
-    name = choose(PROFILE, K80).comparison.chosen if planner == "all" else planner
+    name = choose(PROFILE, K80).comparison.chosen if planner == "auto" else planner
     assert timeline == predict(PROFILE, K80, PLANNERS[name].plan(PROFILE, K80)).timeline
     assert Comparison.from_json(run(*arguments, "--json").out).chosen == name
 
@@ -105,6 +123,8 @@ def test_more_workers(run: Run, profile: Path, network: Path) -> None:
     ("arguments", "message"),
     [
         (("--planner", "mgwfb"), "did you mean 'mgwfbp'?"),
+        (("--planner", "ddp,all"), "--planner all stands alone"),
+        (("--planner", "ddp,ddp"), "--planner names 'ddp' twice"),
         (("--plan", "absent.json"), "absent.json: no such file"),
         (("--timeline", "absent/timeline.json"), "cannot be written"),
     ],

@@ -1,0 +1,118 @@
+"""``syncline profile``: measure one of the papers' models and the network under its workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from syncline.cli.train import DEFAULT_WORKERS
+from syncline.errors import UserError
+from syncline.model.document import write_atomically
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from syncline.report.bundle import DOCUMENTS
+from syncline.report.tables import document_table
+from syncline.traces.layer_table import write_layer_table
+
+__all__ = ["profile"]
+
+ITERATIONS = 100
+
+
+@click.command()
+@click.option("--model", default="resnet20", show_default=True, help="A model of 'syncline train'.")
+@click.option("--data", help="A data set of 'syncline train'.  [default: what is at hand]")
+@click.option("--data-dir", help="Folder that the data set is read from.")
+@click.option(
+    "--workers",
+    type=int,
+    default=DEFAULT_WORKERS,
+    show_default=True,
+    help="Processes to start on this host.",
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--batch-size", type=int, help="Samples a worker in one forward pass.")
+@click.option("--precision", default="float32", show_default=True, help="float32 or bf16.")
+@click.option(
+    "--iterations",
+    type=int,
+    default=ITERATIONS,
+    show_default=True,
+    help="Iterations that give the durations; three times as many are run.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all randomness.")
+@click.option("-o", "--output", help="Folder to write to.  [default: runs/profile-<model>-<data>]")
+@click.option(
+    "--export-papers-table",
+    "table_file",
+    help="Write the layer-wise table of the papers here, too (dag-model, Table VI).",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a silent worker counts as lost.",
+)
+def profile(
+    model: str,
+    data: str | None,
+    batch_size: int | None,
+    iterations: int,
+    output: str | None,
+    table_file: str | None,
+    **options: Any,
+) -> None:
+    """Measure a model's computation, and what its messages cost, without a plan.
+
+    Writes profile.json and network.json, for 'syncline plan' and 'syncline simulate'. Durations are
+    medians over the iterations and the workers.
+    """
+    # Here, so that other commands need not wait for torch.
+    from syncline.training.config import TrainingConfig
+    from syncline.training.data.table import data_named, default_data
+    from syncline.training.group import started_by_launcher
+    from syncline.training.launch import launch
+    from syncline.training.models.table import model_named
+    from syncline.training.preflight import preflight
+
+    if started_by_launcher(os.environ):
+        raise UserError(
+            "'syncline profile' starts its workers itself, on this host; call it without torchrun"
+        )
+    if iterations < 1:
+        raise UserError(f"--iterations must be at least 1, found {iterations}")
+    spec = model_named(model)
+    data = data if data is not None else default_data(spec)
+    data_named(data)
+    folder = Path(output or f"runs/profile-{model}-{data}")
+    config = TrainingConfig.of(
+        model,
+        data,
+        overrides={"batch_size": batch_size},
+        report=str(folder),
+        steps=iterations,
+        **options,
+    )
+    preflight(config, workers_here=config.workers)
+    launch(config, program="syncline.training.profiling")
+    paths = [folder / DOCUMENTS[noun][0] for noun in ("profile", "network")]
+    found, network = Profile.load(paths[0]), Network.load(paths[1])
+    console = Console(highlight=False)
+    console.print(document_table(found))
+    console.print()
+    console.print(document_table(network))
+    console.print()
+    for path in paths:
+        click.echo(f"written: {path}")
+    if table_file is not None:
+        table = write_layer_table(found, network)
+        write_atomically(Path(table_file), table.content)
+        click.echo(f"written: {table_file}")
+        for sentence in table.lost:
+            click.echo(f"  lost: {sentence}")

@@ -1,0 +1,230 @@
+"""What-if options: lists of values, and the points that they stand for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from syncline.errors import UserError, did_you_mean
+from syncline.model.dtypes import BYTES_PER_ELEMENT
+from syncline.model.exchange import EXCHANGES
+from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
+from syncline.simulator.strategy import STRATEGIES, strategy_named
+from syncline.simulator.whatif import MOST_POINTS, Change, changes
+from syncline.simulator.workers import Workers, parse_stragglers
+
+__all__ = ["ALGORITHM_ALIASES", "WIRES", "Asked", "tracked"]
+
+ALGORITHM_ALIASES = {
+    "double-tree": "double-binary-trees",
+    "tree": "binary-tree",
+    "pipeline": "linear-pipeline",
+    "ps": "parameter-server",
+}
+WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+SHOWN_AFTER_S = 2.0
+LARGEST_DEVIATION = 2.0
+
+T = TypeVar("T")
+
+
+class Asked(NamedTuple):
+    """The what-if options as they were given; None: not given."""
+
+    workers: str | None = None
+    bandwidth: str | None = None
+    latency: str | None = None
+    algorithm: str | None = None
+    density: str | None = None
+    wire: str | None = None
+    compute_scale: str | None = None
+    straggler: str | None = None
+    spread: str | None = None
+    jitter: str | None = None
+    seed: str | None = None
+    strategy: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but one worker count and one algorithm is asked for, if that."""
+        plain = self._replace(workers=None, algorithm=None) == Asked()
+        single = len(self.worker_counts()) < 2 and len(self.algorithms()) < 2
+        return plain and single
+
+    def worker_counts(self) -> tuple[int, ...]:
+        """Return the worker counts."""
+        return () if self.workers is None else parse_workers(self.workers)
+
+    def algorithms(self) -> list[str]:
+        """Return the algorithms under their own names."""
+        return _values("--algorithm", self.algorithm, _algorithm, "ring,double-tree")
+
+    def changes(self, own_workers: int) -> list[Change]:
+        """Return the points of the sweep.
+
+        Args:
+            own_workers: of the network, where no worker counts are given.
+
+        Raises:
+            UserError: a value cannot be read, options contradict one another, or there are too many
+                points.
+        """
+        self._check()
+        strategies = list(STRATEGIES.values())
+        if self.strategy != "all":
+            strategies = _values("--strategy", self.strategy, strategy_named, "caffe-mpi,pytorch")
+        served = [s.name for s in strategies if s.exchange == "parameter-server"]
+        if served and (self.algorithm or self.density):
+            raise UserError(
+                f"--strategy {served[0]} pushes and pulls over the server's link, so --algorithm "
+                "and --density would do nothing; leave them or that strategy out"
+            )
+        return changes(
+            workers=self.worker_counts(),
+            bandwidths_bytes_per_s=_values(
+                "--bandwidth", self.bandwidth, parse_bandwidth, "1gbit,10gbit"
+            ),
+            latencies_s=_values("--latency", self.latency, parse_duration, "5us,20us"),
+            algorithms=self.algorithms(),
+            densities=_values("--density", self.density, _density, "none,0.001"),
+            wires=_values("--wire", self.wire, _wire, "fp32,bf16"),
+            compute_scales=_values("--compute-scale", self.compute_scale, _number, "1,0.5"),
+            behaviours=self._behaviours(own_workers),
+            strategies=strategies,
+        )
+
+    def _check(self) -> None:
+        if self.seed is not None and self.spread is None and self.jitter is None:
+            raise UserError(
+                "--seed has nothing to draw; give --spread 0.1 or --jitter 0.05 with it, or leave "
+                "it out"
+            )
+        if self.strategy != "all" and "all" in (self.strategy or "").split(","):
+            raise UserError("--strategy all stands alone; leave the other names out")
+
+    def _behaviours(self, own_workers: int) -> list[Workers]:
+        stragglers = _values("--straggler", self.straggler, _stragglers, "none,1.2@3")
+        spreads = _values("--spread", self.spread, _deviation, "0,0.1")
+        jitters = _values("--jitter", self.jitter, _deviation, "0,0.05")
+        seeds = _values("--seed", self.seed, _seed, "0,1")
+        self._check_ranks(stragglers, min(self.worker_counts(), default=own_workers))
+        if math.prod(len(v) or 1 for v in (stragglers, spreads, jitters, seeds)) > MOST_POINTS:
+            raise UserError(
+                "--straggler, --spread, --jitter and --seed stand for more than "
+                f"{MOST_POINTS} combinations; shorten a list"
+            )
+        return [
+            Workers(stragglers=pairs, spread=spread, jitter=jitter, seed=seed)
+            for pairs, spread, jitter, seed in itertools.product(
+                stragglers or [()], spreads or [0.0], jitters or [0.0], seeds or [0]
+            )
+        ]
+
+    @staticmethod
+    def _check_ranks(
+        stragglers: Iterable[tuple[tuple[int, float], ...]], fewest_workers: int
+    ) -> None:
+        rank = max((rank for pairs in stragglers for rank, _ in pairs), default=0)
+        if rank >= fewest_workers:
+            raise UserError(
+                f"--straggler names rank {rank}, but of {fewest_workers} workers the ranks are 0 "
+                f"to {fewest_workers - 1}; name a lower rank, such as 1.2@0, or more --workers"
+            )
+
+
+def _values(option: str, text: str | None, read: Callable[[str], T], example: str) -> list[T]:
+    """Read a list; every error names the option and shows an example."""
+    if text is None:
+        return []
+    made: list[T] = []
+    for part in text.split(","):
+        try:
+            value = read(part.strip())
+        except ValueError as error:  # UserErrors too
+            reason = str(error) if isinstance(error, UserError) else f"cannot read {part.strip()!r}"
+            raise UserError(f"{option}: {reason}; an example: {option} {example}") from None
+        if value in made:
+            raise UserError(f"{option}: {part.strip()!r} stands there twice; name it once")
+        made.append(value)
+        if len(made) > MOST_POINTS:
+            raise UserError(f"{option}: more than {MOST_POINTS} values; shorten the list")
+    return made
+
+
+def _algorithm(text: str) -> str:
+    name = ALGORITHM_ALIASES.get(text, text)
+    if name not in EXCHANGES:
+        known = (*EXCHANGES, *ALGORITHM_ALIASES)
+        raise UserError(
+            f"unknown all-reduce algorithm {text!r}{did_you_mean(text, known)} "
+            f"(known: {', '.join(EXCHANGES)})"
+        )
+    return name
+
+
+def _wire(text: str) -> str:
+    name = WIRES.get(text, text)
+    if name not in BYTES_PER_ELEMENT:
+        known = (*WIRES, *BYTES_PER_ELEMENT)
+        raise UserError(
+            f"unknown type {text!r}{did_you_mean(text, known)} (known: {', '.join(WIRES)})"
+        )
+    return name
+
+
+def _density(text: str) -> float | None:
+    if text == "none":
+        return None
+    density = _number(text)
+    if not 0 < density <= 1:
+        raise UserError(f"a density must be above 0 and at most 1, found {text}")
+    return density
+
+
+def _stragglers(text: str) -> tuple[tuple[int, float], ...]:
+    return () if text == "none" else parse_stragglers(text.replace("+", ","))
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _deviation(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= LARGEST_DEVIATION:
+        raise UserError(f"a deviation must be between 0 and {LARGEST_DEVIATION:g}, found {text}")
+    return value
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if not 0 <= seed < 1 << 64:
+        raise UserError(f"a seed must be at least 0 and below 2^64, found {text}")
+    return seed
+
+
+def tracked(items: Sequence[T]) -> Iterator[T]:
+    """Yield the items, with a bar on a terminal's standard error once it takes over two seconds."""
+    began = time.monotonic()
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    columns = (TextColumn("simulating"), BarColumn(bar_width=30), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(file=sys.stderr), transient=True
+    ) as bar:
+        task = bar.add_task("simulating", total=len(items), visible=False)
+        for done, item in enumerate(items):
+            late = time.monotonic() - began > SHOWN_AFTER_S
+            bar.update(task, completed=done, visible=late)
+            yield item

@@ -1,0 +1,243 @@
+"""``syncline trace``: what trace files hold, and their conversion from one format to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from syncline.cli.networks import NETWORK_HELP, network_argument
+from syncline.cli.reading import ReadingProgress
+from syncline.errors import UserError
+from syncline.model.document import write_atomically
+from syncline.model.network import Network
+from syncline.report import units
+from syncline.traces.astrasim import DEFAULT_CLOCK_HZ
+from syncline.traces.formats import (
+    FORMATS,
+    Format,
+    Options,
+    format_named,
+    read_trace,
+    write_trace,
+)
+from syncline.traces.trace import Trace
+
+__all__ = ["trace"]
+
+
+def _formats_help() -> str:
+    width = max(map(len, FORMATS))
+    lines = []
+    for form in FORMATS.values():
+        ways = "read" if form.write is None else "written" if form.read is None else "read, written"
+        lines.append(f"  {form.name:{width}}  {form.summary} ({ways})")
+    return "\b\nFormats:\n" + "\n".join(lines)
+
+
+@click.group(epilog=_formats_help())
+def trace() -> None:
+    """See what a trace of another tool holds, and convert it.
+
+    The format is told by a file's beginning. Files may be packed with gzip.
+    """
+
+
+_from = click.option("--from", "from_format", help="Read the files as of this format.")
+_clock = click.option(
+    "--clock-hz",
+    type=float,
+    help=f"Cycles a second, where times are cycles (astrasim).  [default: {DEFAULT_CLOCK_HZ:g}]",
+)
+_step = click.option("--step", type=int, help="Take this step only, of a profiler trace (kineto).")
+
+
+@trace.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@_from
+@_clock
+@_step
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(
+    files: tuple[str, ...],
+    from_format: str | None,
+    clock_hz: float | None,
+    step: int | None,
+    as_json: bool,
+) -> None:
+    """Show what a trace holds, and what could not be recovered from it.
+
+    Several FILEs are one trace: profiler traces of several ranks, or with the execution trace.
+    """
+    form, found = _read(files, from_format, _options(clock_hz, step))
+    _check_clock(clock_hz, form)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(_facts(form, found))).decode())
+        return
+    console = Console(highlight=False)
+    console.print(_text(f"Trace {found.model}", "bold"))
+    console.print(_grid(_rows(form, found)))
+
+
+@trace.command(epilog=NETWORK_HELP)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--to", "to_format", required=True, help="Format to write.")
+@click.option("-o", "--output", required=True, help="File to write.")
+@click.option("--network-out", help="Write the network of the timed messages here.")
+@click.option("--network", help="What messages cost, for formats that hold it.  [default: FILE's]")
+@click.option("--workers", type=int, help="Workers that exchanged the messages, if FILE is silent.")
+@_from
+@_clock
+@_step
+def convert(
+    files: tuple[str, ...],
+    to_format: str,
+    output: str,
+    network_out: str | None,
+    network: str | None,
+    workers: int | None,
+    from_format: str | None,
+    clock_hz: float | None,
+    step: int | None,
+) -> None:
+    """Convert a trace to another format, and say what that format cannot hold."""
+    target = format_named(to_format)
+    options = _options(clock_hz, step)
+    form, found = _read(files, from_format, options)
+    _check_clock(clock_hz, form, target)
+    own = found.network(workers) if network_out is not None else None
+    written = write_trace(found, target, _network(found, network, workers), options)
+    write_atomically(Path(output), written.content)
+    click.echo(f"{target.name} written to {output}")
+    if own is not None and network_out is not None:
+        own.save(network_out)
+        click.echo(f"network written to {network_out}")
+    for sentence in written.lost:
+        click.echo(f"  lost: {sentence}")
+
+
+def _options(clock_hz: float | None, step: int | None) -> Options:
+    return Options(clock_hz=DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz, step=step)
+
+
+def _read(
+    files: tuple[str, ...], from_format: str | None, options: Options
+) -> tuple[Format, Trace]:
+    form = None if from_format is None else format_named(from_format)
+    with ReadingProgress() as progress:
+        return read_trace(files, form, options._replace(progress=progress))
+
+
+def _check_clock(clock_hz: float | None, *formats: Format) -> None:
+    if clock_hz is not None and all(form.name != "astrasim" for form in formats):
+        raise UserError(
+            "--clock-hz is for astrasim workloads, whose times are cycles; leave it out"
+        )
+
+
+def _network(found: Trace, named: str | None, workers: int | None) -> Network | None:
+    """Return what the messages cost: as named, else as timed in the trace, else None."""
+    if named is not None:
+        return network_argument(named, workers=workers)
+    if not found.has_network:
+        return None
+    # Only its costs are asked for here, which do not depend on the worker count.
+    return found.network(workers or found.workers or 1)
+
+
+def _facts(form: Format, found: Trace) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "format": form.name,
+        "model": found.model,
+        "steps": found.steps,
+        "workers": found.workers,
+    }
+    if (profile := found.profile) is not None:
+        facts |= {
+            "operations": len(profile.operations),
+            "gradients": len(profile.gradients),
+            "gradient_bytes": profile.gradient_bytes,
+            "computation_s": profile.computation_s,
+            "phases_s": {
+                phase: profile.phase_s(phase)
+                for phase in dict.fromkeys(o.phase for o in profile.operations)
+            },
+            "host_s": sum(o.duration_s for o in profile.operations if o.lane == "host"),
+        }
+    if found.timeline is not None:
+        facts |= {
+            "iteration_s": found.timeline.iteration_ns / 1e9,
+            "spans": len(found.timeline.spans),
+        }
+        if found.profile is None:
+            facts["phases_s"] = {
+                kind: sum(s.stop_ns - s.start_ns for s in found.timeline.spans if s.kind == kind)
+                / 1e9
+                for kind in dict.fromkeys(span.kind for span in found.timeline.spans)
+            }
+    if found.plan is not None:
+        facts |= {
+            "tensors": len(found.plan.tensors),
+            "messages": len(found.plan.messages),
+            "message_bytes": sum(found.plan.message_bytes()),
+        }
+    facts |= {
+        "timed_messages": [
+            {"bytes": p.size_bytes, "seconds": p.time_s, "repetitions": p.repetitions}
+            for p in found.points
+        ],
+        "notes": list(found.notes),
+    }
+    return facts
+
+
+def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
+    facts = _facts(form, found)
+    yield "format", f"{form.name}: {form.summary}"
+    yield "steps", str(found.steps)
+    yield "workers", "not said" if found.workers is None else str(found.workers)
+    if found.profile is not None:
+        yield "operations", str(facts["operations"])
+        size = units.size(facts["gradient_bytes"])
+        yield "gradients", f"{facts['gradients']}, {size}"
+        yield "computation", units.duration(facts["computation_s"])
+        for phase, seconds in facts["phases_s"].items():
+            yield f"  {phase}", units.duration(seconds)
+        if facts["host_s"]:
+            yield "  of these on the CPU", units.duration(facts["host_s"])
+    if found.timeline is not None:
+        yield "iteration", units.duration(facts["iteration_s"])
+        yield "spans", str(facts["spans"])
+        if found.profile is None:
+            for phase, seconds in facts["phases_s"].items():
+                yield f"  {phase}", units.duration(seconds)
+    if found.plan is not None:
+        size = units.size(facts["message_bytes"])
+        yield "messages", f"{facts['messages']} of {facts['tensors']} tensors, {size}"
+    if found.points:
+        sizes = [point.size_bytes for point in found.points]
+        count = sum(point.repetitions for point in found.points)
+        span = f"{units.size(min(sizes))} to {units.size(max(sizes))}"
+        yield "timed messages", f"{count}, {span}"
+    for index, note in enumerate(found.notes):
+        yield "" if index else "note", note
+
+
+def _grid(rows: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, _text(value))
+    return grid
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return text as it is, with what would steer the terminal made visible."""
+    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), style=style)

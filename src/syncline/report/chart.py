@@ -1,0 +1,300 @@
+"""Charts as plain SVG: lines labelled where they end, stacked bars, numbered marks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from syncline.report.markup import Html, tag
+
+__all__ = ["Bar", "Line", "LinearAxis", "LogAxis", "Mark", "bar_chart", "line_chart"]
+
+WIDTH, HEIGHT = 460, 300
+LEFT, RIGHT, TOP, BOTTOM = 58, 96, 30, 44
+LABEL_STEP = 15
+"""Least distance of two labels at the right."""
+MOST_TICKS = 6
+TICK_SHARE = 0.12
+"""Least distance of two ticks below, as a share of the axis."""
+BAR_SHARE = 0.76
+"""Of the room that a bar has."""
+THIN = 0.02
+"""Share of the last bar below which a part has no label."""
+
+Text = Callable[[float], str]
+
+
+class LogAxis:
+    """Maps values to a share of the axis by their logarithm, from ``low`` to ``high``."""
+
+    def __init__(self, low: float, high: float, ticks: Sequence[float]) -> None:
+        self.low = low
+        self.high = high if high > low else low * 2
+        self.ticks = list(ticks)
+
+    @classmethod
+    def around(cls, values: Sequence[float]) -> LogAxis:
+        """Return the axis around values above 0, from and to 1, 2 or 5 times a power of ten."""
+        low, high = _round_down(min(values)), 1 / _round_down(1 / max(values))
+        ticks = _round_values(low, high)
+        if len(ticks) > MOST_TICKS:
+            ticks = [v for v in ticks if _mantissa(v) == 1]
+        every = math.ceil(len(ticks) / MOST_TICKS)
+        return cls(low, high, ticks[::every])
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> LogAxis:
+        """Return the axis from the first to the last value, with ticks at some of them.
+
+        At every value, or every second and so on, with the last; else at those that have room.
+        """
+        axis = cls(values[0], values[-1], values)
+        last = len(values) - 1
+        for every in (n for n in range(1, last) if last % n == 0):
+            if axis.has_room(values[::every]):
+                axis.ticks = list(values[::every])
+                return axis
+        axis.ticks = [values[0]]
+        for value in values[1:-1]:
+            if axis.has_room((axis.ticks[-1], value, values[-1])):
+                axis.ticks.append(value)
+        axis.ticks.append(values[-1])
+        return axis
+
+    def has_room(self, ticks: Sequence[float]) -> bool:
+        """Return whether ticks are far enough apart for their labels."""
+        places = [self.share(value) for value in ticks]
+        return all(b - a >= TICK_SHARE for a, b in itertools.pairwise(places))
+
+    def share(self, value: float) -> float:
+        """Return the place of a value: 0 at the low end, 1 at the high one."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+
+class LinearAxis:
+    """Maps values from 0 to ``high`` to a share of the axis."""
+
+    def __init__(self, high: float, ticks: Sequence[float]) -> None:
+        self.high = high if high > 0 else 1.0
+        self.ticks = list(ticks)
+
+    @classmethod
+    def up_to(cls, high: float) -> LinearAxis:
+        """Return the axis to a value above 0, with three to six round ticks."""
+        rough = high / 4
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
+        return cls(high, [step * index for index in range(int(high / step * (1 + 1e-9)) + 1)])
+
+    def share(self, value: float) -> float:
+        """Return the place of a value: 0 at the low end, 1 at the high one."""
+        return value / self.high
+
+
+def _mantissa(value: float) -> int:
+    return int(f"{value:.0e}"[0])
+
+
+def _round_down(value: float) -> float:
+    """Return the largest 1, 2 or 5 times a power of ten that is no larger than a value."""
+    power = 10.0 ** math.floor(math.log10(value) + 1e-9)
+    return power * next(m for m in (5, 2, 1) if m * power <= value * (1 + 1e-9))
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Return the 1, 2 and 5 times powers of ten from one of them to another."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    every = [m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5)]
+    return [v for v in every if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
+
+
+Axis = LogAxis | LinearAxis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a chart."""
+
+    label: str
+    """Written at its right end; empty for none."""
+    css: str
+    points: Sequence[tuple[float, float]]
+    titles: Sequence[str] = ()
+    """What to say of each point, where it is pointed at; without them points are not drawn, and
+    what is off the axis is cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A numbered place on a chart."""
+
+    number: int
+    x: float
+    y: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A bar of parts, the lowest first."""
+
+    label: str
+    """Below the bar."""
+    parts: Sequence[tuple[str, str, float]]
+    """(name, class, height) of each; names are written beside the last bar."""
+    titles: Sequence[str]
+    """What to say of each part, where it is pointed at."""
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    x: LogAxis,
+    y: Axis,
+    x_text: Text,
+    y_text: Text,
+    title: str,
+    x_title: str,
+    about: str,
+    marks: Sequence[Mark] = (),
+) -> Html:
+    """Return lines as SVG.
+
+    Args:
+        lines: drawn in their order, the last on top.
+        x: the axis below.
+        y: the axis at the left.
+        x_text: writes a tick of the axis below.
+        y_text: writes a tick of the axis at the left.
+        title: what the lines show, above the axis at the left.
+        x_title: what the axis below shows.
+        about: what the chart shows, for those who cannot see it.
+        marks: numbered places.
+    """
+
+    def at_x(value: float) -> float:
+        return round(LEFT + x.share(value) * (WIDTH - RIGHT - LEFT), 1)
+
+    drawn = _frame(y, y_text, title, x_title)
+    for value in x.ticks:
+        place, bottom = at_x(value), HEIGHT - BOTTOM
+        drawn += [
+            tag("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="rule"),
+            tag("text", x_text(value), x=place, y=bottom + 19, class_="mid"),
+        ]
+    for line in lines:
+        places = [(at_x(a), _at_y(y, b)) for a, b in line.points]
+        path = "M" + " L".join(f"{a} {b}" for a, b in places)
+        stroke = tag("path", d=path, class_=f"line {line.css}")
+        drawn.append(stroke if line.titles else _inside(stroke))
+        drawn += [
+            tag("circle", tag("title", text), cx=a, cy=b, r=3, class_=f"dot {line.css}")
+            for (a, b), text in zip(places, line.titles, strict=False)
+        ]
+    ends = [(_at_y(y, line.points[-1][1]), line.label, line.css) for line in lines if line.label]
+    drawn += _labels(ends)
+    for mark in marks:
+        a, b = at_x(mark.x), _at_y(y, mark.y)
+        drawn.append(
+            tag(
+                "g",
+                tag("title", mark.title),
+                tag("circle", cx=a, cy=b, r=8, class_="mark"),
+                tag("text", str(mark.number), x=a, y=b + 4, class_="mid number"),
+            )
+        )
+    return _svg(drawn, about)
+
+
+def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, about: str) -> Html:
+    """Return stacked bars as SVG, on a linear axis from 0."""
+    heights = [math.fsum(height for _, _, height in bar.parts) for bar in bars]
+    y = LinearAxis.up_to(max(heights)) if max(heights) > 0 else LinearAxis(1.0, [0.0])
+    drawn = _frame(y, y_text, title, x_title)
+    room = (WIDTH - RIGHT - LEFT) / len(bars)
+    every = _every(bars)
+    ends: list[tuple[float, str, str]] = []
+    for index, bar in enumerate(bars):
+        start = LEFT + room * (index + (1 - BAR_SHARE) / 2)
+        below = 0.0
+        for (name, css, height), text in zip(bar.parts, bar.titles, strict=True):
+            top, foot = _at_y(y, below + height), _at_y(y, below)
+            drawn.append(
+                tag(
+                    "rect",
+                    tag("title", text),
+                    x=round(start, 1),
+                    y=top,
+                    width=round(room * BAR_SHARE, 1),
+                    height=round(foot - top, 1),
+                    class_=css,
+                )
+            )
+            if index == len(bars) - 1 and height >= THIN * heights[-1]:
+                ends.append(((top + foot) / 2, name, ""))
+            below += height
+        if index % every == 0:
+            middle = round(LEFT + room * (index + 0.5), 1)
+            drawn.append(tag("text", bar.label, x=middle, y=HEIGHT - BOTTOM + 19, class_="mid"))
+    return _svg(drawn + _labels(ends), about)
+
+
+def _inside(drawn: Html) -> Html:
+    """Return what is drawn without what is outside of the axes."""
+    x, y, width, height = LEFT, TOP - 1, WIDTH - RIGHT - LEFT, HEIGHT - BOTTOM - TOP + 2
+    box = f"{x} {y} {width} {height}"
+    return tag("svg", drawn, x=x, y=y, width=width, height=height, viewBox=box, class_="inside")
+
+
+def _every(values: Sequence[object]) -> int:
+    """Return at which distance values are labelled: so that the last is, if that can be."""
+    least, last = math.ceil(len(values) / MOST_TICKS), len(values) - 1
+    return next((n for n in range(least, last // 2 + 1) if last % n == 0), least)
+
+
+def _at_y(y: Axis, value: float) -> float:
+    return round(HEIGHT - BOTTOM - y.share(value) * (HEIGHT - BOTTOM - TOP), 1)
+
+
+def _svg(drawn: Sequence[Html], about: str) -> Html:
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    return tag("svg", drawn, viewBox=box, class_="plot curves", role="img", aria_label=about)
+
+
+def _frame(y: Axis, y_text: Text, title: str, x_title: str) -> list[Html]:
+    """Return the axis at the left with its grid, and the titles."""
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    drawn = []
+    for value in y.ticks:
+        place = _at_y(y, value)
+        drawn += [
+            tag("line", x1=LEFT, x2=right, y1=place, y2=place, class_="grid"),
+            tag("text", y_text(value), x=LEFT - 8, y=place + 4, class_="end"),
+        ]
+    return [
+        *drawn,
+        tag("line", x1=LEFT, x2=right, y1=bottom, y2=bottom, class_="rule"),
+        tag("text", title, x=0, y=12, class_="heading"),
+        tag("text", x_title, x=right, y=HEIGHT - 5, class_="end"),
+    ]
+
+
+def _labels(ends: Sequence[tuple[float, str, str]]) -> list[Html]:
+    """Return (height, label, class) as labels at the right, moved apart where they would touch."""
+    by_height = sorted(ends)
+    places: list[float] = []
+    for wanted, _, _ in by_height:
+        places.append(max(wanted, places[-1] + LABEL_STEP if places else TOP))
+    limit = float(HEIGHT - BOTTOM)
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], limit)
+        limit = places[index] - LABEL_STEP
+    drawn, x = [], WIDTH - RIGHT
+    for (wanted, label, css), place in zip(by_height, places, strict=True):
+        drawn += [
+            tag("path", d=f"M{x + 3} {wanted:.1f} L{x + 12} {place:.1f}", class_=f"leader {css}"),
+            tag("text", label, x=x + 16, y=round(place + 4, 1), class_=f"name {css}".strip()),
+        ]
+    return drawn

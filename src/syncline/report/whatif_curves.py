@@ -1,0 +1,252 @@
+"""The curves of a what-if: speed-up, efficiency, exposed communication, and where time goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from syncline.model.prediction import Prediction
+from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
+from syncline.report import units
+from syncline.report.chart import Bar, Line, LinearAxis, LogAxis, Mark, bar_chart, line_chart
+from syncline.report.markup import Html, tag, typeset
+from syncline.report.whatif_panel import Group, Panel
+from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text
+from syncline.simulator.crossings import series
+
+__all__ = ["axis_section"]
+
+MOST_PANELS = 12
+TITLES = {"workers": "Scaling with workers", "bandwidth_bytes_per_s": "What bandwidth buys"}
+EXPLAINED = (
+    " Above the dashed line, exposed communication is 5 % of the iteration or more. Planners whose "
+    "iterations differ by less than 0.5 % everywhere share a line."
+)
+
+
+def axis_section(what_if: WhatIf, axis: str) -> Html | None:
+    """Return the section with the curves along an axis, or None where it was not swept."""
+    panels = [Panel(what_if, axis, indices) for indices in series(what_if.points, axis)]
+    if not panels:
+        return None
+    chosen = what_if.bottleneck.point
+    panels.sort(key=lambda panel: chosen not in panel.indices)
+    unfolded, left_out = panels[1:MOST_PANELS], len(panels[MOST_PANELS:])
+    return tag(
+        "section",
+        tag("h2", TITLES[axis]),
+        tag("p", panels[0].title, class_="note") if panels[0].title else None,
+        _panel(panels[0]),
+        tag("p", typeset(REFERENCE + EXPLAINED), class_="note"),
+        [
+            tag("details", tag("summary", panel.title), _panel(panel), class_="panel-of")
+            for panel in unfolded
+        ],
+        tag("p", f"{units.counted(left_out, 'more combination')}: what-if.json.", class_="note")
+        if left_out
+        else None,
+        id="workers-curves" if axis == "workers" else "bandwidth-curves",
+    )
+
+
+def _panel(panel: Panel) -> list[Html | None]:
+    groups, crossings = panel.groups(), panel.crossings()
+    first = _speed_up if panel.axis == "workers" else _iteration
+    return [
+        tag("ul", _legend(groups), class_="legend"),
+        tag(
+            "div",
+            first(panel, groups),
+            _efficiency(panel, groups, crossings),
+            _exposed(panel, groups, crossings),
+            _parts(panel),
+            class_="charts",
+        ),
+        _crossing_list(crossings),
+    ]
+
+
+def _legend(groups: Sequence[Group]) -> list[Html]:
+    coloured = [(group.css, group.names) for group in groups if group.css != "pale"]
+    pale = ", ".join(group.names for group in groups if group.css == "pale")
+    entries = [*coloured, ("pale", pale)] if pale else coloured
+    return [tag("li", tag("span", class_=f"stroke {css}"), " ", names) for css, names in entries]
+
+
+# --- the charts ---
+
+
+def _lines(
+    panel: Panel, groups: Sequence[Group], figure: Callable[[Point, Prediction], float]
+) -> list[Line]:
+    """Return a line a group, pale ones and slow ones below the others."""
+    lines = []
+    slowest_first = list(reversed(groups))
+    for group in sorted(slowest_first, key=lambda g: g.css != "pale"):
+        found = [(point, point.of(group.planners[0])) for point in panel.points]
+        titles = [
+            f"{group.names} at {panel.value_text(value)}: "
+            f"{units.duration(prediction.iteration_s)}, of which "
+            f"{units.duration(prediction.exposed_s)} exposed, efficiency "
+            f"{units.percent(point.efficiency(prediction))}"
+            for value, (point, prediction) in zip(panel.values, found, strict=True)
+        ]
+        pale = group.css == "pale"
+        lines.append(
+            Line(
+                label="" if pale else group.label,
+                css=group.css,
+                points=[(v, figure(*pair)) for v, pair in zip(panel.values, found, strict=True)],
+                titles=() if pale else titles,
+            )
+        )
+    return lines
+
+
+def _everything(lines: Sequence[Line]) -> list[float]:
+    """Return the heights that an axis must show: pale lines may leave it."""
+    shown = [line for line in lines if line.css != "pale"] or lines
+    return [y for line in shown for _, y in line.points]
+
+
+def _chart(
+    panel: Panel,
+    lines: Sequence[Line],
+    *,
+    y: LogAxis | LinearAxis,
+    y_text: Callable[[float], str],
+    title: str,
+    marks: Sequence[Mark] = (),
+) -> Html:
+    return line_chart(
+        lines,
+        x=LogAxis.of(panel.values),
+        y=y,
+        x_text=panel.tick_text,
+        y_text=y_text,
+        title=title,
+        x_title=panel.axis_title,
+        about=f"{title} against {panel.axis_title}. {_about(panel)}",
+        marks=marks,
+    )
+
+
+def _speed_up(panel: Panel, groups: Sequence[Group]) -> Html:
+    ideal = Line(label="ideal", css="ideal", points=[(v, v) for v in panel.values])
+    lines = [ideal, *_lines(panel, groups, lambda point, p: point.speed_up(p))]
+    y = LogAxis.around(_everything(lines))
+    return _chart(panel, lines, y=y, y_text=lambda v: f"{v:g}", title="Speed-up")
+
+
+def _iteration(panel: Panel, groups: Sequence[Group]) -> Html:
+    lines = _lines(panel, groups, lambda _, p: max(p.iteration_s, 1e-9))
+    y = LogAxis.around(_everything(lines))
+    return _chart(panel, lines, y=y, y_text=_duration, title="Iteration")
+
+
+def _efficiency(panel: Panel, groups: Sequence[Group], crossings: Sequence[Crossing]) -> Html:
+    lines = _lines(panel, groups, lambda point, p: point.efficiency(p))
+    top = max(1.0, math.ceil(max(_everything(lines)) * 4) / 4)
+    return _chart(
+        panel,
+        lines,
+        y=LinearAxis(top, [top * step / 4 for step in range(5)]),
+        y_text=lambda value: f"{value * 100:.0f}\u00a0%",
+        title="Efficiency",
+        marks=[
+            Mark(number=number, x=c.at, y=_between(panel, c), title=crossing_text(c))
+            for number, c in enumerate(crossings, start=1)
+            if c.kind == "overtakes"
+        ],
+    )
+
+
+def _between(panel: Panel, crossing: Crossing) -> float:
+    """Return the efficiency of a crossing's planner where the crossing lies."""
+    found = dict(zip(panel.values, panel.points, strict=True))
+    ends = (found[crossing.before], found[crossing.after])
+    low, high = (point.efficiency(point.of(crossing.planner)) for point in ends)
+    share = math.log(crossing.at / crossing.before) / math.log(crossing.after / crossing.before)
+    return low + (high - low) * share
+
+
+def _exposed(panel: Panel, groups: Sequence[Group], crossings: Sequence[Crossing]) -> Html:
+    limit = [_limit_s(point) for point in panel.points]
+    floor_s = 10.0 ** math.floor(math.log10(max(*limit, 1e-8) / 20))
+    bound = Line(label="5 %", css="ideal", points=list(zip(panel.values, limit, strict=True)))
+    lines = [bound, *_lines(panel, groups, lambda _, p: max(p.exposed_s, floor_s))]
+    return _chart(
+        panel,
+        lines,
+        y=LogAxis.around([floor_s, *_everything(lines)]),
+        y_text=lambda value: ("\u2264\u00a0" if value < floor_s * 1.01 else "") + _duration(value),
+        title="Exposed communication",
+        marks=[
+            Mark(
+                number=number,
+                x=c.at,
+                y=limit[panel.values.index(c.before)],
+                title=crossing_text(c),
+            )
+            for number, c in enumerate(crossings, start=1)
+            if c.kind != "overtakes"
+        ],
+    )
+
+
+def _limit_s(point: Point) -> float:
+    """Return the exposed seconds that are 5 % of the iteration."""
+    return max(p.computation_s for p in point.predictions) * BOUND_SHARE / (1 - BOUND_SHARE)
+
+
+def _parts(panel: Panel) -> Html:
+    """Return the four parts of the fastest planner's iteration as stacked bars."""
+    bars = []
+    for value, point in zip(panel.values, panel.points, strict=True):
+        split, at = point.split(point.best), panel.value_text(value)
+        seconds = {field: getattr(split, field) for field in PARTS}
+        bars.append(
+            Bar(
+                label=panel.tick_text(value),
+                parts=[(PARTS[f].short, PARTS[f].css, s) for f, s in seconds.items()],
+                titles=[
+                    f"{PARTS[f].name} at {at}: {units.duration(s)}" for f, s in seconds.items()
+                ],
+            )
+        )
+    return bar_chart(
+        bars,
+        y_text=_duration,
+        title="Where the time of the fastest goes",
+        x_title=panel.axis_title,
+        about=f"Parts of the iteration against {panel.axis_title}. {_about(panel)}",
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Return a round duration without the decimals that it does not need."""
+    if seconds == 0:
+        return "0"
+    number, unit = units.duration(seconds).split(" ")
+    return f"{float(number):g}\u00a0{unit}"
+
+
+def _about(panel: Panel) -> str:
+    ends = ((panel.values[0], panel.points[0]), (panel.values[-1], panel.points[-1]))
+    return " ".join(
+        f"At {panel.value_text(value)} {point.best.planner} is the fastest, with "
+        f"{units.duration(point.best.iteration_s)} and an efficiency of "
+        f"{units.percent(point.efficiency(point.best))}."
+        for value, point in ends
+    )
+
+
+# --- crossings ---
+
+
+def _crossing_list(crossings: Sequence[Crossing]) -> Html | None:
+    if not crossings:
+        return None
+    sentences = (crossing_text(crossing) for crossing in crossings)
+    items = [tag("li", typeset(text[0].upper() + text[1:] + ".")) for text in sentences]
+    return tag("ol", items, class_="crossings")

@@ -1,0 +1,143 @@
+"""How a what-if is put into words: its settings, its crossings, its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from syncline.model.prediction import Comparison
+from syncline.model.whatif import Crossing, Point, Setting, WhatIf
+from syncline.report import units
+
+__all__ = [
+    "BOUNDS",
+    "PARTS",
+    "REFERENCE",
+    "SETTINGS",
+    "bandwidth",
+    "crossing_text",
+    "point_comparison",
+    "setting_text",
+    "value_text",
+]
+
+REFERENCE = (
+    "Speed-up and efficiency are relative to one worker of the same profile without communication: "
+    "efficiency is its time over that of the iteration, speed-up is efficiency times workers."
+)
+BOUNDS = {
+    "compute": "compute",
+    "communication": "network",
+    "loading": "loading",
+    "straggler": "stragglers",
+}
+"""What limits an iteration -> how a table names it."""
+
+
+class Part(NamedTuple):
+    """How a part of an iteration is named and coloured."""
+
+    name: str
+    short: str
+    css: str
+
+
+PARTS = {
+    "computing_s": Part("computing", "computing", "k-backward"),
+    "loading_s": Part("waiting for the batch", "the batch", "k-data"),
+    "straggling_s": Part("waiting for slower workers", "stragglers", "k-finalize"),
+    "exposed_s": Part("exposed communication", "exposed", "exposed"),
+}
+"""Field of a split -> how it is shown, in the order in which the parts are stacked."""
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """Return a link's rate as it is quoted, such as ``"25 Gbit/s"``."""
+    bits = bytes_per_s * 8
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits >= factor * 0.9995:
+            return f"{units.plain(float(f'{bits / factor:.3g}'))} {unit}"
+    return f"{bits:.3g} bit/s"
+
+
+def _stragglers(pairs: Iterable[tuple[int, float]]) -> str:
+    return "+".join(f"{factor:g}@{rank}" for rank, factor in pairs) or "none"
+
+
+SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "strategy": ("strategy", str),
+    "stragglers": ("stragglers", _stragglers),
+    "spread": ("spread", lambda value: f"{value:g}"),
+    "jitter": ("jitter", lambda value: f"{value:g}"),
+    "seed": ("seed", str),
+    "compute_scale": ("compute", lambda value: f"x{value:g}"),
+    "wire": ("wire", lambda value: SHORT.get(value, value) if value else "as is"),
+    "algorithm": ("algorithm", str),
+    "density": ("density", lambda value: "dense" if value is None else f"{value:g}"),
+    "latency_s": (
+        "latency",
+        lambda value: "as is" if value is None else units.duration(value) if value else "0 s",
+    ),
+    "bandwidth_bytes_per_s": (
+        "bandwidth",
+        lambda value: "as is" if value is None else bandwidth(value),
+    ),
+    "workers": ("workers", str),
+}
+"""Setting -> its heading and how a value is written, in the order in which a sweep varies them."""
+
+
+def value_text(field: str, value: Any) -> str:
+    """Return the value of a setting as people read it."""
+    return SETTINGS[field][1](value)
+
+
+def setting_text(setting: Setting, fields: Iterable[str]) -> str:
+    """Return some settings in a line, such as ``"64 workers, 10 Gbit/s, ring"``."""
+    wanted = set(fields)
+    parts = []
+    for field in ("workers", "bandwidth_bytes_per_s", *SETTINGS):
+        if field not in wanted:
+            continue
+        wanted.discard(field)
+        value = getattr(setting, field)
+        heading, text = SETTINGS[field]
+        if field == "workers":
+            parts.append(units.counted(value, "worker"))
+        elif value is None and field == "density":
+            parts.append("dense")
+        elif field in ("bandwidth_bytes_per_s", "algorithm") and value is not None:
+            parts.append(text(value))
+        else:
+            parts.append(f"{heading} {text(value)}")
+    return ", ".join(parts)
+
+
+def crossing_text(crossing: Crossing) -> str:
+    """Return a crossing as a sentence without its place: ``"merge overtakes ddp"``."""
+    between = (
+        f"between {value_text(crossing.axis, _whole(crossing, crossing.before))} and "
+        f"{value_text(crossing.axis, _whole(crossing, crossing.after))}"
+    )
+    where = f"{between} workers" if crossing.axis == "workers" else between
+    if crossing.kind == "overtakes":
+        return f"{where}, {crossing.planner} overtakes {crossing.other}"
+    return f"{where}, {crossing.planner} becomes {crossing.kind}"
+
+
+def _whole(crossing: Crossing, value: float) -> float | int:
+    return round(value) if crossing.axis == "workers" else value
+
+
+def point_comparison(what_if: WhatIf, point: Point) -> Comparison:
+    """Return the planners at a point, the fastest chosen."""
+    several = len(point.predictions) > 1
+    return Comparison(
+        model=what_if.model,
+        network=point.network,
+        workers=point.setting.workers,
+        predictions=point.predictions,
+        chosen=point.best.planner,
+        reason="the fastest of those that were asked for" if several else "it was asked for",
+    )

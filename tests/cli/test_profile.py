@@ -1,0 +1,74 @@
+"""``syncline profile`` measures a model and writes what the planners need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syncline.cli import main
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from syncline.traces.layer_table import read_layer_table
+
+
+@pytest.mark.parametrize("model", ["resnet20", "lstm"])
+def test_a_model_is_measured_and_its_table_written(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.txt"
+    arguments = f"profile --model {model} --iterations 2 --batch-size 4 -o {tmp_path / 'run'}"
+    main([*arguments.split(), "--export-papers-table", str(table)])
+    profile = Profile.load(tmp_path / "run" / "profile.json")
+    network = Network.load(tmp_path / "run" / "network.json")
+    assert (profile.model, profile.workers, profile.iterations) == (model, 2, 2)
+    assert all(gradient.needed_by is not None for gradient in profile.gradients)
+    assert network.workers == 2
+    trace = read_layer_table(table)
+    again = trace.known_profile()
+    assert again.gradient_bytes == profile.gradient_bytes
+    assert again.phase_s("backward") == pytest.approx(profile.phase_s("backward"), rel=1e-6)
+    # Every layer's message was timed at exactly its bytes.
+    measured = {p.size_bytes for p in network.points}
+    assert {p.size_bytes for p in trace.points} <= measured
+    out = capsys.readouterr().out
+    assert f"written: {table}" in out
+    assert "  lost: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--model resnet2", "unknown model 'resnet2'; did you mean 'resnet20'"),
+        ("--workers 0", "--workers must be at least 1"),
+        ("--iterations 0", "--iterations must be at least 1, found 0"),
+        ("--precision fp16", "unknown precision 'fp16'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["profile", *arguments.split()])
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_no_job_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        main(["profile"])
+    assert "call it without torchrun" in capsys.readouterr().err

@@ -1,0 +1,319 @@
+"""``syncline simulate`` under other circumstances: sweeps, their report, and wrong options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncline.cli import sweep
+from syncline.cli.sweep import Asked, tracked
+from syncline.errors import UserError
+from syncline.model.network import PRESETS
+from syncline.model.timeline import Timeline
+from syncline.model.whatif import WhatIf
+from syncline.planners import PLANNERS
+from syncline.report.bundle import Bundle
+from syncline.simulator.predict import predict_iteration_s
+from tests.cli.test_plan import PROFILE, Run, network, profile, run
+from tests.simulator.test_dag import chain
+
+__all__ = ["network", "profile", "run"]  # fixtures
+
+LINK = "bandwidth=10gbit,latency=20us,workers=16"
+
+
+def swept(run: Run, *arguments: object) -> WhatIf:
+    result = run("simulate", *arguments, "--json")
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(result.out)["format"] == "syncline/what-if"
+    return WhatIf.from_json(result.out)
+
+
+def test_the_command_of_the_page(run: Run, profile: Path) -> None:
+    made = swept(
+        run,
+        profile,
+        LINK,
+        *("--workers", "4,8,...,64", "--bandwidth", "1gbit,25gbit", "--latency", "20us"),
+        *("--algorithm", "ring,double-tree", "--wire", "fp32,bf16", "--density", "0.001"),
+        *("--straggler", "1.2@3", "--compute-scale", "0.5", "--strategy", "caffe-mpi"),
+        *("--planner", "all"),
+    )
+    assert len(made.points) == 5 * 2 * 3 * 2
+    assert made.planners == tuple(name for name in PLANNERS if name != "auto")
+    assert {(p.setting.algorithm, p.setting.density) for p in made.points} == {
+        ("ring", None),
+        ("double-binary-trees", None),
+        ("gtop-k", 0.001),
+    }
+    assert made.swept == ("workers", "algorithm", "bandwidth_bytes_per_s", "density", "wire")
+    setting = made.points[0].setting
+    assert (setting.strategy, setting.compute_scale) == ("caffe-mpi", 0.5)
+    assert setting.stragglers == ((3, 1.2),)
+    assert len(made.notes) == 3
+
+
+def test_points_are_what_single_simulations_say(run: Run, profile: Path, network: Path) -> None:
+    made = swept(run, profile, network, "--workers", "16,64", "--planner", "merge")
+    for point in made.points:
+        result = run(
+            "simulate",
+            profile,
+            network,
+            "--workers",
+            point.setting.workers,
+            "--planner",
+            "merge",
+            "--json",
+        )
+        alone = json.loads(result.out)["predictions"][0]
+        assert alone["iteration_s"] == point.best.iteration_s
+
+
+def test_the_table(run: Run, profile: Path) -> None:
+    result = run(
+        "simulate", profile, LINK, "--workers", "4,8,...,32", "--bandwidth", "1gbit,10gbit"
+    )
+    assert (result.code, result.err) == (0, "")
+    rows = [line.split() for line in result.out.splitlines() if "Gbit/s  " in line]
+    assert [row[0] for row in rows] == [str(number) for number in range(1, 9)]
+    assert [row[3] for row in rows] == ["4", "8", "16", "32"] * 2
+    assert "-bound: " in result.out
+    assert "relative to one worker of the same profile without communication" in result.out
+
+
+def test_asked_planners_are_columns(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, LINK, "--workers", "4,8", "--planner", "ddp,merge")
+    head = result.out.splitlines()[2].split()
+    assert (head.index("ddp") < head.index("merge")) is True
+    assert "fastest" not in result.out
+
+
+def test_a_single_point_is_a_comparison_with_its_limit(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, LINK, "--bandwidth", "1gbit", "--wire", "bf16")
+    assert result.code == 0
+    for name in ("ddp", "merge", "wfbp"):
+        assert name in result.out
+    assert "-bound: " in result.out
+    assert "speed-up" in result.out
+    assert "Converting gradients" in result.out
+
+
+def test_a_chosen_point(run: Run, profile: Path) -> None:
+    options = (profile, LINK, "--workers", "4,8,16", "--planner", "ddp")
+    assert swept(run, *options).bottleneck.point == 2
+    assert swept(run, *options, "--point", "1").bottleneck.point == 0
+
+
+def test_the_point_of_an_unchanged_network(run: Run, profile: Path) -> None:
+    made = swept(run, profile, LINK, "--point", "1", "--planner", "ddp")
+    assert len(made.points) == 1
+    assert made.points[0].network == LINK
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--straggler", "none,1.2@3,1.5@0+2@1"),
+        ("--spread", "0,0.1"),
+        ("--jitter", "0,0.05"),
+        ("--strategy", "loop,pytorch,cntk"),
+        ("--compute-scale", "2,1,0.5"),
+        ("--latency", "1us,20us"),
+        ("--density", "none,0.01"),
+    ],
+)
+def test_every_option_takes_a_list(run: Run, profile: Path, option: str, values: str) -> None:
+    made = swept(run, profile, LINK, option, values, "--planner", "merge")
+    assert len(made.points) == values.count(",") + 1
+    times = [point.best.iteration_s for point in made.points]
+    if option not in ("--latency", "--density", "--strategy"):
+        assert len(set(times)) == len(times)
+
+
+def test_seeds_draw_other_workers(run: Run, profile: Path) -> None:
+    made = swept(run, profile, LINK, "--spread", "0.2", "--seed", "0,1,2", "--planner", "merge")
+    assert len({point.best.iteration_s for point in made.points}) == 3
+
+
+def test_all_strategies(run: Run, profile: Path) -> None:
+    made = swept(run, profile, LINK, "--strategy", "all", "--planner", "wfbp")
+    assert "strategy" in made.swept
+    assert len(made.points) == 8
+
+
+def test_a_plan_of_ones_own_on_other_links(run: Run, profile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    PLANNERS["single"].plan(PROFILE, PRESETS["10gbit"]).save(path)
+    made = swept(run, profile, LINK, "--plan", path, "--bandwidth", "1gbit,100gbit")
+    assert made.planners == ("single",)
+    result = run("simulate", profile, LINK, "--plan", path, "--workers", "16,32")
+    assert (result.code, result.out) == (2, "")
+    assert "the plan is for 16 workers, this job has 32" in result.err
+
+
+def test_the_timeline_of_the_chosen_point(run: Run, profile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    options = (profile, LINK, "--workers", "4,64", "--planner", "merge", "--timeline", path)
+    made = swept(run, *options)
+    timeline = Timeline.load(path)
+    assert timeline.iteration_ns * 1e-9 == pytest.approx(made.chosen.best.iteration_s)
+
+
+# --- the report ---
+
+
+def test_a_report_directory(run: Run, profile: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "report"
+    result = run(
+        "simulate", profile, LINK, "--workers", "4,8", "--planner", "ddp,merge", "--report", folder
+    )
+    assert (result.code, result.err) == (0, "")
+    assert f"report written to {folder}" in result.out
+    bundle = Bundle.load(folder)
+    assert bundle.what_if is not None
+    assert 'id="workers-curves"' in (folder / "report.html").read_text()
+    before = (folder / "report.html").read_bytes()
+    assert run("report", folder).code == 0
+    assert (folder / "report.html").read_bytes() == before
+    assert run("show", folder / "what-if.json").code == 0
+
+
+def test_a_page(run: Run, profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run("simulate", profile, LINK, "--report", page, "--planner", "merge").code == 0
+    assert 'id="path"' in page.read_text()
+
+
+def test_where_a_report_cannot_be_is_said_first(
+    run: Run, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syncline.cli.simulate.study", lambda *_, **__: pytest.fail("too late"))
+    for target in (tmp_path / "absent" / "page.html", profile):
+        result = run("simulate", profile, LINK, "--report", target)
+        assert (result.code, result.out) == (2, "")
+        assert "cannot be written" in result.err
+
+
+# --- other tools' traces ---
+
+
+def test_a_trace_is_a_profile_too(run: Run, tmp_path: Path) -> None:
+    made = chain([10**6] * 2, [2 * 10**6] * 2, [100_000] * 2)
+    path, table = tmp_path / "profile.json", tmp_path / "layers.txt"
+    made.save(path)
+    written = run("trace", "convert", path, "--to", "layer-table", "-o", table, "--network", LINK)
+    assert written.code == 0
+    result = run("simulate", table, LINK, "--planner", "wfbp", "--json")
+    assert result.code == 0
+    ours = predict_iteration_s(
+        made, PRESETS["10gbit"], PLANNERS["wfbp"].plan(made, PRESETS["10gbit"])
+    )
+    assert json.loads(result.out)["predictions"][0]["iteration_s"] == pytest.approx(ours, rel=0.01)
+
+
+def test_what_is_no_profile(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("hello\n")
+    result = run("simulate", path, LINK)
+    assert (result.code, result.out) == (2, "")
+    assert "not a trace of a known format" in result.err
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workers", "x"), "write one as 16, some as 4,8,16"),
+        (("--workers", "4,4"), "names a count twice"),
+        (("--bandwidth", "10"), "has no unit"),
+        (("--bandwidth", "1gbit,10gb"), "an example: --bandwidth 1gbit,10gbit"),
+        (("--bandwidth", "1gbit,1gbit"), "'1gbit' stands there twice"),
+        (("--latency", "20"), "an example: --latency 5us,20us"),
+        (("--algorithm", "rong"), "did you mean 'ring'?"),
+        (("--algorithm", "gtop-k"), "gtop-k needs a density, such as 0.001"),
+        (("--wire", "fp31"), "did you mean 'fp32'?"),
+        (("--density", "2"), "a density must be above 0 and at most 1, found 2"),
+        (("--density", "much"), "cannot read 'much'; an example: --density none,0.001"),
+        (("--compute-scale", "0"), "a compute scale must be between 0.001 and 1000"),
+        (("--compute-scale", "nan"), "cannot read 'nan'"),
+        (("--straggler", "1.2"), "expected FACTOR@RANK"),
+        (("--straggler", "1.2@16"), "of 16 workers the ranks are 0 to 15"),
+        (("--straggler", "2@5", "--workers", "4,8"), "of 4 workers the ranks are 0 to 3"),
+        (("--straggler", "1e9@0"), "--straggler"),
+        (("--spread", "3"), "a deviation must be between 0 and 2, found 3"),
+        (("--jitter", "-1"), "an example: --jitter 0,0.05"),
+        (("--seed", "3"), "--seed has nothing to draw"),
+        (("--seed", "x", "--spread", "0.1"), "cannot read 'x'"),
+        (("--strategy", "lop"), "did you mean 'loop'?"),
+        (("--strategy", "all,loop"), "--strategy all stands alone"),
+        (("--strategy", "parameter-server", "--algorithm", "ring"), "would do nothing"),
+        (("--workers", "2,4", "--point", "3"), "there is no point 3; the sweep has 2 points"),
+        (("--workers", "1,2,...,1000", "--spread", "0,.1,.2,.3,.4,.5"), "for 6000 points"),
+        (
+            ("--plan", "x", "--planner", "all", "--workers", "4,8"),
+            "give either --planner or --plan",
+        ),
+    ],
+)
+def test_mistakes(run: Run, profile: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run("simulate", profile, LINK, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert message in result.err
+    assert "Traceback" not in result.err
+
+
+def test_density_and_hosts_contradict(run: Run, profile: Path) -> None:
+    hosts = "bandwidth=10gbit,hosts=4x8"
+    result = run("simulate", profile, hosts, "--density", "0.001")
+    assert result.code == 2
+    assert "gtop-k has no form for hosts of several workers; leave the hosts out" in result.err
+
+
+def test_workers_that_do_not_fill_hosts(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, "bandwidth=10gbit,hosts=4x8", "--workers", "8,12")
+    assert result.code == 2
+    assert "12 workers cannot be spread over hosts of 8; give a multiple" in result.err
+
+
+def test_a_parameter_server_needs_a_link(run: Run, profile: Path) -> None:
+    result = run("simulate", profile, "a=1e-3,b=1e-9", "--strategy", "parameter-server")
+    assert result.code == 2
+    assert "a parameter server needs the point-to-point costs of a link" in result.err
+
+
+# --- options by themselves ---
+
+
+def test_what_counts_as_plain() -> None:
+    assert Asked().is_plain
+    assert Asked(workers="64", algorithm="ring").is_plain
+    assert not Asked(workers="4,8").is_plain
+    assert not Asked(algorithm="ring,two-tree").is_plain
+    assert not Asked(wire="fp32").is_plain
+
+
+def test_the_longest_lists_end_early() -> None:
+    with pytest.raises(UserError, match="more than 5000 values"):
+        Asked(compute_scale=",".join(f"{1 + i * 1e-6:.6f}" for i in range(6000))).changes(4)
+    many = ",".join(str(i / 1000) for i in range(100))
+    with pytest.raises(UserError, match="stand for more than 5000 combinations"):
+        Asked(spread=many, jitter=many).changes(4)
+
+
+def test_a_bar_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(tracked([1, 2, 3])) == [1, 2, 3]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sweep, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert list(tracked([1, 2, 3])) == [1, 2, 3]
+    assert "simulating" in capsys.readouterr().err
