@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
+import shlex
 import sys
 from pathlib import Path
 
@@ -317,3 +320,22 @@ def test_a_bar_on_a_terminal_only(
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert list(tracked([1, 2, 3])) == [1, 2, 3]
     assert "simulating" in capsys.readouterr().err
+
+
+def test_the_output_on_the_page_is_that_of_the_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "what-if.md").read_text()
+    (block,) = re.findall(r"^\$ syncline (simulate runs/.*?)^```", page, re.DOTALL | re.MULTILINE)
+    command, _, output = block.partition("\n")
+    example = runpy.run_path(str(root / "examples" / "plan_without_torch.py"))
+    monkeypatch.chdir(tmp_path)
+    example["described_profile"]().save(_folder(tmp_path / "runs" / "described") / "profile.json")
+    result = run(*shlex.split(command))
+    assert result.out.split() == output.split()
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path

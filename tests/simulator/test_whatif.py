@@ -14,14 +14,12 @@ from syncline.planners import PLANNERS
 from syncline.simulator.predict import predict, predict_computation_s
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.study import chosen_index, study
+from syncline.simulator.transformations import with_compute_scale, with_wire, without_loading
 from syncline.simulator.whatif import (
     Change,
     WhatIfSimulator,
     changes,
     exchanges,
-    with_compute_scale,
-    with_wire,
-    without_loading,
 )
 from syncline.simulator.workers import ALIKE, Workers
 from tests import strategies as some

@@ -10,7 +10,7 @@ from syncline.report.markup import Child, Column, Html, bar, section, table, tag
 from syncline.report.picture import KINDS
 from syncline.report.summary import Summary
 from syncline.report.whatif_curves import axis_section
-from syncline.report.whatif_words import BOUNDS, PARTS, REFERENCE, setting_text
+from syncline.report.whatif_words import BOUNDS, PARTS, REFERENCE, setting_text, telling
 
 if TYPE_CHECKING:
     from syncline.report.bundle import Bundle
@@ -117,8 +117,8 @@ def _label(part: PathPart) -> str:
 
 
 def _place(what_if: WhatIf) -> str:
-    fields = what_if.swept or ("workers", "algorithm")
-    return setting_text(what_if.chosen.setting, fields)
+    setting = what_if.chosen.setting
+    return setting_text(setting, telling(setting))
 
 
 def points_section(bundle: Bundle, _: Summary) -> Html | None:

@@ -20,6 +20,7 @@ from syncline.report.whatif_words import (
     SETTINGS,
     crossing_text,
     setting_text,
+    telling,
     value_text,
 )
 
@@ -56,8 +57,8 @@ def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
         few: up to so many planners have columns of their own; of more the fastest is shown.
     """
     fields = _fields(what_if)
-    constant = [field for field in SETTINGS if field not in fields and _matters(what_if, field)]
     setting = what_if.points[0].setting
+    constant = [field for field in telling(setting) if field not in fields]
     where = [what_if.model, f"from {what_if.network}"]
     if described := setting_text(setting, constant):
         where.append(described)
@@ -82,19 +83,11 @@ def _fields(what_if: WhatIf) -> list[str]:
     return [field for field in SETTINGS if field in what_if.swept]
 
 
-def _matters(what_if: WhatIf, field: str) -> bool:
-    """Say whether a setting that is the same everywhere is worth naming."""
-    value = getattr(what_if.points[0].setting, field)
-    if field in ("workers", "algorithm"):
-        return True
-    plain = {"compute_scale": 1.0, "strategy": "loop", "seed": 0, "spread": 0.0, "jitter": 0.0}
-    return value is not None and value != plain.get(field) and value != ()
-
-
 def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
     planners = what_if.planners
     own_columns = len(planners) <= few
-    time = units.TimeUnit(p.iteration_s for point in what_if.points for p in point.predictions)
+    shown = (point.predictions if own_columns else [point.best] for point in what_if.points)
+    time = units.TimeUnit(prediction.iteration_s for row in shown for prediction in row)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", justify="right", no_wrap=True)
     for field in fields:

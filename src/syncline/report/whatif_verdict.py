@@ -5,16 +5,16 @@ from __future__ import annotations
 from syncline.model.whatif import WhatIf
 from syncline.report import units
 from syncline.report.facts import KeyFigure, Verdict
-from syncline.report.whatif_words import setting_text
+from syncline.report.whatif_words import setting_text, telling
 
 __all__ = ["what_if_figures", "what_if_verdict"]
 
 
 def what_if_verdict(what_if: WhatIf) -> Verdict:
     """Return what limits the chosen point, and what would lift the limit."""
-    fields = dict.fromkeys((*what_if.swept, "workers", "algorithm"))
     said, _, remedy = what_if.bottleneck.sentence.partition("; ")
-    place = setting_text(what_if.chosen.setting, fields)
+    setting = what_if.chosen.setting
+    place = setting_text(setting, telling(setting))
     return Verdict(
         headline=f"{what_if.model} on {place}, planned by {what_if.bottleneck.planner}, is {said}",
         detail=remedy,

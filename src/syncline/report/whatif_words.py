@@ -18,6 +18,7 @@ __all__ = [
     "crossing_text",
     "point_comparison",
     "setting_text",
+    "telling",
     "value_text",
 ]
 
@@ -112,6 +113,16 @@ def setting_text(setting: Setting, fields: Iterable[str]) -> str:
         else:
             parts.append(f"{heading} {text(value)}")
     return ", ".join(parts)
+
+
+def telling(setting: Setting) -> list[str]:
+    """Return the settings worth naming: the workers, the algorithm, and what is not as usual."""
+    usual = Setting(workers=setting.workers, algorithm=setting.algorithm)
+    return [
+        field
+        for field in SETTINGS
+        if field in ("workers", "algorithm") or getattr(setting, field) != getattr(usual, field)
+    ]
 
 
 def crossing_text(crossing: Crossing) -> str:

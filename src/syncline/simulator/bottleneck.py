@@ -158,7 +158,7 @@ def _communication(
         return f"{said}{bandwidth / BYTES_PER_GBIT:g} Gbit/s would make it {then}-bound"
     said += f"no bandwidth up to {LADDER_GBIT_S[-1]:g} Gbit/s would change that"
     startup_s = planned.network.all_reduce.startup_s
-    if startup_s > BOUND_SHARE * planned.prediction.iteration_s:
+    if startup_s > BOUND_SHARE / (1 - BOUND_SHARE) * planned.prediction.computation_s:
         said += f", since each message takes {startup_s * 1e3:.3g} ms to start"
     if workers is not None:
         return f"{said}, but {workers} workers would make it {then}-bound"

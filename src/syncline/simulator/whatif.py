@@ -15,7 +15,6 @@ import msgspec
 
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
-from syncline.model.dtypes import bytes_per_element
 from syncline.model.network import Link, Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
@@ -31,6 +30,7 @@ from syncline.simulator.predict import (
 )
 from syncline.simulator.steady import Steady
 from syncline.simulator.strategy import Strategy
+from syncline.simulator.transformations import with_compute_scale, with_wire, without_loading
 from syncline.simulator.workers import ALIKE, Workers
 
 __all__ = [
@@ -40,15 +40,10 @@ __all__ = [
     "WhatIfSimulator",
     "changes",
     "exchanges",
-    "with_compute_scale",
-    "with_wire",
-    "without_loading",
 ]
 
 MOST_POINTS = 5000
 """Points of one sweep."""
-SLOWEST_SCALE = 1000.0
-"""Largest factor on computing, and its inverse."""
 INDEX_BYTES = 4
 """Of the index that travels with each element of a sparse exchange."""
 
@@ -131,62 +126,6 @@ def changes(
     for axis in axes:
         made = [change._replace(**value) for change in made for value in axis or [{}]]
     return made
-
-
-# --- the profile under other circumstances ---
-
-
-def with_wire(profile: Profile, dtype: str) -> Profile:
-    """Return the profile with gradients that travel in another type.
-
-    Converting them is not charged, and what the sum loses is no question of time.
-
-    Raises:
-        UserError: the type is unknown, or a gradient is complex and the type is not.
-    """
-    bytes_per_element(dtype)  # raises for an unknown type
-    for gradient in profile.gradients:
-        if gradient.dtype.startswith("complex") and not dtype.startswith("complex"):
-            raise UserError(
-                f"gradient {gradient.name!r} is {gradient.dtype} and cannot travel as {dtype}; "
-                "leave --wire out"
-            )
-    if all(gradient.dtype == dtype for gradient in profile.gradients):
-        return profile
-    gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
-    # What stock DDP was measured to take belongs to the gradients as they were.
-    return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
-
-
-def with_compute_scale(profile: Profile, scale: float) -> Profile:
-    """Return the profile with a device that takes ``scale`` times as long for everything.
-
-    Reading, copying, and the launching of work by the host take as long as before.
-
-    Raises:
-        UserError: the scale is outside 1/1000 to 1000, or an operation becomes absurdly long.
-    """
-    if not 1 / SLOWEST_SCALE <= scale <= SLOWEST_SCALE:
-        raise UserError(
-            f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
-            f"{scale:g}; 0.5 halves what the device computes for"
-        )
-    if scale == 1:
-        return profile
-    operations = tuple(
-        msgspec.structs.replace(o, duration_s=o.duration_s * scale) if o.lane == "device" else o
-        for o in profile.operations
-    )
-    return msgspec.structs.replace(profile, operations=operations, baseline=None)
-
-
-def without_loading(profile: Profile) -> Profile:
-    """Return the profile with batches that need neither reading nor copying."""
-    operations = tuple(
-        msgspec.structs.replace(o, duration_s=0.0) if o.phase in ("data", "copy") else o
-        for o in profile.operations
-    )
-    return msgspec.structs.replace(profile, operations=operations, baseline=None)
 
 
 # --- points ---

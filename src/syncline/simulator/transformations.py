@@ -1,0 +1,67 @@
+"""A profile under other circumstances: another wire type, another device, no loading."""
+
+from __future__ import annotations
+
+import msgspec
+
+from syncline.errors import UserError
+from syncline.model.dtypes import bytes_per_element
+from syncline.model.profile import Profile
+
+__all__ = ["with_compute_scale", "with_wire", "without_loading"]
+
+SLOWEST_SCALE = 1000.0
+"""Largest factor on computing, and its inverse."""
+
+
+def with_wire(profile: Profile, dtype: str) -> Profile:
+    """Return the profile with gradients that travel in another type.
+
+    Converting them is not charged, and what the sum loses is no question of time.
+
+    Raises:
+        UserError: the type is unknown, or a gradient is complex and the type is not.
+    """
+    bytes_per_element(dtype)  # raises for an unknown type
+    for gradient in profile.gradients:
+        if gradient.dtype.startswith("complex") and not dtype.startswith("complex"):
+            raise UserError(
+                f"gradient {gradient.name!r} is {gradient.dtype} and cannot travel as {dtype}; "
+                "leave --wire out"
+            )
+    if all(gradient.dtype == dtype for gradient in profile.gradients):
+        return profile
+    gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
+    # What stock DDP was measured to take belongs to the gradients as they were.
+    return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
+
+
+def with_compute_scale(profile: Profile, scale: float) -> Profile:
+    """Return the profile with a device that takes ``scale`` times as long for everything.
+
+    Reading, copying, and the launching of work by the host take as long as before.
+
+    Raises:
+        UserError: the scale is outside 1/1000 to 1000, or an operation becomes absurdly long.
+    """
+    if not 1 / SLOWEST_SCALE <= scale <= SLOWEST_SCALE:
+        raise UserError(
+            f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
+            f"{scale:g}; 0.5 halves what the device computes for"
+        )
+    if scale == 1:
+        return profile
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=o.duration_s * scale) if o.lane == "device" else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations, baseline=None)
+
+
+def without_loading(profile: Profile) -> Profile:
+    """Return the profile with batches that need neither reading nor copying."""
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=0.0) if o.phase in ("data", "copy") else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations, baseline=None)
