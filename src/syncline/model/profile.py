@@ -52,6 +52,11 @@ class Operation(Value, frozen=True, kw_only=True):
     """``host`` for the launching of kernels and other work of the CPU that a GPU runs beside."""
 
     @property
+    def is_device_update(self) -> bool:
+        """Whether the device runs it with exchanged gradients."""
+        return self.phase in ("finalize", "update") and self.resource == "device"
+
+    @property
     def lane(self) -> str:
         """The resource that runs it: ``"disk"``, ``"copy"``, ``"device"`` or ``"host"``."""
         if self.phase == "data":
@@ -254,9 +259,10 @@ class Profile(Document, frozen=True, kw_only=True):
     def gates_ns(self) -> dict[int, int]:
         """How long the update takes before each operation where parameters are updated on need.
 
-        Where the forward pass waits for each parameter by itself, unpacking and update (phases
-        ``finalize`` and ``update``) are done piece by piece, just before the operation that needs
-        the parameter, each in proportion to its bytes.
+        Where the forward pass waits for each parameter by itself, the device unpacks and updates
+        (phases ``finalize`` and ``update``) piece by piece, just before the operation that needs
+        the parameter, each in proportion to its bytes. A host that launches this does so at the end
+        of the iteration as before.
 
         Returns:
             Nanoseconds by the index of the operation that waits, in the order of the operations.
@@ -264,7 +270,7 @@ class Profile(Document, frozen=True, kw_only=True):
         bytes_at: dict[int, int] = {}
         for gradient, operation in zip(self.gradients, self.need_operations(), strict=True):
             bytes_at[operation] = bytes_at.get(operation, 0) + gradient.size_bytes
-        update_s = self.phase_s("finalize", "update")
+        update_s = math.fsum(o.duration_s for o in self.operations if o.is_device_update)
         total = self.gradient_bytes or 1
         return {
             operation: round(update_s * NS_PER_S * bytes_at[operation] / total)

@@ -82,8 +82,7 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
     exchanged = [
         slot
         for operation, slot in layout.slot_of.items()
-        if profile.operations[operation].phase in ("finalize", "update")
-        and layout.slots[slot].lane == "device"
+        if profile.operations[operation].is_device_update
     ]
     stream = strategy.compute == "stream"
     if stream:

@@ -64,7 +64,7 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
         exchanged = operation.phase in ("finalize", "update")
         if exchanged and before_exchange is None:
             before_exchange = len(slots)
-        if exchanged and on_need:
+        if on_need and operation.is_device_update:
             continue
         lane = _lane(operation.lane, strategy, has_host=has_host)
         after = [slot_of[b] for b in operation.after if b in slot_of]

@@ -69,7 +69,5 @@ def terms(profile: Profile) -> Terms:
 
 
 def _update_ns(profile: Profile) -> int:
-    """Nanoseconds of the unpacking and update as the profile lists them."""
-    return sum(
-        round(o.duration_s * 1e9) for o in profile.operations if o.phase in ("finalize", "update")
-    )
+    """Nanoseconds of the device's unpacking and update as the profile lists them."""
+    return sum(round(o.duration_s * 1e9) for o in profile.operations if o.is_device_update)

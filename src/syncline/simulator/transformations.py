@@ -7,8 +7,9 @@ import msgspec
 from syncline.errors import UserError
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.profile import Profile
+from syncline.simulator.strategy import Strategy
 
-__all__ = ["with_compute_scale", "with_wire", "without_loading"]
+__all__ = ["as_planned", "with_compute_scale", "with_wire", "without_loading"]
 
 SLOWEST_SCALE = 1000.0
 """Largest factor on computing, and its inverse."""
@@ -60,8 +61,27 @@ def with_compute_scale(profile: Profile, scale: float) -> Profile:
 
 def without_loading(profile: Profile) -> Profile:
     """Return the profile with batches that need neither reading nor copying."""
+    return _without(profile, {"data", "copy"})
+
+
+def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
+    """Return the profile that planners should see, who know of no strategy and one kind of worker.
+
+    Args:
+        profile: what a worker computes.
+        strategy: what it fetches ahead takes no time in an iteration.
+        slowest: factor of the slowest worker, for whom every message waits.
+    """
+    ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
+    seen = _without(profile, {phase for phase, is_ahead in ahead.items() if is_ahead})
+    return with_compute_scale(seen, slowest)
+
+
+def _without(profile: Profile, phases: set[str]) -> Profile:
+    if not any(operation.phase in phases for operation in profile.operations):
+        return profile
     operations = tuple(
-        msgspec.structs.replace(o, duration_s=0.0) if o.phase in ("data", "copy") else o
+        msgspec.structs.replace(o, duration_s=0.0) if o.phase in phases else o
         for o in profile.operations
     )
     return msgspec.structs.replace(profile, operations=operations, baseline=None)

@@ -30,7 +30,12 @@ from syncline.simulator.predict import (
 )
 from syncline.simulator.steady import Steady
 from syncline.simulator.strategy import Strategy
-from syncline.simulator.transformations import with_compute_scale, with_wire, without_loading
+from syncline.simulator.transformations import (
+    as_planned,
+    with_compute_scale,
+    with_wire,
+    without_loading,
+)
 from syncline.simulator.workers import ALIKE, Workers
 
 __all__ = [
@@ -215,7 +220,8 @@ class WhatIfSimulator:
         network: Network,
         computation_s: float,
     ) -> Planned:
-        plan = self.planners[planner](profile, network)
+        slowest = max(c.factor for c in change.behaviour.classes(network.workers))
+        plan = self.planners[planner](as_planned(profile, change.strategy, slowest), network)
         steady = simulate_plan(
             profile, network, plan, strategy=change.strategy, workers=change.behaviour
         )
