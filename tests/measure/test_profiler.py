@@ -91,9 +91,10 @@ def test_a_slow_module_and_slow_data_are_seen_where_they_are() -> None:
     model = nn.Sequential(nn.Linear(8, 3), Slow())
     found = profile(model, slow_batches(), cross_entropy, iterations=6, warmup=1)
     slow = found.operations[index_of(found, "1", "forward")]
-    assert slow.duration_s >= 0.015
-    assert found.phase_s("data") >= 0.01
-    assert sum(o.duration_s for o in found.operations if o is not slow) < 0.02 + 0.03
+    # By comparison, so that a busy machine changes nothing: what sleeps is what takes long.
+    computing = [o for o in found.operations if o.phase in ("forward", "backward")]
+    assert max(computing, key=lambda o: o.duration_s) is slow
+    assert found.phase_s("data") > found.phase_s("backward", "update")
 
 
 def test_shared_parameters_are_needed_by_their_first_use() -> None:
