@@ -188,7 +188,9 @@ def test_the_path_is_as_long_as_what_it_spans(
         contention=contention,
         link=Link(alpha_s=1e-7, beta_s_per_byte=1e-9, gamma_s_per_byte=0.0),
     )
-    preset = msgspec.structs.replace(STRATEGIES[strategy], loaders=loaders)
+    preset = STRATEGIES[strategy]
+    if preset.prefetch_data:
+        preset = msgspec.structs.replace(preset, loaders=loaders)
     plan = PLANNERS[planner].plan(profile, network)
     steady = simulate_plan(profile, network, plan, strategy=preset, workers=workers)
 

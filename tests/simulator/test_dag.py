@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,13 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.planners.single import Single
 from syncline.planners.wfbp import Wfbp
+from syncline.simulator.bound import lower_bound_ns
+from syncline.simulator.build import build
 from syncline.simulator.predict import predict, predict_iteration_s
+from syncline.simulator.steady import steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
 from syncline.simulator.terms import terms
+from syncline.simulator.transformations import as_planned
 from syncline.simulator.workers import Workers
 from tests import strategies as some
 
@@ -222,8 +227,8 @@ def test_the_frameworks_of_the_paper() -> None:
     assert found["caffe-mpi"] == found["pytorch"] == 60 + backward_and_messages + 5
     assert found["mxnet"] == found["tensorflow"] == 20 + 60 + backward_and_messages + 5
     assert found["cntk"] == 20 + 60 + 90 + 150 + 5
-    # Push and pull take 3 + 4 * 40 / 4 = 43 each and run beside each other.
-    assert found["parameter-server"] == 20 + 60 + 30 + 3 * 43 + 43 + 5
+    # Push and pull take 4 * (3 + 160 / 16) = 52 each and run beside each other.
+    assert found["parameter-server"] == 20 + 60 + 30 + 3 * 52 + 52 + 5
 
 
 def test_reading_by_several_processes() -> None:
@@ -447,3 +452,134 @@ def test_more_than_the_clock_holds() -> None:
     plan = Wfbp().plan(profile, network)
     with pytest.raises(UserError, match="longer than the"):
         predict(profile, network, plan, workers=Workers(spread=0.1))
+
+
+def served(workers: int = 4) -> Network:
+    """Return a network with a link of 3 ns and 1/16 ns a byte."""
+    link = Link(alpha_s=3 * NS, beta_s_per_byte=NS / 16, gamma_s_per_byte=0)
+    return Network.of_link(link, workers=workers, name="served")
+
+
+def test_unlimited_devices_do_not_begin_before_the_last_iteration_has_ended() -> None:
+    profile = chain([5], [5], [1], io=1, update=2)
+    strategy = Strategy(name="s", compute="unlimited", prefetch_data=True)
+    plan = Wfbp().plan(profile, line(0))
+    assert period_ns(profile, line(0), plan, strategy=strategy) == 5 + 5 + 1 + 2
+
+
+@pytest.mark.parametrize("slow", [1.0, 2.0])
+def test_contention_with_iterations_to_come(slow: float) -> None:
+    """The last iterations of a run have nothing after them that slows them down."""
+    profile = Profile(
+        model="launched",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=(
+            op("forward", 1_000, resource="host"),
+            op("forward", 4_000, 0),
+            op("backward", 1_000, resource="host"),
+            op("backward", 6_000, 2),
+            op("update", 5_000, 3),
+        ),
+        gradients=(Gradient(name="g", elements=1000, ready_after=3, needed_by=1),),
+    )
+    network = msgspec.structs.replace(line(0, 12), contention=2.0)
+    workers = Workers(stragglers=((1, slow),)) if slow > 1 else Workers()
+    plan = plan_of(profile, [(0, 1000)], wait="need")
+    loop = STRATEGIES["loop"]
+    steady = steady_state(profile, network, plan, strategy=loop, workers=workers)
+    assert steady.settled
+    assert len(steady.ends_ns) == steady.dag.iterations // 2
+    dag = build(profile, network, plan, strategy=loop, workers=workers, iterations=60)
+    middle = np.diff(dag.ends_ns(dag.graph.run()[1]))[20:30]
+    assert set(middle.tolist()) == {steady.period_ns}
+
+
+def test_what_depends_on_a_read_waits_for_it_with_several_loaders() -> None:
+    profile = Profile(
+        model="two reads",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=(op("data", 10), op("data", 1), op("copy", 1, 0), op("backward", 2)),
+        gradients=(Gradient(name="g", elements=1, ready_after=3),),
+    )
+    for one_loader in (True, False):
+        strategy = Strategy(
+            name="s", prefetch_data=True, prefetch_copy=True, one_loader=one_loader, loaders=2
+        )
+        steady = steady_state(profile, line(0), None, strategy=strategy, workers=Workers())
+        first = [steady.start_ns[steady.dag.slot_tasks(slot)[0, 0]] for slot in range(4)]
+        assert first == [0, 0, 10, 11]
+
+
+@pytest.mark.parametrize("loaders", [1, 2, 4])
+def test_reading_ahead_without_copies(loaders: int) -> None:
+    profile = Profile(
+        model="no copy",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=(op("data", 40), op("backward", 10)),
+        gradients=(Gradient(name="g", elements=0, ready_after=1),),
+    )
+    strategy = Strategy(name="s", prefetch_data=True, loaders=loaders, ahead=1)
+    plan = Wfbp().plan(profile, line(0))
+    assert period_ns(profile, line(0), plan, strategy=strategy) == max(40 // loaders, 10)
+
+
+@some.few
+@given(
+    layers,
+    st.integers(0, 300),
+    st.sampled_from(sorted(set(STRATEGIES) - {"parameter-server"})),
+    st.integers(1, 2),
+    st.integers(0, 5000),
+)
+def test_no_strategy_undercuts_the_bound(
+    times: tuple[list[int], list[int], list[int]], a: int, name: str, in_flight: int, io: int
+) -> None:
+    """The bound itself, not what the prediction clips to the iteration."""
+    profile = chain(*times, io=io, h2d=io // 3, update=20)
+    network = line(a)
+    plan = msgspec.structs.replace(Wfbp().plan(profile, network), wait="need", in_flight=in_flight)
+    seen = as_planned(profile, STRATEGIES[name], 1.0)
+    bound = lower_bound_ns(terms(seen), network.all_reduce, halves=False)
+    if profile.gradient_bytes:
+        assert period_ns(profile, network, plan, strategy=STRATEGIES[name]) >= bound - 2
+
+
+def test_equal_workers_push_as_much_apart() -> None:
+    profile = chain([50, 50], [50, 50], [100, 100], update=10)
+    server = STRATEGIES["parameter-server"]
+    plan = Wfbp().plan(profile, served())
+    alike = period_ns(profile, served(), plan, strategy=server)
+    apart = period_ns(profile, served(), plan, strategy=server, workers=Workers(spread=1e-12))
+    assert alike == pytest.approx(apart, abs=10)
+    one = served(1)
+    assert period_ns(profile, one, Wfbp().plan(profile, one), strategy=server) == 210
+
+
+def test_halves_and_delays_at_a_server() -> None:
+    profile = chain([50], [50], [100])
+    server = STRATEGIES["parameter-server"]
+    whole = plan_of(profile, [(0, 100)])
+    halves = plan_of(
+        profile,
+        [
+            Message(start=0, stop=100, collective="reduce-scatter"),
+            Message(start=0, stop=100, collective="all-gather"),
+        ],
+    )
+    late = plan_of(profile, [Message(start=0, stop=100, delay_s=7 * NS)])
+    period = period_ns(profile, served(), whole, strategy=server)
+    assert period == 100 + 2 * 4 * (3 + 25)
+    assert period_ns(profile, served(), halves, strategy=server) == period
+    assert period_ns(profile, served(), late, strategy=server) == period + 7
+
+
+def test_empty_gradients_are_updated_too() -> None:
+    profile = chain([5], [5], [0], update=7)
+    plan = msgspec.structs.replace(Wfbp().plan(profile, line(0)), wait="need")
+    assert period_ns(profile, line(0), plan) == 17

@@ -20,3 +20,17 @@ def test_presets() -> None:
 def test_what_is_refused(field: str) -> None:
     with pytest.raises(UserError, match=f"strategy 's': {field} must be at least 1, found 0"):
         Strategy(name="s", **{field: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"loaders": 2}, "loaders has no effect without prefetch_data"),
+        ({"prefetch_data": True, "one_loader": True}, "one_loader has no effect without"),
+        ({"servers": 2}, 'servers has no effect without exchange="parameter-server"'),
+        ({"exchange": "parameter-server", "channels": 2}, "channels has no effect without"),
+    ],
+)
+def test_options_that_would_do_nothing(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Strategy(name="s", **fields)  # type: ignore[arg-type]

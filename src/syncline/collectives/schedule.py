@@ -248,7 +248,9 @@ class Schedule:
 
         Blocks differ by at most one element (or byte: whatever ``length`` counts).
         """
-        return np.arange(self.blocks + 1, dtype=np.int64) * length // self.blocks
+        each, rest = divmod(length, self.blocks)
+        index = np.arange(self.blocks + 1, dtype=np.int64)
+        return index * each + index * rest // self.blocks  # never beyond 64 bits
 
 
 def require_ranks(algorithm: str, ranks: int, *, blocks: int = 1) -> None:

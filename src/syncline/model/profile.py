@@ -190,6 +190,22 @@ class Profile(Document, frozen=True, kw_only=True):
                 )
 
     @property
+    def has_host(self) -> bool:
+        """Whether the launching of work is modelled, so that the host may run ahead."""
+        return any(operation.lane == "host" for operation in self.operations)
+
+    @property
+    def is_one_round_after_another(self) -> bool:
+        """Whether gradients are only made once the forward pass is over, by a device alone.
+
+        Then rounds of gradients do not mix; see :mod:`syncline.simulator.terms`.
+        """
+        backward = next((i for i, o in enumerate(self.operations) if o.phase == "backward"), None)
+        if backward is None or self.has_host:
+            return False
+        return all(gradient.ready_after >= backward for gradient in self.gradients)
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradients together."""
         return sum(gradient.size_bytes for gradient in self.gradients)
@@ -246,13 +262,16 @@ class Profile(Document, frozen=True, kw_only=True):
         """Return the operation of the next iteration that must wait for each gradient.
 
         The forward operation that first reads the parameter; where none does before the first
-        backward operation, that one, because the backward pass will overwrite the gradient.
+        backward operation, that one, because the backward pass will overwrite the gradient. What
+        reads or copies a batch needs no parameter; what follows it does.
         """
         backward = next((i for i, o in enumerate(self.operations) if o.phase == "backward"), None)
         needs = []
         for gradient in self.gradients:
             latest = gradient.ready_after if backward is None else backward
             needed = latest if gradient.needed_by is None else gradient.needed_by
+            while needed < latest and self.operations[needed].phase in ("data", "copy"):
+                needed += 1
             needs.append(min(needed, latest))
         return needs
 
@@ -261,18 +280,19 @@ class Profile(Document, frozen=True, kw_only=True):
 
         Where the forward pass waits for each parameter by itself, the device unpacks and updates
         (phases ``finalize`` and ``update``) piece by piece, just before the operation that needs
-        the parameter, each in proportion to its bytes. A host that launches this does so at the end
-        of the iteration as before.
+        the parameter, each in proportion to its bytes (evenly if there are none). A host that
+        launches this does so at the end of the iteration as before.
 
         Returns:
             Nanoseconds by the index of the operation that waits, in the order of the operations.
         """
-        bytes_at: dict[int, int] = {}
+        total = self.gradient_bytes
+        share_at: dict[int, float] = {}
         for gradient, operation in zip(self.gradients, self.need_operations(), strict=True):
-            bytes_at[operation] = bytes_at.get(operation, 0) + gradient.size_bytes
+            share = gradient.size_bytes / total if total else 1 / len(self.gradients)
+            share_at[operation] = share_at.get(operation, 0) + share
         update_s = math.fsum(o.duration_s for o in self.operations if o.is_device_update)
-        total = self.gradient_bytes or 1
         return {
-            operation: round(update_s * NS_PER_S * bytes_at[operation] / total)
-            for operation in sorted(bytes_at)
+            operation: round(update_s * NS_PER_S * share_at[operation])
+            for operation in sorted(share_at)
         }

@@ -183,7 +183,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
         for plan in rivals:
             if plan.in_flight > self.in_flight:
                 continue
-            if network.contention > 1:  # the search knows nothing of it
+            if network.contention > 1 or not profile.is_one_round_after_another:
+                # The search knows nothing of contention, nor of rounds that mix.
                 compared.append(msgspec.structs.replace(plan, wait="need"))
             elif plan.wait == "need" and _is_plain(plan):
                 continue  # a seed, and the search judges it as the simulator does

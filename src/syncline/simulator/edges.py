@@ -102,10 +102,10 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
 def _connect_iterations(dag: Dag) -> None:
     """Let what waits for nothing wait for the iteration before, where no lane keeps the order."""
     slots = dag.layout.slots
-    waiting = {after for _, after in dag.layout.edges}
-    for index, slot in enumerate(slots):
-        if index not in waiting and slot.lane not in ("disk", "copy", "join"):
-            _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])
+    computing = {index for index, slot in enumerate(slots) if slot.lane in ("device", "host")}
+    waiting = {after for before, after in dag.layout.edges if before in computing}
+    for index in sorted(computing - waiting):
+        _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])
 
 
 def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
@@ -118,8 +118,13 @@ def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
         # Two buffers on the device: a batch is copied once the one before the last is used up.
         _add_edges(dag, dag.joins[:-2], dag.slot_tasks(copies[0])[2:])
     if reads and strategy.prefetch_data:
+        # A batch leaves the buffer when it is copied or, without copies, when its iteration begins:
+        # then the one before it has ended. What is being read has its place there already.
+        ahead = max(strategy.ahead, strategy.loaders)
         taken = dag.slot_tasks(copies[-1]) if copies else dag.joins
-        _add_edges(dag, taken[: -strategy.ahead], dag.slot_tasks(reads[0])[strategy.ahead :])
+        places = ahead if copies else ahead + 1
+        for read in reads if strategy.loaders > 1 else reads[:1]:
+            _add_edges(dag, taken[:-places], dag.slot_tasks(read)[places:])
 
 
 def _arrivals(dag: Dag) -> list[int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from syncline.model.profile import Profile
 from syncline.simulator.strategy import Strategy
 
-__all__ = ["Layout", "Slot", "layout_of"]
+__all__ = ["Layout", "Slot", "layout_of", "runs_in_turn"]
 
 NS_PER_S = 1_000_000_000
 
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
     """Lay out the operations of a profile, with gates where parameters are updated on need."""
     gates = profile.gates_ns() if on_need else {}
-    has_host = any(o.lane == "host" for o in profile.operations)
+    has_host = profile.has_host
     slots: list[Slot] = []
     slot_of: dict[int, int] = {}
     gate_of: dict[int, int] = {}
@@ -54,8 +54,9 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
     def add(slot: Slot, after: Iterable[int]) -> int:
         here = len(slots)
         slots.append(slot)
-        # On a lane in order, what comes earlier is done earlier.
-        needed = {b for b in after if unlimited or slots[b].lane != slot.lane}
+        # Where one runs at a time in order, what comes earlier is done earlier.
+        in_turn = runs_in_turn(slot.lane, strategy)
+        needed = {b for b in after if not (in_turn and slots[b].lane == slot.lane)}
         edges.extend((b, here) for b in sorted(needed))
         latest[slot.lane] = here
         return here
@@ -77,7 +78,9 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
         duration_ns = round(operation.duration_s * NS_PER_S)
         slot_of[index] = add(Slot(lane, duration_ns, index), after)
         if operation.phase in ("data", "copy"):
-            batch = [b for b in batch if slots[b].lane != lane] + [slot_of[index]]
+            if runs_in_turn(lane, strategy):
+                batch = [b for b in batch if slots[b].lane != lane]
+            batch.append(slot_of[index])
     if before_exchange is None:
         before_exchange = len(slots)
     ends = list(latest.values())
@@ -89,6 +92,13 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
     slots.append(Slot("join", 0, None))
     edges.extend((end, join) for end in sorted(ends))
     return Layout(tuple(slots), before_exchange, tuple(edges), slot_of, gate_of)
+
+
+def runs_in_turn(lane: str, strategy: Strategy) -> bool:
+    """Say whether a lane runs its slots one at a time in their order."""
+    if lane == "disk":
+        return strategy.loaders == 1
+    return lane == "copy" or strategy.compute == "stream"
 
 
 def _lane(lane: str, strategy: Strategy, *, has_host: bool) -> str:

@@ -10,6 +10,7 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
+from syncline.model.parameter_server import pull_line, push_line
 from syncline.model.plan import Plan
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
@@ -51,11 +52,7 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
         found = _native.costs([sizes[i] for i in chosen], rows)
         for index, cost_ns in zip(chosen, found, strict=True):
             costs[index] = cost_ns
-    if sum(costs) > LONGEST_NS:
-        raise UserError(
-            f"network {network.name!r}: the messages of one iteration take longer than "
-            f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
-        )
+    _require_possible(network, sum(costs))
     return costs
 
 
@@ -116,34 +113,57 @@ def _with_server(
 ) -> list[MessageTask]:
     """Return a push of each class of workers and a pull for all of them, for each message.
 
-    The server's link carries every worker's copy: ``alpha + P M beta / servers`` each way. Its
-    summing is taken to be done while it receives.
+    The cost of all pushes (:mod:`syncline.model.parameter_server`) is shared out by workers.
     """
-    if network.link is None:
+    link = network.link
+    if link is None:
         raise UserError(
             f"network {network.name!r}: a parameter server needs the point-to-point costs of a "
             "link; give bandwidth= and latency=, or measure with syncline.probe()"
         )
-    alpha_ns = network.link.alpha_s * NS_PER_S
-    ns_per_byte = network.link.beta_s_per_byte * NS_PER_S / strategy.servers
+    count, alpha, beta = network.workers, link.alpha_s, link.beta_s_per_byte
+    push = push_line(count, alpha, beta, link.gamma_s_per_byte, servers=strategy.servers)
+    pull = pull_line(count, alpha, beta, servers=strategy.servers)
     tasks: list[MessageTask] = []
-    total_ns = 0.0
-    for index, size in enumerate(plan.message_bytes()):
-        pushes = []
-        for number, workers in enumerate(classes):
-            push_ns = alpha_ns + workers.size * size * ns_per_byte
-            pushes.append(len(tasks))
-            tasks.append(
-                MessageTask("push", round(push_ns), index, True, last=False, worker_class=number)
+    pushed: list[tuple[int, int, int]] = []  # (start, stop, task)
+    for index, (message, size) in enumerate(zip(plan.messages, plan.message_bytes(), strict=True)):
+        delay_ns = round(message.delay_s * NS_PER_S)
+        if message.collective != "all-gather":
+            for number, workers in enumerate(classes):
+                after: tuple[int, ...] = ()
+                if delay_ns:
+                    tasks.append(
+                        MessageTask("delay", delay_ns, index, True, last=False, worker_class=number)
+                    )
+                    after = (len(tasks) - 1,)
+                push_ns = round(push.seconds(size) * NS_PER_S * workers.size / count)
+                first = MessageTask(
+                    "push",
+                    push_ns,
+                    index,
+                    not delay_ns,
+                    last=message.collective == "reduce-scatter",
+                    after=after,
+                    worker_class=number,
+                )
+                pushed.append((message.start, message.stop, len(tasks)))
+                tasks.append(first)
+        if message.collective != "reduce-scatter":
+            own = (message.start, message.stop)
+            awaited = tuple(
+                task
+                for start, stop, task in pushed
+                if (start, stop) == own or max(start, own[0]) < min(stop, own[1])
             )
-        pull_ns = alpha_ns + network.workers * size * ns_per_byte
-        total_ns += 2 * pull_ns
-        tasks.append(
-            MessageTask("pull", round(pull_ns), index, False, last=True, after=tuple(pushes))
-        )
+            pull_ns = round(pull.seconds(size) * NS_PER_S)
+            tasks.append(MessageTask("pull", pull_ns, index, False, last=True, after=awaited))
+    _require_possible(network, sum(task.duration_ns for task in tasks))
+    return tasks
+
+
+def _require_possible(network: Network, total_ns: int) -> None:
     if total_ns > LONGEST_NS:
         raise UserError(
-            f"network {network.name!r}: a parameter server needs {total_ns / NS_PER_S:.3g} s for "
-            "one iteration's messages; costs are in seconds and seconds a byte"
+            f"network {network.name!r}: the messages of one iteration take longer than "
+            f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
         )
-    return tasks

@@ -26,6 +26,7 @@ from syncline.simulator.messages import MessageTask
 from syncline.simulator.steady import Steady, steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
 from syncline.simulator.terms import terms
+from syncline.simulator.transformations import as_planned
 from syncline.simulator.workers import ALIKE, Workers
 
 __all__ = [
@@ -126,12 +127,17 @@ def predict_computation_s(
     workers: Workers = ALIKE,
 ) -> float:
     """Return the iteration time without communication."""
-    # Where the host launches ahead, an iteration begins before the last one has ended.
-    in_turn = all(operation.resource == "device" for operation in profile.operations)
-    if in_turn and workers == ALIKE and strategy == DEFAULT_STRATEGY:
+    simple = workers == ALIKE and strategy == DEFAULT_STRATEGY
+    if simple and not profile.has_host and _loads_first(profile):
         return profile.computation_s
     alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
     return alone.period_ns / NS_PER_S
+
+
+def _loads_first(profile: Profile) -> bool:
+    """Say whether a profile reads, then copies, then computes: one after the other in any case."""
+    order = [{"data": 0, "copy": 1}.get(o.phase, 2) for o in profile.operations]
+    return order == sorted(order)
 
 
 def prediction_of(
@@ -183,11 +189,12 @@ def _communication_bound_s(
     least_s = 0.0
     if plan.in_flight == 1:
         least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
-    as_listed = strategy.compute == "stream" and [c.factor for c in steady.dag.classes] == [1.0]
-    if not as_listed or any(o.resource == "host" for o in profile.operations):
+    alike = [c.factor for c in steady.dag.classes] == [1.0] and not steady.error_ns
+    if strategy.compute != "stream" or not (alike and profile.is_one_round_after_another):
         return least_s
     halves = any(message.collective != "all-reduce" for message in plan.messages)
-    bound_ns = lower_bound_ns(terms(profile), network.all_reduce, halves=halves)
+    known = terms(as_planned(profile, strategy, 1.0))
+    bound_ns = lower_bound_ns(known, network.all_reduce, halves=halves)
     return max(least_s, bound_ns / NS_PER_S)
 
 

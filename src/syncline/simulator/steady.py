@@ -14,7 +14,7 @@ from syncline.simulator.build import build
 from syncline.simulator.dag import Dag
 from syncline.simulator.graph import Times
 from syncline.simulator.strategy import Strategy
-from syncline.simulator.workers import Workers
+from syncline.simulator.workers import ALIKE, Workers
 
 __all__ = ["Steady", "steady_state"]
 
@@ -33,7 +33,7 @@ class Steady(NamedTuple):
     start_ns: Times
     stop_ns: Times
     ends_ns: Times
-    """When each iteration ended."""
+    """When each iteration ended; under contention of the first half only, see below."""
     period_ns: float
     """From one iteration's end to the next: the last period, or the mean of those after warm-up
     where they differ."""
@@ -45,7 +45,7 @@ class Steady(NamedTuple):
     @property
     def window(self) -> int:
         """An iteration in the steady state that has another after it, if there is one."""
-        return max(self.dag.iterations - 2, 0)
+        return max(len(self.ends_ns) - 2, 0)
 
 
 def steady_state(
@@ -58,6 +58,8 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
+    Under contention only the first half of them is looked at: what follows slows them down, and
+    the last ones of a run have nothing after them.
     Where several loaders read, as many iterations as there are loaders count as one.
 
     Where every iteration starts from nothing, because the last has ended and nothing was fetched
@@ -70,11 +72,11 @@ def steady_state(
     # Batches that several loaders read at the same time arrive together: their iterations follow
     # one another quickly, and then all wait for the next ones. Only such a round repeats.
     round_of = strategy.loaders if strategy.prefetch_data else 1
-    most = max(MOST_ITERATIONS, FIRST_ITERATIONS * round_of)
+    most = max(MOST_ITERATIONS, 2 * FIRST_ITERATIONS * round_of)
     iterations = 1
     if workers.jitter:
         iterations = most
-    elif _carries_over(profile, plan, strategy):
+    elif _carries_over(profile, plan, strategy, workers):
         iterations = FIRST_ITERATIONS * round_of
     while True:
         dag = build(
@@ -85,21 +87,29 @@ def steady_state(
         if iterations == 1:
             ends_ns = np.array([stop_ns.max(initial=0)])
             return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0, True)
-        periods = np.diff(ends_ns, prepend=0)
-        last = (ends_ns[round_of:] - ends_ns[:-round_of])[-AGREEING:]
-        if int(last.max() - last.min()) <= 1e-6 * float(last[-1]):
-            return Steady(dag, start_ns, stop_ns, ends_ns, float(last[-1]) / round_of, 0.0, True)
+        # Under contention an iteration is slowed by those after it, which the last ones lack.
+        known_ns = ends_ns[: len(ends_ns) // 2] if network.contention > 1 else ends_ns
+        last = (known_ns[round_of:] - known_ns[:-round_of])[-AGREEING:]
+        agree = len(last) == AGREEING and int(last.max() - last.min()) <= 1e-6 * float(last[-1])
+        if agree and not workers.jitter:
+            return Steady(dag, start_ns, stop_ns, known_ns, float(last[-1]) / round_of, 0.0, True)
         if iterations >= most:
-            kept = periods[WARM_UP:]
+            periods = np.diff(known_ns, prepend=0)
+            kept = periods[min(WARM_UP * round_of, len(periods) // 2) :]
             error = float(kept.std(ddof=1)) / math.sqrt(len(kept))
-            return Steady(dag, start_ns, stop_ns, ends_ns, float(kept.mean()), error, False)
+            return Steady(dag, start_ns, stop_ns, known_ns, float(kept.mean()), error, False)
         iterations *= 2
 
 
-def _carries_over(profile: Profile, plan: Plan | None, strategy: Strategy) -> bool:
+def _carries_over(
+    profile: Profile, plan: Plan | None, strategy: Strategy, workers: Workers
+) -> bool:
     """Say whether anything of an iteration can run beside the one before it."""
     if plan is not None and plan.wait == "need":
         return True
-    if any(o.resource == "host" for o in profile.operations):
+    # Fast workers push while slow ones still update.
+    if strategy.exchange == "parameter-server" and workers != ALIKE:
+        return True
+    if profile.has_host:
         return True
     return strategy.prefetch_data or strategy.prefetch_copy

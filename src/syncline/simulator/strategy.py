@@ -29,16 +29,20 @@ class Strategy(Value, frozen=True, kw_only=True):
     loaders: int = 1
     """Batches that are read at the same time, each by a process of its own."""
     ahead: int = 2
-    """Batches that may wait, read but not yet copied (or not yet used, where none is copied)."""
+    """Batches that may wait, read but not yet copied (or not yet used, where none is copied); at
+    least as many as there are loaders."""
     overlap_communication: bool = True
     """Messages go out while the backward pass runs (wait-free backpropagation); else after it."""
     exchange: Literal["all-reduce", "parameter-server"] = "all-reduce"
     """A parameter server receives a push from each worker and answers with a pull, both over its
-    own link, which all workers share; the two directions run beside each other."""
+    own link, which all workers share; the two directions run beside each other. Messages queue at
+    that link as they become ready, so a plan's number in flight has no meaning; of halves, the
+    first is a push and the second a pull."""
     servers: int = 1
     """Parameter servers that share every message evenly."""
     channels: int = 1
-    """Messages transmitted at once, each at the network's full rate (independent rails)."""
+    """Messages transmitted at once, each at the network's full rate (independent rails). A plan's
+    number in flight is that of each rail."""
     compute: Literal["stream", "unlimited"] = "stream"
     """``stream``: a device runs one operation at a time in the profile's order, as GPUs do.
     ``unlimited``: each runs as soon as what it depends on is done (PACE, section IV-A)."""
@@ -50,6 +54,15 @@ class Strategy(Value, frozen=True, kw_only=True):
                     f"strategy {self.name!r}: {field} must be at least 1, found "
                     f"{getattr(self, field)}"
                 )
+        server = self.exchange == "parameter-server"
+        for idle, field, reason in (
+            (self.loaders > 1 and not self.prefetch_data, "loaders", "prefetch_data"),
+            (self.one_loader and not self.prefetch_copy, "one_loader", "prefetch_copy"),
+            (self.servers > 1 and not server, "servers", 'exchange="parameter-server"'),
+            (self.channels > 1 and server, "channels", 'exchange="all-reduce"'),
+        ):
+            if idle:
+                raise UserError(f"strategy {self.name!r}: {field} has no effect without {reason}")
 
 
 _ALL = (
@@ -66,15 +79,11 @@ _ALL = (
         prefetch_copy=True,
         one_loader=True,
     ),
-    Strategy(
-        name="mxnet",
-        summary="reading and messages overlap, copying does not",
-        prefetch_data=True,
-    ),
-    Strategy(
-        name="tensorflow",
-        summary="reading and messages overlap, copying does not",
-        prefetch_data=True,
+    *(
+        Strategy(
+            name=name, summary="reading and messages overlap, copying does not", prefetch_data=True
+        )
+        for name in ("mxnet", "tensorflow")
     ),
     Strategy(
         name="cntk",

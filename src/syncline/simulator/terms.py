@@ -5,7 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
+from syncline.model.network import Network
 from syncline.model.profile import Profile
+from syncline.simulator.steady import steady_state
+from syncline.simulator.strategy import STRATEGIES
+from syncline.simulator.workers import ALIKE
 
 __all__ = ["Terms", "terms"]
 
@@ -36,7 +40,8 @@ class Terms(NamedTuple):
 def terms(profile: Profile) -> Terms:
     """Return the terms of a profile's gradients, the update spread over the forward pass."""
     phases = [operation.phase for operation in profile.operations]
-    start = next((i for i, p in enumerate(phases) if p == "backward"), len(phases))
+    later = ("backward", "finalize", "update")
+    start = next((i for i, p in enumerate(phases) if p in later), len(phases))
     gates = profile.gates_ns()
     finish = profile.finish_ns()
     forward_ns = max(finish[:start], default=0)
@@ -64,10 +69,16 @@ def terms(profile: Profile) -> Terms:
         ready_ns=list(itertools.accumulate(ready, max)),
         size_bytes=[gradient.size_bytes for gradient in profile.gradients],
         tail_ns=[tail[min(need, start)] for need in profile.need_operations()],
-        base_ns=max(finish, default=0) + sum(gates.values()) - _update_ns(profile),
+        base_ns=_base_ns(profile, finish),
     )
 
 
-def _update_ns(profile: Profile) -> int:
-    """Nanoseconds of the device's unpacking and update as the profile lists them."""
-    return sum(round(o.duration_s * 1e9) for o in profile.operations if o.is_device_update)
+def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
+    """Return the period without communication: shorter than an iteration if the host runs ahead."""
+    if profile.has_host:
+        network = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
+        loop = STRATEGIES["loop"]
+        alone = steady_state(profile, network, None, strategy=loop, workers=ALIKE)
+        return int(alone.period_ns)
+    update_ns = sum(round(o.duration_s * 1e9) for o in profile.operations if o.is_device_update)
+    return max(finish_ns, default=0) + sum(profile.gates_ns().values()) - update_ns

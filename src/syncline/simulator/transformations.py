@@ -50,13 +50,7 @@ def with_compute_scale(profile: Profile, scale: float) -> Profile:
             f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
             f"{scale:g}; 0.5 halves what the device computes for"
         )
-    if scale == 1:
-        return profile
-    operations = tuple(
-        msgspec.structs.replace(o, duration_s=o.duration_s * scale) if o.lane == "device" else o
-        for o in profile.operations
-    )
-    return msgspec.structs.replace(profile, operations=operations, baseline=None)
+    return _scaled(profile, scale, {"device"})
 
 
 def without_loading(profile: Profile) -> Profile:
@@ -74,7 +68,7 @@ def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
     seen = _without(profile, {phase for phase, is_ahead in ahead.items() if is_ahead})
-    return with_compute_scale(seen, slowest)
+    return _scaled(seen, slowest, {"device", "host"})
 
 
 def _without(profile: Profile, phases: set[str]) -> Profile:
@@ -82,6 +76,16 @@ def _without(profile: Profile, phases: set[str]) -> Profile:
         return profile
     operations = tuple(
         msgspec.structs.replace(o, duration_s=0.0) if o.phase in phases else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations, baseline=None)
+
+
+def _scaled(profile: Profile, factor: float, lanes: set[str]) -> Profile:
+    if factor == 1:
+        return profile
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=o.duration_s * factor) if o.lane in lanes else o
         for o in profile.operations
     )
     return msgspec.structs.replace(profile, operations=operations, baseline=None)
