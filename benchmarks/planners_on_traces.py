@@ -28,6 +28,7 @@ from syncline.model.profile import Profile
 from syncline.planners.overlap import Overlap
 from syncline.planners.table import CANDIDATES, PUBLISHED
 from syncline.simulator.predict import predict
+from syncline.traces.formats import read_trace
 
 PICTURE = Path(__file__).parent / "results" / "planners_on_traces.png"
 BANDWIDTHS_GBIT = (1, 10, 25, 100)
@@ -36,6 +37,15 @@ LATENCY_S = 20e-6
 ALGORITHMS = ("ring", "halving-doubling", "two-tree")
 PLANNERS = (*PUBLISHED, Overlap())
 """``overlap`` last; ``auto`` only takes one of the others."""
+
+
+def profiles() -> list[Profile]:
+    """Return every shared trace that gives a profile."""
+    files = (
+        TRACES / "astrasim" / "Resnet50_DataParallel.txt",
+        TRACES.parent / "kineto" / "ddp_resnet50_2xA100_rank0.json.gz",
+    )
+    return [*all_traces(), *(read_trace([file])[1].known_profile() for file in files)]
 
 
 def network(gigabits: int, workers: int) -> Network:
@@ -127,16 +137,17 @@ def draw(rows: list[dict[str, Any]], traces: list[str]) -> None:
         if line == len(traces) - 1:
             panel.set_xlabel("workers")
         if column == 0:
-            panel.set_ylabel(f"{trace.partition('/')[2]}\niteration / bound")
+            name = trace.rpartition("/")[2].partition("_2xA100")[0]
+            panel.set_ylabel(f"{name}\niteration / bound")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(PLANNERS), frameon=False)
     figure.savefig(PICTURE, dpi=70)
 
 
 def main() -> None:
-    traces = all_traces()
-    if not traces:
+    if not TRACES.is_dir():
         raise SystemExit(f"no traces at {TRACES}; see docs/algorithms.md for what they are")
+    traces = profiles()
     points = list(itertools.product(traces, BANDWIDTHS_GBIT, WORKERS))
     shown = track(points, "simulating", disable=not sys.stdout.isatty())
     rows = [row_of(*point) for point in shown]
