@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from reproduce.inputs import TABLE_VI
 
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS, Network
@@ -24,7 +25,7 @@ from syncline.traces.formats import (
 )
 from syncline.traces.trace import MOST_POINTS, Names, Trace, element_type, measured_points
 from tests.traces.kineto_seeds import execution_trace, kineto
-from tests.traces.seeds import ASTRASIM, PIPEDREAM, TABLE_VI, layered_profile, seeds
+from tests.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile, seeds
 
 OWN = Path(__file__).resolve().parents[2] / "reproduce" / "traces"
 CASES = [(name, index) for name, files in seeds().items() for index in range(len(files))]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reproduce.inputs import TABLE_VI
 
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS, Measurement, Network
@@ -18,7 +19,6 @@ from syncline.simulator.predict import predict
 from syncline.traces.layer_table import is_layer_table, read_layer_table, write_layer_table
 from syncline.traces.layers import Layer, profile_of
 from tests.strategies import many, profiles
-from tests.traces.seeds import TABLE_VI
 
 ROWS = [line.split("\t") for line in TABLE_VI.splitlines()[1:]]
 

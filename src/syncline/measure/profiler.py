@@ -23,10 +23,9 @@ from syncline.measure.segments import (
 )
 from syncline.measure.statistics import median
 from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.quantities import NS_PER_S
 
 __all__ = ["dtype_name", "profile", "profile_from_trace", "trainable_parameters", "unpack_seconds"]
-
-NS_PER_S = 1_000_000_000
 
 
 def profile(

@@ -17,10 +17,10 @@ from syncline.errors import UserError
 from syncline.model.document import Document, Value
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.limits import LARGEST_BYTES, require_time
+from syncline.model.quantities import NS_PER_S
 
 __all__ = ["Baseline", "Gradient", "Operation", "Phase", "Profile", "Resource"]
 
-NS_PER_S = 1_000_000_000
 
 Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """What an operation is part of.
@@ -50,6 +50,11 @@ class Operation(Value, frozen=True, kw_only=True):
     """Indices of the operations whose results it needs; all smaller than its own."""
     resource: Resource = "device"
     """``host`` for the launching of kernels and other work of the CPU that a GPU runs beside."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Its duration on the simulator's clock."""
+        return round(self.duration_s * NS_PER_S)
 
     @property
     def is_device_update(self) -> bool:
@@ -237,7 +242,7 @@ class Profile(Document, frozen=True, kw_only=True):
             start = max(free.get(lane, 0), *(finish[before] for before in operation.after), 0)
             if lane != "disk":
                 start = max(start, batch)
-            finish.append(start + round(operation.duration_s * NS_PER_S))
+            finish.append(start + operation.duration_ns)
             free[lane] = finish[-1]
             if lane in ("disk", "copy"):
                 batch = max(batch, finish[-1])

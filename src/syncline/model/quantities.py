@@ -10,7 +10,10 @@ from fractions import Fraction
 from syncline.errors import UserError
 from syncline.model.limits import LARGEST_WORKERS
 
-__all__ = ["parse_bandwidth", "parse_duration", "parse_workers"]
+__all__ = ["NS_PER_S", "parse_bandwidth", "parse_duration", "parse_workers"]
+
+NS_PER_S = 1_000_000_000
+"""Nanoseconds a second."""
 
 NUMBER = r"\s*(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)\s*"
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

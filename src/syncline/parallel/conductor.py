@@ -11,6 +11,7 @@ from syncline.measure.observer import Observer
 from syncline.measure.segments import read_iteration
 from syncline.measure.statistics import median
 from syncline.model.plan import Plan
+from syncline.model.quantities import NS_PER_S
 from syncline.parallel.drift import WINDOW, DriftWatch, Pace
 from syncline.parallel.groundwork import Job
 from syncline.parallel.recording import BucketRecorder
@@ -24,7 +25,6 @@ TURNS = 3
 PACE_EVERY = 5
 """In the steady state, every how many iterations the reducer's own timers are read."""
 HISTORY = 1000
-NS_PER_S = 1e9
 LONGEST_WARMUP = 5.0
 """Usual iterations that one may take in which buckets are built: more is something else."""
 

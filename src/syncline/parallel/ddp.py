@@ -18,6 +18,7 @@ from syncline.measure.profiler import dtype_name
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Run
 from syncline.parallel.buckets import BYTES_PER_MIB, only_simulated, unbucketable
 from syncline.parallel.conductor import Conductor
@@ -31,7 +32,6 @@ from syncline.planners.ddp import Ddp
 __all__ = ["DistributedDataParallel"]
 
 TorchDDP = nn.parallel.DistributedDataParallel
-NS_PER_S = 1_000_000_000
 
 
 class DistributedDataParallel(TorchDDP):

@@ -24,13 +24,13 @@ from syncline.measure.statistics import median, standard_error
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Rate
 from syncline.parallel.stages import StageResult
 from syncline.planners.single import Single
 
 __all__ = ["Groundwork", "Job"]
 
-NS_PER_S = 1e9
 PROBE_ITERATIONS = 2.0
 """Iterations that the sweeps of the network probe may take."""
 PROBE_S = 0.5

@@ -11,6 +11,7 @@ from torch import nn
 
 from syncline.measure.clock import Clock, clock_for
 from syncline.model.plan import Plan
+from syncline.model.quantities import NS_PER_S
 from syncline.parallel.buckets import bucket_caps_mb, difference_from_plan
 from syncline.parallel.conductor import PACE_EVERY
 from syncline.parallel.drift import Pace
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["ReducerBuckets", "WrappedJob", "obstacle"]
 
 TorchDDP = nn.parallel.DistributedDataParallel
-NS_PER_S = 1_000_000_000
 
 
 class WrappedJob:

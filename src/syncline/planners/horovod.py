@@ -9,12 +9,12 @@ from syncline.model.limits import require_time
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.planners.base import Planner
 from syncline.planners.slices import plan_of, whole_tensors
 
 __all__ = ["DEFAULT_CYCLE_S", "DEFAULT_THRESHOLD_BYTES", "Horovod"]
 
-NS_PER_S = 1_000_000_000
 DEFAULT_CYCLE_S = 1e-3
 DEFAULT_THRESHOLD_BYTES = 128 * 1024 * 1024
 

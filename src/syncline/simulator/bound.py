@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from syncline import _native
 from syncline.model.cost import CostCurve
+from syncline.model.quantities import NS_PER_S
 from syncline.simulator.terms import Terms
 
 __all__ = ["least_s_per_byte", "lower_bound_ns"]
 
-NS_PER_S = 1_000_000_000
 MOST_JOBS = 1 << 14
 """That the native core takes."""
 MOST_TAILS = 64

@@ -8,6 +8,7 @@ from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.simulator.dag import Dag
 from syncline.simulator.edges import connect
 from syncline.simulator.graph import TaskGraph
@@ -18,7 +19,6 @@ from syncline.simulator.workers import Workers
 
 __all__ = ["build"]
 
-NS_PER_S = 1_000_000_000
 LONGEST_SUM_NS = 1 << 55
 """What the engine's clock holds: 1.1 years of all tasks together."""
 MOST_TASKS = 1 << 30

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from syncline.errors import InternalError
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.model.whatif import PathPart
 from syncline.simulator.dag import Dag
 from syncline.simulator.graph import TaskGraph, Times
@@ -25,7 +26,6 @@ from syncline.simulator.steady import Steady
 
 __all__ = ["Step", "critical_path", "critical_tasks", "path_parts"]
 
-NS_PER_S = 1_000_000_000
 NONE = -1
 
 

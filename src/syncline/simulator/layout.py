@@ -10,8 +10,6 @@ from syncline.simulator.strategy import Strategy
 
 __all__ = ["Layout", "Slot", "layout_of", "runs_in_turn"]
 
-NS_PER_S = 1_000_000_000
-
 
 class Slot(NamedTuple):
     """A task that each worker runs once an iteration."""
@@ -75,8 +73,7 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
             gate = Slot(lane, gates[index], index, gate=True)
             gate_of[index] = add(gate, after)
             after = [gate_of[index]]
-        duration_ns = round(operation.duration_s * NS_PER_S)
-        slot_of[index] = add(Slot(lane, duration_ns, index), after)
+        slot_of[index] = add(Slot(lane, operation.duration_ns, index), after)
         if operation.phase in ("data", "copy"):
             if runs_in_turn(lane, strategy):
                 batch = [b for b in batch if slots[b].lane != lane]

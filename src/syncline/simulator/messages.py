@@ -12,12 +12,11 @@ from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
 from syncline.model.parameter_server import pull_line, push_line
 from syncline.model.plan import Plan
+from syncline.model.quantities import NS_PER_S
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
 
 __all__ = ["MessageTask", "message_costs_ns", "message_tasks"]
-
-NS_PER_S = 1_000_000_000
 
 
 class MessageTask(NamedTuple):

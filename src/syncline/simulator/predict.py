@@ -18,6 +18,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.simulator.bound import lower_bound_ns
 from syncline.simulator.dag import Dag
@@ -39,7 +40,6 @@ __all__ = [
     "simulate_plan",
 ]
 
-NS_PER_S = 1_000_000_000
 DEFAULT_STRATEGY = STRATEGIES["loop"]
 SHOWN_CLASSES = 4
 """Workers that a timeline shows where they differ, the slowest first."""

@@ -58,7 +58,7 @@ def terms(profile: Profile) -> Terms:
         if operation.lane in previous:
             after_it[previous[operation.lane]].append(index)
         previous[operation.lane] = index
-    own_ns = [round(o.duration_s * 1e9) + gates.get(i, 0) for i, o in enumerate(profile.operations)]
+    own_ns = [o.duration_ns + gates.get(i, 0) for i, o in enumerate(profile.operations)]
     for index in reversed(range(start)):
         tail[index] = own_ns[index] + max((tail[later] for later in after_it[index]), default=0)
     if start < len(phases):
@@ -80,5 +80,5 @@ def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
         loop = STRATEGIES["loop"]
         alone = steady_state(profile, network, None, strategy=loop, workers=ALIKE)
         return int(alone.period_ns)
-    update_ns = sum(round(o.duration_s * 1e9) for o in profile.operations if o.is_device_update)
+    update_ns = sum(o.duration_ns for o in profile.operations if o.is_device_update)
     return max(finish_ns, default=0) + sum(profile.gates_ns().values()) - update_ns

@@ -17,6 +17,7 @@ from syncline.errors import FileError, MismatchError, UserError
 from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import Timeline
 from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
@@ -30,8 +31,6 @@ from syncline.traces.reading import Progress
 from syncline.traces.trace import Trace, in_file
 
 __all__ = ["KinetoStep", "KinetoTrace", "read_kineto"]
-
-NS_PER_S = 1_000_000_000
 
 
 class KinetoStep(NamedTuple):

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from syncline.errors import UserError
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
+from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.traces.kineto_exchange import Exchange
 from syncline.traces.kineto_tasks import StepTasks, Task
 
 __all__ = ["make_plan", "make_profile", "make_timeline", "same_shape"]
 
-NS_PER_S = 1_000_000_000
 MOST_OPERATIONS = 4000
 """Operations of a profile; neighbouring launches are merged until there are no more."""
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from syncline.errors import MismatchError
 from syncline.model.network import Measurement
+from syncline.model.quantities import NS_PER_S
 from syncline.traces.kineto_events import KinetoEvents
 from syncline.traces.kineto_tasks import StepTasks
 
 __all__ = ["RankSteps", "alignment_ns", "measured_messages", "rank_numbers"]
 
-NS_PER_S = 1_000_000_000
 
 RankSteps = Sequence[tuple[KinetoEvents, list[StepTasks]]]
 """What each file holds."""
