@@ -41,6 +41,7 @@ lint: setup  ## Check style, types, formatting of C++ and the direction of impor
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy -p reproduce
 	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 

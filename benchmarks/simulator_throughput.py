@@ -156,9 +156,9 @@ def main() -> None:
                 text=True,
             )
             workers.setdefault(name, []).append(json.loads(done.stdout))
-        seconds, peak_bytes, iteration_s = zip(*workers[name], strict=True)
+        taken_s, peak_bytes, iteration_s = zip(*workers[name], strict=True)
         print(
-            f"{name:31} {spread(seconds):28} s  {median(peak_bytes) / 2**20:6.0f} MiB at most  "
+            f"{name:31} {spread(taken_s):28} s  {median(peak_bytes) / 2**20:6.0f} MiB at most  "
             f"iteration {median(iteration_s) * 1e3:.2f} ms"
         )
     save("simulator_throughput", {"tasks_per_s": engines, "workers_2048": workers})

@@ -16,8 +16,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from syncline.errors import FileError, PeerError, SynclineError
+from syncline.processes import threads_a_worker
 from syncline.training.checkpoint import FILE_NAME, load_checkpoint
-from syncline.training.launch import error_of, threads_a_worker
+from syncline.training.launch import error_of
 from syncline.training.worker import Failure
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")

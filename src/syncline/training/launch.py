@@ -19,13 +19,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from syncline import errors
 from syncline.errors import PeerError, SynclineError
+from syncline.processes import ENDING_SIGNALS, end_of, restored_signals, threads_a_worker
 from syncline.training.config import TrainingConfig
 from syncline.training.worker import Failure
 
-__all__ = ["error_of", "launch", "threads_a_worker"]
-
-HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Those on which the launcher ends the workers."""
+__all__ = ["error_of", "launch"]
 
 MONITOR_INTERVAL_S = 0.1
 SHUTDOWN_S = 10
@@ -51,7 +49,7 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
     """
     with ExitStack() as stack:
         stack.enter_context(_quiet_elastic())
-        stack.enter_context(_restored_signals())
+        stack.enter_context(restored_signals())
         stack.enter_context(_environment(threads_a_worker(config.workers, os.environ)))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-train-"))
         start = elastic_launch(_launch_config(config.workers, folder), sys.executable)
@@ -82,16 +80,8 @@ def _launch_config(workers: int, folder: str) -> LaunchConfig:
         monitor_interval=MONITOR_INTERVAL_S,
         shutdown_timeout=SHUTDOWN_S,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
-        signals_to_handle=",".join(s.name for s in HANDLED_SIGNALS),
+        signals_to_handle=",".join(s.name for s in ENDING_SIGNALS),
     )
-
-
-def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that share out the cores; none where the user has set them."""
-    if "OMP_NUM_THREADS" in environment:
-        return {}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"OMP_NUM_THREADS": str(max(1, (cores or 1) // workers))}
 
 
 def error_of(failures: dict[int, ProcessFailure]) -> SynclineError:
@@ -129,9 +119,8 @@ def _told(failure: ProcessFailure) -> Failure | None:
 
 
 def _end_of(rank: int, failure: ProcessFailure) -> str:
-    if failure.exitcode < 0:
-        return f"worker {rank} was ended by {failure.signal_name()} (signal {-failure.exitcode})"
-    return f"worker {rank} ended with exit code {failure.exitcode} and no message"
+    silent = "" if failure.exitcode < 0 else " and no message"
+    return f"worker {rank} {end_of(failure.exitcode)}{silent}"
 
 
 def _restore_terminal() -> None:
@@ -149,17 +138,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in variables:
             os.environ.pop(name, None)
-
-
-@contextmanager
-def _restored_signals() -> Iterator[None]:
-    """Put back the signal handlers that the elastic agent replaces and leaves behind."""
-    before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
