@@ -16,9 +16,9 @@ from syncline.planners.jackson import preemptive_order
 from syncline.simulator.terms import Terms, terms
 
 RUNS = 7
-NAMES = ("mgwfbp", "merge", "horovod", "dear", "tictac", "p3", "bytescheduler", "pace")
-MOST_TENSORS = {"pace": 1_000}
-"""Fusion with every number of groups is quadratic."""
+NAMES = ("mgwfbp", "merge", "horovod", "dear", "tictac", "p3", "bytescheduler", "pace", "overlap")
+MOST_TENSORS = {"pace": 1_000, "overlap": 1_000}
+"""Fusion with every number of groups is quadratic, and ``overlap`` asks ``pace`` too."""
 
 
 def random_profile(tensors: int, seed: int) -> Profile:
