@@ -20,6 +20,7 @@ RUNTIME = TOOLS | {"measure", "report"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "processes": BOTTOM,
     "model": BOTTOM,
     "traces": DATA,
     "collectives": CORE,
@@ -28,22 +29,24 @@ ALLOWED: dict[str, set[str]] = {
     "compression": EXACT,
     "measure": TOOLS,
     "report": TOOLS,
-    "testbed": TOOLS,
+    "testbed": DATA | {"processes"},
     "parallel": RUNTIME,
-    "training": RUNTIME | {"parallel"},
-    "cli": RUNTIME | {"parallel", "training", "testbed", "__init__"},
+    "training": RUNTIME | {"parallel", "processes"},
+    "cli": RUNTIME | {"parallel", "processes", "training", "testbed", "__init__"},
 }
 """What each package may import beside itself. ``__init__`` is the public surface above all but the
 command line: it imports whatever it exports."""
 
 WITHOUT_TORCH = {
     "errors",
+    "processes",
     "model",
     "traces",
     "collectives",
     "simulator",
     "planners",
     "report",
+    "testbed",
 }
 
 

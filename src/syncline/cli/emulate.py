@@ -1,0 +1,189 @@
+"""``syncline emulate``: run a command on an emulated cluster."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from syncline.errors import UserError
+from syncline.processes import end_of, received_signals
+from syncline.report.units import counted, percent, size
+from syncline.testbed.cluster import Cluster, bit_rate
+from syncline.testbed.job import GRACE_S
+from syncline.testbed.output import Printer
+from syncline.testbed.result import JobResult, WorkerEnd, name_of
+from syncline.testbed.testbed import Testbed, Traffic
+
+__all__ = ["emulate"]
+
+EPILOG = """\b
+Examples:
+  syncline emulate --hosts 4 --rate 1gbit -- python train.py
+  syncline emulate --rate 10gbit --hosts-rate 0:1gbit -- python train.py --epochs 3
+
+COMMAND runs once for every worker, with the variables that torchrun sets: RANK, LOCAL_RANK,
+WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT. The hosts are
+network namespaces on this machine: they share its files, processors and GPUs, and reach each other
+and nothing else.
+
+Needs ip and tc of iproute2, and root or user namespaces.
+"""
+
+OUTPUT_CLOSED = 128 + 13
+"""What a shell reports for a command that SIGPIPE ended."""
+
+
+@click.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
+@click.option("--hosts", type=int, default=2, show_default=True, help="How many hosts.")
+@click.option("--rate", help="Rate of every link, such as 1gbit.  [default: not limited]")
+@click.option(
+    "--hosts-rate",
+    multiple=True,
+    metavar="HOST:RATE",
+    help="Rate of one host's link, such as 0:100mbit; may be repeated.",
+)
+@click.option("--latency", help="Added on the way between two hosts, such as 20us.")
+@click.option(
+    "--workers-per-host", type=int, default=1, show_default=True, help="Workers on each host."
+)
+@click.option(
+    "--mtu", "mtu_bytes", type=int, default=9000, show_default=True, help="Largest packet in bytes."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    help="Stop the job after so many seconds.  [default: never]",
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=float,
+    default=GRACE_S,
+    show_default=True,
+    help="Seconds that workers have to end when another has failed, or when they are told to.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def emulate(
+    hosts: int,
+    rate: str | None,
+    hosts_rate: tuple[str, ...],
+    latency: str | None,
+    workers_per_host: int,
+    mtu_bytes: int,
+    timeout_s: float | None,
+    grace_s: float,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND on an emulated cluster: hosts on this machine, joined by links of a given rate.
+
+    The exit code is 0 if all workers end with 0, else that of the worker that failed first.
+    """
+    cluster = Cluster.of(
+        hosts=hosts,
+        rate=rate,
+        hosts_rate=hosts_rate,
+        latency=latency,
+        workers_per_host=workers_per_host,
+        mtu_bytes=mtu_bytes,
+    )
+    _require_seconds("--timeout", timeout_s, above_zero=True)
+    _require_seconds("--grace", grace_s, above_zero=False)
+    try:
+        with received_signals() as signals, Testbed(cluster) as bed:
+            _say(f"emulating {cluster}")
+            result = bed.run(
+                command,
+                timeout_s=timeout_s,
+                grace_s=grace_s,
+                output=_printer(cluster),
+                notice=_say,
+                signals=signals,
+            )
+            traffic = bed.traffic()
+        _say(_summary(result, timeout_s))
+        if result.cause is None:
+            _show(cluster, traffic, result.wall_s)
+    except BrokenPipeError:
+        # Nobody reads any more; what Python still holds back has nowhere to go either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OUTPUT_CLOSED)
+    sys.exit(result.exit_code)
+
+
+def _require_seconds(option: str, seconds: float | None, *, above_zero: bool) -> None:
+    if seconds is None or (math.isfinite(seconds) and seconds >= 0 and (seconds or not above_zero)):
+        return
+    least = "above 0" if above_zero else "at least 0"
+    raise UserError(f"{option} must be a finite number of seconds, {least}, found {seconds}")
+
+
+def _say(text: str) -> None:
+    # On standard error, so that standard output is that of the workers alone.
+    click.secho(text, err=True, bold=True)
+
+
+def _printer(cluster: Cluster) -> Printer:
+    places = [divmod(rank, cluster.workers_per_host) for rank in range(cluster.workers)]
+    return Printer(
+        [f"{cluster.name_of(host)} rank {rank}" for rank, (host, _) in enumerate(places)],
+        [host for host, _ in places],
+    )
+
+
+def _summary(result: JobResult, timeout_s: float | None) -> str:
+    """Return how the job ended, and whose fault it was."""
+    workers = counted(len(result.ends), "worker")
+    cause = result.cause
+    if result.signal is not None:
+        name = signal.Signals(result.signal).name
+        return f"stopped by {name} after {result.wall_s:.1f} s; all {workers} have ended"
+    if cause is not None:
+        others = [end for end in result.ends if end is not cause]
+        well = _ranks([end for end in others if end.code == 0], "ended well")
+        later = _ranks([e for e in others if e.code and not e.stopped], "failed later")
+        told = _ranks([e for e in others if e.code and e.stopped], "had to be stopped")
+        first = f"error: {name_of(cause)} {end_of(cause.code)} after {cause.after_s:.1f} s"
+        return "; ".join([first, *well, *later, *told])
+    if result.timed_out:
+        return f"error: the job was stopped after {timeout_s:g} s (--timeout)"
+    return f"{workers} ended well after {result.wall_s:.1f} s"
+
+
+def _ranks(ends: Sequence[WorkerEnd], what: str) -> list[str]:
+    """Return ``["ranks 0, 2 and 3 ended well"]``, or nothing for no rank."""
+    if not ends:
+        return []
+    *first, last = [str(end.rank) for end in ends]
+    return [f"ranks {', '.join(first)} and {last} {what}" if first else f"rank {last} {what}"]
+
+
+def _show(cluster: Cluster, traffic: Sequence[Traffic], wall_s: float) -> None:
+    """Print what has passed each link, so that one sees whether the network was the limit."""
+    if not any(passed.sent_bytes for passed in traffic):
+        _say("nothing was sent from host to host")
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("host")
+    for name in ("link", "sent", "received", "mean use", "packets dropped"):
+        table.add_column(name, justify="right")
+    for host, passed in enumerate(traffic):
+        rate = cluster.rate_of(host)
+        busier_bytes = max(passed.sent_bytes, passed.received_bytes)
+        table.add_row(
+            cluster.name_of(host),
+            "not limited" if rate is None else bit_rate(rate),
+            size(passed.sent_bytes),
+            size(passed.received_bytes),
+            "" if rate is None else percent(busier_bytes / wall_s / rate),
+            str(passed.dropped_packets),
+        )
+    Console(stderr=True).print(table)

@@ -1,0 +1,289 @@
+"""One command as a job: a worker for every place of a cluster, watched until all have ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from syncline.processes import end_of, place_variables, threads_a_worker
+from syncline.testbed.cluster import DEVICE, PORT, Cluster
+from syncline.testbed.output import Lines
+from syncline.testbed.place import Place
+from syncline.testbed.process import Process
+from syncline.testbed.result import JobResult, WorkerEnd, name_of
+
+__all__ = ["GRACE_S", "Notice", "Output", "run_job", "worker_environment"]
+
+GRACE_S = 10.0
+"""How long workers may go on once the job is lost, and again once they were told to end."""
+DRAIN_S = 1.0
+"""How long to wait for output of processes that a worker has left behind."""
+READ_BYTES = 1 << 16
+
+Output = Callable[[int, bool, bytes], None]
+"""Takes the rank, whether it is standard error, and one line without its end."""
+Notice = Callable[[str], None]
+"""Takes a sentence about what has just happened."""
+
+
+def worker_environment(
+    cluster: Cluster, rank: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that a worker is given besides those of this process.
+
+    Args:
+        cluster: where it runs.
+        rank: of the worker.
+        environment: variables that the user has set, which decide where they are a preference.
+    """
+    place = place_variables(
+        rank=rank,
+        workers=cluster.workers,
+        workers_per_host=cluster.workers_per_host,
+        address=cluster.address_of(0),
+        port=PORT,
+    )
+    devices = {"GLOO_SOCKET_IFNAME": DEVICE, "NCCL_SOCKET_IFNAME": DEVICE}
+    # Else Python keeps lines back when it does not write to a terminal.
+    streams = {} if "PYTHONUNBUFFERED" in environment else {"PYTHONUNBUFFERED": "1"}
+    return {**streams, **threads_a_worker(cluster.workers, environment), **place, **devices}
+
+
+def run_job(
+    cluster: Cluster,
+    hosts: Sequence[Place],
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    grace_s: float = GRACE_S,
+    output: Output | None = None,
+    notice: Notice | None = None,
+    signals: socket.socket | None = None,
+) -> JobResult:
+    """Run a command once for every worker of a cluster, and wait until all have ended.
+
+    When a worker fails, the others may go on for ``grace_s``, so that they can say what they have
+    to say; then they get SIGTERM, and ``grace_s`` later SIGKILL.
+
+    Args:
+        cluster: what the hosts are.
+        hosts: where to run it.
+        command: and its arguments.
+        environment: variables besides those of this process; those that torchrun sets are added.
+        timeout_s: the job is stopped after this long; None lets it run.
+        grace_s: see above.
+        output: gets every line as it comes; by default output is kept for the result.
+        notice: gets a sentence when a worker fails and when a signal is passed on.
+        signals: numbers of signals to pass on are read from here, one a byte; on the first, the
+            workers have ``grace_s`` to end, the second kills them.
+
+    Raises:
+        UserError: the command cannot be run.
+        PeerError: the cluster has ended.
+    """
+    kept: list[tuple[list[bytes], list[bytes]]] = [([], []) for _ in range(cluster.workers)]
+
+    def keep(rank: int, error: bool, line: bytes) -> None:
+        kept[rank][error].append(line)
+
+    with _Job(cluster, output or keep, notice or _ignore, grace_s) as job:
+        if signals is not None:
+            job.listen(signals)
+        for rank in range(cluster.workers):
+            host = hosts[rank // cluster.workers_per_host]
+            ours = environment or {}
+            added = worker_environment(cluster, rank, {**os.environ, **ours})
+            job.start(rank, host, command, {**ours, **added})
+        result = job.wait(timeout_s)
+    if output is not None:
+        return result
+    texts = [[_text(lines) for lines in streams] for streams in kept]
+    return JobResult(
+        ends=result.ends,
+        stdout=tuple(out for out, _ in texts),
+        stderr=tuple(err for _, err in texts),
+        wall_s=result.wall_s,
+        timed_out=result.timed_out,
+        signal=result.signal,
+    )
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def _text(lines: list[bytes]) -> str:
+    return b"".join(line + b"\n" for line in lines).decode(errors="replace")
+
+
+class _Job:
+    """The workers that run, their output, and what is to happen to them when."""
+
+    def __init__(self, cluster: Cluster, output: Output, notice: Notice, grace_s: float) -> None:
+        self._cluster = cluster
+        self._output = output
+        self._notice = notice
+        self._grace_s = grace_s
+        self._selector = selectors.DefaultSelector()
+        self._began_ns = time.monotonic_ns()
+        self._running: dict[int, Process] = {}
+        self._ends: dict[int, WorkerEnd] = {}
+        self._streams = 0
+        self._stopped_at_ns: int | None = None
+        """When workers were first told to end."""
+        self._orders: list[tuple[float, int]] = []
+        """Signals still to be sent, and when."""
+        self._signal: int | None = None
+        self._timed_out = False
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Stream):
+                os.close(key.fd)
+        self._selector.close()
+        for process in self._running.values():
+            process.close()
+
+    def listen(self, signals: socket.socket) -> None:
+        self._selector.register(signals, selectors.EVENT_READ, self._interrupt)
+
+    def start(
+        self, rank: int, host: Place, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        for error, (reading, _) in enumerate(pipes):
+            self._selector.register(
+                reading, selectors.EVENT_READ, _Stream(rank=rank, error=bool(error))
+            )
+            self._streams += 1
+        try:
+            process = host.start(
+                command, environment=environment, stdout=pipes[0][1], stderr=pipes[1][1]
+            )
+        finally:
+            for _, writing in pipes:
+                os.close(writing)
+        self._running[rank] = process
+        self._selector.register(process, selectors.EVENT_READ, rank)
+
+    def wait(self, timeout_s: float | None) -> JobResult:
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._running:
+            self._step(give_up_s)
+            if give_up_s is not None and time.monotonic() >= give_up_s and self._running:
+                self._timed_out, give_up_s = True, None
+                self._stop(signal.SIGTERM)
+        wall_s = (time.monotonic_ns() - self._began_ns) * 1e-9
+        drained_s = time.monotonic() + DRAIN_S
+        while self._streams and time.monotonic() < drained_s:
+            self._step(drained_s)
+        for key in self._selector.get_map().values():
+            if isinstance(key.data, _Stream):
+                self._say(key.data, key.data.lines.finish())
+        return JobResult(
+            ends=tuple(self._ends[rank] for rank in sorted(self._ends)),
+            wall_s=wall_s,
+            signal=self._signal,
+            timed_out=self._timed_out,
+        )
+
+    def _step(self, until_s: float | None) -> None:
+        """Take in what comes until the next order or ``until_s`` is due, and carry out the order.
+
+        Raises:
+            PeerError: the cluster has ended.
+        """
+        due_s = [when for when, _ in self._orders] + ([] if until_s is None else [until_s])
+        wait_s = None if not due_s else max(0.0, min(due_s) - time.monotonic())
+        for key, _ in self._selector.select(wait_s):
+            if isinstance(key.data, _Stream):
+                self._read(key.fd, key.data)
+            elif isinstance(key.data, int):
+                self._end(key.data)
+            else:
+                for number in key.fileobj.recv(READ_BYTES):  # type: ignore[union-attr]
+                    self._interrupt(number)
+        now_s = time.monotonic()
+        for order in [order for order in self._orders if order[0] <= now_s]:
+            self._orders.remove(order)
+            self._send(order[1])
+
+    def _read(self, descriptor: int, stream: _Stream) -> None:
+        data = os.read(descriptor, READ_BYTES)
+        if data:
+            self._say(stream, stream.lines.feed(data, time.monotonic()))
+            return
+        self._say(stream, stream.lines.finish())
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        self._streams -= 1
+
+    def _say(self, stream: _Stream, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            self._output(stream.rank, stream.error, line)
+
+    def _end(self, rank: int) -> None:
+        process = self._running[rank]
+        self._selector.unregister(process)
+        code = process.wait(0)
+        del self._running[rank]
+        told = self._stopped_at_ns
+        self._ends[rank] = WorkerEnd(
+            rank=rank,
+            host=rank // self._cluster.workers_per_host,
+            code=code,
+            after_s=(process.ended_at_ns - self._began_ns) * 1e-9,
+            stopped=told is not None and process.ended_at_ns >= told,
+        )
+        if code != 0 and not self._orders and told is None:
+            now_s = time.monotonic()
+            self._orders = [
+                (now_s + self._grace_s, signal.SIGTERM),
+                (now_s + 2 * self._grace_s, signal.SIGKILL),
+            ]
+            self._notice(f"{name_of(self._ends[rank])} {end_of(code)}{self._others()}")
+
+    def _interrupt(self, number: int) -> None:
+        if self._signal is None:
+            self._signal = number
+            self._stop(number)
+            name = signal.Signals(number).name
+            self._notice(f"{name} was passed on{self._others()}; once more kills them")
+        else:
+            self._send(signal.SIGKILL)
+
+    def _others(self) -> str:
+        running = len(self._running)
+        return (
+            f"; {running} worker{'s have' if running > 1 else ' has'} {self._grace_s:g} s to end"
+            if running
+            else ""
+        )
+
+    def _stop(self, number: int) -> None:
+        """Tell all workers to end; kill those that have not done so in time."""
+        self._send(number)
+        self._orders = [(time.monotonic() + self._grace_s, signal.SIGKILL)]
+
+    def _send(self, number: int) -> None:
+        if self._stopped_at_ns is None:
+            self._stopped_at_ns = time.monotonic_ns()
+        for process in self._running.values():
+            process.send_signal(number)
+
+
+class _Stream:
+    """One of a worker's two streams."""
+
+    def __init__(self, *, rank: int, error: bool) -> None:
+        self.rank = rank
+        self.error = error
+        self.lines = Lines()

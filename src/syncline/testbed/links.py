@@ -1,0 +1,75 @@
+"""The commands of iproute2 that make a cluster's links; pure functions of its description."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from syncline.testbed.cluster import DEVICE, Cluster
+
+__all__ = ["SWITCH", "delaying", "host_links", "port_of", "shaping", "switch_links"]
+
+SWITCH = "switch"
+"""The bridge that joins all hosts."""
+PREFIX_LENGTH = 24
+DELAYED_PACKETS = 100_000
+"""Packets that may be under way on a link with latency."""
+
+
+def port_of(host: int) -> str:
+    """Return the switch's end of a host's link."""
+    return f"port{host}"
+
+
+def switch_links(cluster: Cluster, namespaces: list[str]) -> Iterator[str]:
+    """Yield the lines for ``ip -batch`` on the switch.
+
+    Args:
+        cluster: what to make.
+        namespaces: the path of each host's network namespace.
+    """
+    # Without snooping and spanning tree nothing is sent but what the job sends.
+    yield f"link add {SWITCH} type bridge stp_state 0 mcast_snooping 0"
+    yield f"link set dev {SWITCH} up"
+    for host, path in enumerate(namespaces):
+        port, mtu = port_of(host), cluster.mtu_bytes
+        yield (
+            f"link add name {port} mtu {mtu} type veth peer name {DEVICE} mtu {mtu} netns {path}"
+        )
+        yield f"link set dev {port} master {SWITCH} up"
+
+
+def host_links(cluster: Cluster, host: int) -> Iterator[str]:
+    """Yield the lines for ``ip -batch`` on a host: an address, and no route but to the others."""
+    yield "link set dev lo up"
+    yield f"address add {cluster.address_of(host)}/{PREFIX_LENGTH} dev {DEVICE}"
+    yield f"link set dev {DEVICE} up"
+
+
+def shaping(cluster: Cluster, host: int, device: str) -> Iterator[str]:
+    """Yield the lines for ``tc -batch`` that limit what leaves through one end of a host's link.
+
+    Args:
+        cluster: what to make.
+        host: whose link it is.
+        device: the host's own end, or the switch's.
+    """
+    rate = cluster.rate_of(host)
+    if rate is not None:
+        yield (
+            f"qdisc replace dev {device} root handle 1: tbf rate {round(rate * 8)}bit "
+            f"burst {cluster.burst_bytes(rate)} limit {cluster.queue_bytes(rate)}"
+        )
+
+
+def delaying(cluster: Cluster, host: int) -> Iterator[str]:
+    """Yield the lines for ``tc -batch`` on a host that add latency.
+
+    Only what a host sends is delayed, so that the latency counts once on a way. It comes after
+    :func:`shaping`, inside the token bucket, which releases what has been delayed.
+    """
+    if cluster.latency_s > 0:
+        parent = "root" if cluster.rate_of(host) is None else "parent 1:1"
+        yield (
+            f"qdisc replace dev {DEVICE} {parent} handle 2: netem "
+            f"delay {cluster.latency_s * 1e6:.3f}us limit {DELAYED_PACKETS}"
+        )

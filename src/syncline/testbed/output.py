@@ -1,0 +1,107 @@
+"""The output of many workers as one stream of whole lines."""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["Lines", "Printer"]
+
+LONGEST_LINE_BYTES = 1 << 16
+"""What comes without an end of line is passed on in parts of this size."""
+REDRAW_S = 1.0
+"""How often a line that a worker draws over, as progress bars do, is passed on."""
+COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
+
+
+class Lines:
+    """Cuts what one worker writes into lines.
+
+    A carriage return ends a line too, but of lines that are drawn over only the newest is passed on
+    every second: that is what a terminal would have left to read.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._drawn_at_s = float("-inf")
+
+    def feed(self, data: bytes, now_s: float) -> list[bytes]:
+        """Return the lines that ``data`` completes, without their ends.
+
+        Args:
+            data: what was written.
+            now_s: on any clock that does not go back.
+        """
+        *whole, rest = (self._rest + data).split(b"\n")
+        lines = [_last_drawn(line) for line in whole]
+        # A carriage return at the very end may be half of an end of line.
+        drawn, _, newest = rest.removesuffix(b"\r").rpartition(b"\r")
+        if drawn and now_s - self._drawn_at_s >= REDRAW_S:
+            lines.append(_last_drawn(drawn))
+            self._drawn_at_s = now_s
+        rest = newest + b"\r" * rest.endswith(b"\r")
+        while len(rest) > LONGEST_LINE_BYTES:
+            lines.append(rest[:LONGEST_LINE_BYTES])
+            rest = rest[LONGEST_LINE_BYTES:]
+        self._rest = rest
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """Return what came without an end of line."""
+        rest, self._rest = self._rest, b""
+        return [_last_drawn(rest)] if rest else []
+
+
+def _last_drawn(line: bytes) -> bytes:
+    """Return what a terminal shows of a line in which the cursor went back to the beginning."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+class Printer:
+    """Writes lines behind the name of the worker that wrote them, each to the stream it was for.
+
+    Args:
+        names: of the workers, by rank.
+        hosts: the host of each, which is what the colour stands for.
+        out: where standard output goes; by default this process's.
+        err: where standard error goes.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        hosts: list[int],
+        out: BinaryIO | None = None,
+        err: BinaryIO | None = None,
+    ) -> None:
+        self._streams = (out or sys.stdout.buffer, err or sys.stderr.buffer)
+        width = max(map(len, names))
+        self._prefixes = [
+            [
+                _coloured(console, f"{name:{width}} | ", COLOURS[host % len(COLOURS)])
+                for name, host in zip(names, hosts, strict=True)
+            ]
+            for console in (Console(), Console(stderr=True))
+        ]
+
+    def __call__(self, rank: int, error: bool, line: bytes) -> None:
+        """Write one line.
+
+        Args:
+            rank: of the worker.
+            error: whether it wrote to standard error.
+            line: without its end.
+        """
+        stream = self._streams[error]
+        stream.write(self._prefixes[error][rank] + line + b"\n")
+        stream.flush()
+
+
+def _coloured(console: Console, text: str, colour: str) -> bytes:
+    """Return the text as the console shows it: coloured only on a terminal that has colours."""
+    with console.capture() as capture:
+        console.print(Text(text), style=colour, end="", soft_wrap=True)
+    return capture.get().encode()
