@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-native lint format bench reproduce docs clean
+.PHONY: help setup test-tools demo test test-native lint format bench reproduce docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,14 +23,14 @@ $(READY): pyproject.toml constraints-dev.txt $(NATIVE)
 	    -c constraints-dev.txt --editable '.[dev]'
 	@touch $@
 
-browser:
-	@tools/system-packages chromium chromium-driver
+test-tools:
+	@tools/system-packages chromium chromium-driver iproute2
 
 demo: setup  ## Train ResNet-20 on scanned digits, Syncline and DDP in turns; write a report
 	$(BIN)/syncline train --model resnet20 --data digits --workers 2 --baseline \
 	    --report runs/demo
 
-test: setup browser  ## Run all Python tests
+test: setup test-tools  ## Run all Python tests
 	$(BIN)/python -m pytest
 
 test-native: setup  ## Run the native core's tests under AddressSanitizer and ThreadSanitizer

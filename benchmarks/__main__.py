@@ -11,6 +11,8 @@ BENCHMARKS = (
     "simulator_throughput",
     "chunk_simulation",
     "trace_replay",
+    "overlap_optimality",
+    "testbed_rates",
     "steady_overhead",
     "prediction_error",
     "shaped_link",
