@@ -33,7 +33,7 @@ class Steady(NamedTuple):
     start_ns: Times
     stop_ns: Times
     ends_ns: Times
-    """When each iteration ended; under contention of the first half only, see below."""
+    """When each iteration ended; under contention, of the first half of them only."""
     period_ns: float
     """From one iteration's end to the next: the last period, or the mean of those after warm-up
     where they differ."""
@@ -58,9 +58,9 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
-    Under contention only the first half of them is looked at: what follows slows them down, and
-    the last ones of a run have nothing after them.
-    Where several loaders read, as many iterations as there are loaders count as one.
+    Under contention only the first half of them counts: an iteration is slowed by those after it,
+    which the last ones of a run lack. Where several loaders read, as many iterations as there are
+    loaders count as one.
 
     Where every iteration starts from nothing, because the last has ended and nothing was fetched
     ahead, one is enough. Where each draws its own computing times, or 64 do not settle, the period
