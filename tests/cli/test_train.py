@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,22 +40,9 @@ from syncline.training.models.table import MODELS
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: str,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: str, says: str, refused: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        main(["train", *arguments.split()])
-    assert caught.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert says in err
-    assert not list(tmp_path.iterdir())
+    assert says in refused("train", *arguments.split())
 
 
 def test_workers_must_agree_with_torchrun(
