@@ -241,14 +241,17 @@ def timelines(draw: st.DrawFn) -> Timeline:
     spans = []
     for _ in range(draw(st.integers(0, 4))):
         start, length = draw(st.integers(0, 1 << 50)), draw(st.integers(0, 1 << 50))
+        kind = draw(st.sampled_from([*PHASES, "finalize", "update", "message", "wait"]))
+        ready = st.none() | st.integers(0, start) if kind == "message" else st.none()
         spans.append(
             Span(
                 lane=draw(names),
                 start_ns=start,
                 stop_ns=start + length,
                 label=draw(names),
-                kind=draw(st.sampled_from([*PHASES, "finalize", "update", "message"])),
+                kind=kind,
                 size_bytes=draw(st.none() | st.integers(0, 1 << 60)),
+                ready_ns=draw(ready),
             )
         )
     return Timeline(

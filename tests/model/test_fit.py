@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.fit import fit_cost_curve, relative_line
+from syncline.model.cost import CostCurve
+from syncline.model.fit import fit_cost_curve, fit_pipelined, relative_line
 from syncline.model.network import Measurement
 from tests import strategies as some
 from tests.trace_files import TRACES
@@ -194,3 +195,28 @@ def test_the_line_is_the_best_of_its_neighbourhood(pairs: list[tuple[int, float]
     least = squared(a, b)
     for da, db in ((1.01, 1), (0.99, 1), (1, 1.01), (1, 0.99), (1.01, 0.99), (0.99, 1.01)):
         assert least <= squared(a * da, b * db) * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.parametrize("hidden_s", [0.0, 2e-3])
+def test_what_two_at_once_hide_and_occupy(hidden_s: float) -> None:
+    occupied = {m: 1e-3 + m * 1e-8 for m in (256, 65536, 1 << 20, 1 << 22)}
+    alone = CostCurve.line(1e-3 + hidden_s, 1e-8)
+    curve = fit_pipelined(points(list(occupied.items())), alone)
+    assert curve.startup_s == pytest.approx(hidden_s, abs=1e-9)
+    for size, seconds in occupied.items():
+        assert curve.seconds(size) - curve.startup_s == pytest.approx(seconds, rel=1e-6)
+        assert curve.seconds(size) == pytest.approx(alone.seconds(size), rel=1e-6)
+
+
+@some.few
+@given(measured, measured)
+def test_two_at_once_never_hide_less_than_nothing(
+    two: list[tuple[int, float]], one: list[tuple[int, float]]
+) -> None:
+    alone = fit_cost_curve(points(one)).curve
+    curve = fit_pipelined(points(two), alone)
+    occupied = fit_cost_curve(points(two)).curve
+    assert curve.startup_s >= 0
+    for size in {size for size, _ in two if size}:
+        rest = curve.seconds(size) - curve.startup_s
+        assert rest == pytest.approx(occupied.seconds(size), rel=1e-6, abs=1e-12)

@@ -9,8 +9,8 @@ import pytest
 from syncline.errors import UserError
 from syncline.model.limits import LARGEST_BYTES, LONGEST_NS, require_time
 from syncline.model.network import Network
-from syncline.planners import PLANNERS, RUNNABLE, Planner
-from syncline.planners.table import SCHEDULERS
+from syncline.planners import PLANNERS, Planner
+from syncline.planners.table import CANDIDATES, SCHEDULERS
 from syncline.simulator.predict import predict
 from tests import strategies as some
 
@@ -26,7 +26,7 @@ def test_no_time(seconds: float) -> None:
         require_time("it", seconds)
 
 
-@pytest.mark.parametrize("planner", RUNNABLE)
+@pytest.mark.parametrize("planner", [*(planner.NAME for planner in CANDIDATES), "auto"])
 def test_the_largest_profile_on_the_slowest_network(planner: str) -> None:
     profile = some.profile_of([LONGEST_NS // 2] * 2, [LARGEST_BYTES // 8] * 2)
     assert profile.gradient_bytes == LARGEST_BYTES

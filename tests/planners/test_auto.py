@@ -9,6 +9,8 @@ from syncline.model.network import Network
 from syncline.model.profile import Baseline, Profile
 from syncline.planners.auto import Auto, choose
 from syncline.planners.ddp import Ddp
+from syncline.planners.overlap import Overlap
+from syncline.planners.p3 import P3
 from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import predict
 from tests import strategies as some
@@ -88,3 +90,32 @@ def test_of_equals_the_fewest_messages() -> None:
 def test_other_buckets_than_the_default_ones() -> None:
     table = choose(PROFILE, NETWORK, ddp=Ddp(first_bucket_bytes=1, bucket_bytes=1)).comparison
     assert table.of("ddp").messages == 4
+
+
+@some.few
+@given(some.layer_profiles(max_layers=8), some.integer_curves())
+def test_others_are_compared_too(profile: Profile, curve: some.IntegerCurve) -> None:
+    choice = choose(profile, curve.network(), others=[Overlap(), P3()])
+    assert set(choice.plans) == names() | {"overlap", "p3"}
+    assert choice.deferring == {"overlap", "p3"}
+    for name, plan in choice.plans.items():
+        assert plan.wait == ("need" if name in choice.deferring else "update")
+        assert choice.comparison.of(name) == predict(profile, curve.network(), plan).prediction
+    table = choice.comparison
+    assert table.of("overlap").iteration_s == min(p.iteration_s for p in table.predictions)
+
+
+@some.few
+@given(some.layer_profiles(max_layers=8), some.integer_curves())
+def test_what_cannot_be_deferred_is_predicted_as_it_runs(
+    profile: Profile, curve: some.IntegerCurve
+) -> None:
+    free, held = (
+        choose(profile, curve.network(), others=[Overlap()], defers=defers)
+        for defers in (True, False)
+    )
+    assert held.deferring == free.deferring == {"overlap"}
+    assert held.plans["overlap"] == msgspec.structs.replace(free.plans["overlap"], wait="update")
+    assert all(plan.wait == "update" for plan in held.plans.values())
+    for name, plan in held.plans.items():
+        assert held.comparison.of(name) == predict(profile, curve.network(), plan).prediction

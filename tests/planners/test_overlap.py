@@ -16,9 +16,9 @@ from syncline.model.network import PRESETS, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
-from syncline.planners.overlap import RIVALS, Overlap, Round
+from syncline.planners.overlap import HANDING_OVER, RIVALS, Overlap, Round
 from syncline.simulator.bound import lower_bound_ns
-from syncline.simulator.predict import predict_iteration_s
+from syncline.simulator.predict import predict, predict_iteration_s
 from syncline.simulator.terms import terms
 from tests import strategies as some
 from tests.planners.exhaustive import (
@@ -140,6 +140,23 @@ def test_no_other_planner_is_better(profile: Profile, curve: some.IntegerCurve) 
         assert ours <= predict_iteration_s(profile, network, other), rival.NAME
         on_need = msgspec.structs.replace(other, wait="need")
         assert ours <= predict_iteration_s(profile, network, on_need), rival.NAME
+
+
+@some.few
+@given(chains(), some.integer_curves(), some.integer_curves())
+def test_no_other_planner_is_better_where_two_at_once_were_measured(
+    profile: Profile, alone: some.IntegerCurve, two: some.IntegerCurve
+) -> None:
+    network = msgspec.structs.replace(
+        alone.network(profile.workers), pipelined=two.network(profile.workers).all_reduce
+    )
+    forecast = predict(profile, network, Overlap().plan(profile, network)).prediction
+    assert forecast.lower_bound_s <= forecast.iteration_s
+    for rival in RIVALS:
+        plan = rival.plan(profile, network)
+        if plan.in_flight <= 2:
+            other = predict_iteration_s(profile, network, plan)
+            assert forecast.iteration_s <= other * (1 + HANDING_OVER), rival.NAME
 
 
 @some.few

@@ -11,13 +11,7 @@ from hypothesis import given
 from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.planners import (
-    PLANNERS,
-    RUNNABLE,
-    Planner,
-    planner_named,
-    runnable_planner_named,
-)
+from syncline.planners import PLANNERS, Planner, planner_named
 from syncline.planners.base import MergingPlanner
 from syncline.planners.table import CANDIDATES, PUBLISHED, SCHEDULERS
 from tests import strategies as some
@@ -71,24 +65,15 @@ def test_schedulers_plan_whatever_is_not_cut_into_too_many(
 def test_the_tables_are_disjoint() -> None:
     names = [planner.NAME for planner in PUBLISHED]
     assert len(set(names)) == len(names) == len(CANDIDATES) + len(SCHEDULERS)
-    assert set(RUNNABLE) == {planner.NAME for planner in CANDIDATES} | {"auto"}
-    assert set(PLANNERS) >= set(names) | {"auto"}
+    assert set(PLANNERS) == set(names) | {"overlap", "auto"}
 
 
 @pytest.mark.parametrize("planner", CANDIDATES, ids=lambda p: p.NAME)
-def test_what_can_be_run_is_found_and_made_of_what_training_knows(planner: Planner) -> None:
-    assert runnable_planner_named(planner.NAME) is planner
+def test_candidates_need_no_more_than_the_buckets_of_a_reducer(planner: Planner) -> None:
     profile = some.profile_of([5, 5, 5], [1, 2, 3])
     plan = planner.plan(profile, Network.line(workers=4, a_s=1e-9, b_s_per_byte=1e-9))
     assert (plan.wait, plan.in_flight) == ("update", 1)
     assert all(m.collective == "all-reduce" and m.delay_s == 0 for m in plan.messages)
-
-
-@pytest.mark.parametrize("planner", SCHEDULERS, ids=lambda p: p.NAME)
-def test_what_can_only_be_simulated_is_refused_by_name(planner: Planner) -> None:
-    said = f"plans of {planner.NAME!r} can only be simulated so far (syncline simulate --planner"
-    with pytest.raises(UserError, match=re.escape(said)):
-        runnable_planner_named(planner.NAME)
 
 
 def test_the_table_has_every_planner_by_its_name() -> None:

@@ -63,7 +63,7 @@ def read_graph(output: Any) -> AutogradGraph:
 
 def sequence_number() -> int:
     """Return the sequence number that autograd gives to the next operation of this thread."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         probe = torch.empty(0, requires_grad=True).view(0).grad_fn
     assert probe is not None
     return probe._sequence_nr()

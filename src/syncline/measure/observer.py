@@ -89,19 +89,32 @@ class Observer:
     def attach(self) -> None:
         """Register the hooks."""
         add = self._handles.append
-        compiled = isinstance(self._module, torch._dynamo.OptimizedModule)
-        if not compiled:  # hooks inside a compiled module would make it compile again
-            for name, child in self._module.named_modules():
-                is_leaf = next(child.children(), None) is None
-                if name and (is_leaf or next(child.parameters(recurse=False), None) is not None):
-                    add(child.register_forward_pre_hook(self._module_hook(Moment.ENTER, name)))
-                    add(child.register_forward_hook(self._module_hook(Moment.EXIT, name)))
+        self._visit("", self._module, set())
         for name, parameter in self._parameters.items():
             node = get_gradient_edge(parameter).node
             self._kept_alive.append(node)
             add(node.register_hook(self._ready_hook(name)))
         add(register_optimizer_step_pre_hook(self._step_hook(Moment.STEP)))
         add(register_optimizer_step_post_hook(self._step_hook(Moment.STEPPED)))
+
+    def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
+        """Hook a module and those in it, but for the inside of compiled ones."""
+        if module in seen or isinstance(module, torch.jit.ScriptModule):  # which take no hooks
+            return
+        seen.add(module)
+        compiled = _is_compiled(module)
+        is_leaf = compiled or next(module.children(), None) is None
+        if name and (is_leaf or next(module.parameters(recurse=False), None) is not None):
+            for moment, hook in (
+                (Moment.ENTER, module.register_forward_pre_hook),
+                (Moment.EXIT, module.register_forward_hook),
+            ):
+                # Hooks of a module that is compiled in place are compiled with it.
+                if module.__dict__.get("_compiled_call_impl") is None:
+                    self._handles.append(hook(_ModuleHook(self, moment, name)))
+        if not compiled:
+            for child_name, child in module.named_children():
+                self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
 
     def detach(self) -> None:
         """Remove every hook and forget what was noted."""
@@ -153,13 +166,11 @@ class Observer:
         if self.detail and self._in_forward:
             self._sequence_at.append(sequence_number())
 
-    def _module_hook(self, moment: Moment, name: str) -> Any:
-        def hook(*_: Any) -> None:
-            # Checkpointed modules run again in backward; only the forward pass counts here.
-            if self._noting and self._in_forward:
-                self._note(moment, name)
-
-        return hook
+    def module_reached(self, moment: Moment, name: str) -> None:
+        """Note that a module's forward begins or ends."""
+        # Checkpointed modules run again in backward; only the forward pass counts here.
+        if self._noting and self._in_forward:
+            self._note(moment, name)
 
     def _node_hook(self, index: int) -> Any:
         def hook(_: Any) -> None:
@@ -185,3 +196,34 @@ class Observer:
     def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
         return any(id(p) in self._identities for group in groups for p in group["params"])
+
+
+class _ModuleHook:
+    """Says when a module's forward begins or ends; in a copy of the module it does nothing."""
+
+    def __init__(self, observer: Observer, moment: Moment, name: str) -> None:
+        self._observer = observer
+        self._moment = moment
+        self._name = name
+
+    def __call__(self, *_: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling():  # not a part of what is compiled
+            self._observer.module_reached(self._moment, self._name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Any:
+    return _nothing
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        isinstance(module, torch._dynamo.OptimizedModule)
+        or module.__dict__.get("_compiled_call_impl") is not None
+    )

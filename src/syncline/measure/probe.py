@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
-from syncline.measure.statistics import lower_quartile
+from syncline.measure.statistics import lower_quartile, median
 from syncline.model.cost import CostCurve
-from syncline.model.fit import fit_cost_curve, relative_line
+from syncline.model.fit import fit_cost_curve, fit_pipelined, relative_line
 from syncline.model.network import Link, Measurement, Network
 
 __all__ = ["probe", "probe_sizes"]
@@ -27,6 +29,13 @@ COSTLY_BYTES = 8 * 1024 * 1024
 COSTLY_SWEEPS = 1
 """Messages above that size are measured when they warm up and in this many sweeps only: they vary
 less, and on a slow network they cost most."""
+IN_FLIGHT = 2
+ROW_BYTES = 12 * 1024 * 1024
+SHORTEST_ROW, LONGEST_ROW = 3, 16
+"""Messages of a row: as many as have ROW_BYTES, within these."""
+ROW_SWEEPS = 3
+HALVED_FROM_BYTES = 16 * 1024
+"""From here on, sizes between those of the sweep are measured too: plans cut down to such."""
 SUMMATION_BYTES = 16 * 1024 * 1024
 SUMMATION_REPETITIONS = 3
 """Larger than a core's caches, so that the summation rate is the memory's."""
@@ -45,6 +54,7 @@ def probe(
     device: torch.device | str = "cpu",
     largest_bytes: int = LARGEST_BYTES,
     seconds: float = 1.0,
+    pipelined: bool = True,
     name: str = "measured",
 ) -> Network:
     """Measure the network under a process group. All its ranks must call; all get the same result.
@@ -62,6 +72,7 @@ def probe(
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
         seconds: sweep for about this long, but at least 5 times (twice above 8 MiB), at most 25.
+        pipelined: measure too what messages cost of which two are under way at once.
         name: name of the resulting network.
 
     Raises:
@@ -80,7 +91,9 @@ def probe(
     if world == 1:
         return Network(name=name, workers=1, backend=backend, all_reduce=CostCurve.line(0.0, 0.0))
     try:
-        points = session.all_reduces(probe_sizes(largest_bytes), seconds)
+        sizes = probe_sizes(largest_bytes)
+        points = session.all_reduces(sizes, seconds)
+        two_at_once = session.two_at_once(sizes) if pipelined else []
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
         contention = session.contention()
@@ -94,6 +107,7 @@ def probe(
         workers=world,
         backend=backend,
         all_reduce=fit.curve,
+        pipelined=fit_pipelined(two_at_once, fit.curve) if two_at_once else None,
         contention=contention,
         link=Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma),
         points=tuple(points),
@@ -146,6 +160,47 @@ class _Session:
                 size_bytes=size,
                 time_s=lower_quartile(self._slowest(taken)),
                 repetitions=len(taken),
+            )
+            for size, taken in times.items()
+        ]
+
+    def two_at_once(self, sizes: Sequence[int]) -> list[Measurement]:
+        """Return what a message takes in a row of them of which two are always under way.
+
+        One thread issues and another waits, as in the engine that sends such rows: for small
+        messages, their taking turns is much of the cost. The median counts, not a good case: a row
+        is as long as all of its messages.
+        """
+        chosen = [size for size in sizes if size <= COSTLY_BYTES]
+        chosen += [size * 2 for size in chosen if size * 4 in chosen and size >= HALVED_FROM_BYTES]
+        buffers = [
+            torch.zeros(max(chosen) // 4, dtype=torch.float32, device=self._device)
+            for _ in range(IN_FLIGHT)
+        ]
+
+        def row(size_bytes: int, length: int, lander: Executor) -> None:
+            under_way: deque[Future[object]] = deque()
+            for number in range(length):
+                if len(under_way) == IN_FLIGHT:
+                    under_way.popleft().result()
+                message = buffers[number % IN_FLIGHT][: size_bytes // 4]
+                work = dist.all_reduce(message, group=self._group, async_op=True)
+                assert work is not None
+                under_way.append(lander.submit(work.wait))
+            while under_way:
+                under_way.popleft().result()
+
+        times: dict[int, list[float]] = {size: [] for size in sorted(chosen)}
+        with ThreadPoolExecutor(1) as lander:
+            for _ in range(ROW_SWEEPS):
+                for size, taken in times.items():
+                    length = min(max(ROW_BYTES // size, SHORTEST_ROW), LONGEST_ROW)
+                    dist.barrier(group=self._group)
+                    seconds = self._timed(lambda s=size, n=length: row(s, n, lander))  # type: ignore[misc]
+                    taken.append(seconds / length)
+        return [
+            Measurement(
+                size_bytes=size, time_s=median(self._slowest(taken)), repetitions=len(taken)
             )
             for size, taken in times.items()
         ]

@@ -10,7 +10,10 @@ from syncline.errors import UserError
 from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.network import Measurement
 
-__all__ = ["Fit", "fit_cost_curve", "relative_line"]
+HIDDEN_UP_TO_BYTES = 1024 * 1024
+"""Sizes whose startup is a visible part of the whole."""
+
+__all__ = ["Fit", "fit_cost_curve", "fit_pipelined", "relative_line"]
 
 POINTS_PER_SEGMENT = 2
 """Fewest points that a piece of the curve rests on."""
@@ -77,6 +80,44 @@ def relative_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, 
         products = math.fsum(k * m * t for k, m, t in zip(weights, sizes, times, strict=True))
         return 0.0, products / squares
     return a, b
+
+
+def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
+    """Return the cost of a message beside another, for :attr:`Network.pipelined`.
+
+    What a size takes where messages follow each other without a gap, two under way at once, is how
+    long it occupies the channel. What it takes longer alone is hidden by the other: the median over
+    the sizes whose startup can be told.
+
+    Args:
+        points: seconds a message, of messages two at a time.
+        alone: the cost of one at a time.
+
+    Raises:
+        UserError: as for :func:`fit_cost_curve`.
+    """
+    occupied = fit_cost_curve(points).curve
+    hidden = sorted(
+        max(alone.seconds(p.size_bytes) - occupied.seconds(p.size_bytes), 0.0)
+        for p in points
+        if p.size_bytes <= HIDDEN_UP_TO_BYTES
+    )
+    hidden_s = hidden[len(hidden) // 2] if hidden else 0.0
+    first, *others = occupied.segments
+    segments = [CostSegment(start_bytes=0, cost_s=hidden_s, s_per_byte=0.0)]
+    if not others or others[0].start_bytes > 1:
+        segments.append(
+            CostSegment(
+                start_bytes=1,
+                cost_s=hidden_s + first.cost_s + first.s_per_byte,
+                s_per_byte=first.s_per_byte,
+            )
+        )
+    segments += [
+        CostSegment(start_bytes=s.start_bytes, cost_s=hidden_s + s.cost_s, s_per_byte=s.s_per_byte)
+        for s in others
+    ]
+    return CostCurve(segments=tuple(segments))
 
 
 def _non_decreasing(times: Sequence[float]) -> list[float]:

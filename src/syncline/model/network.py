@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import msgspec
+
 from syncline.errors import UserError
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.cost import CostCurve
@@ -46,6 +48,10 @@ class Network(Document, frozen=True, kw_only=True):
     name: str
     workers: int
     all_reduce: CostCurve
+    pipelined: CostCurve | None = None
+    """What an all-reduce costs where two are under way at once: its value at 0 bytes is hidden
+    behind the other, the rest occupies the channel. None: as ``all_reduce``, whose startup is then
+    taken to be hidden whole."""
     backend: str = "unknown"
     """The communication library, such as ``"gloo"`` or ``"nccl"``."""
     contention: float = 1.0
@@ -178,8 +184,12 @@ class Network(Document, frozen=True, kw_only=True):
             inside=exchange.inside,
         )
 
-    def collective(self, kind: str) -> CostCurve:
+    def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
         """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
+
+        Args:
+            kind: one of these.
+            in_flight: how many messages may be under way at once.
 
         The two halves cost half of the all-reduce each, as the simulator has it. That is exact for
         the ring and for halving and doubling without gamma; adding belongs to the reduce-scatter
@@ -188,10 +198,13 @@ class Network(Document, frozen=True, kw_only=True):
         Raises:
             UserError: it is none of the three.
         """
+        whole = self.all_reduce
+        if in_flight > 1 and self.pipelined is not None:
+            whole = self.pipelined
         if kind == "all-reduce":
-            return self.all_reduce
+            return whole
         if kind in ("reduce-scatter", "all-gather"):
-            return self.all_reduce.rebased(self.all_reduce.startup_s / 2, 0.5)
+            return whole.rebased(whole.startup_s / 2, 0.5)
         raise UserError(
             f"unknown collective {kind!r} (known: all-reduce, reduce-scatter, all-gather)"
         )
@@ -261,13 +274,18 @@ class Network(Document, frozen=True, kw_only=True):
         )
         if after == before:
             return self
-        return self._of(
+        reference_bytes = self._reference_bytes()
+        changed = self._of(
             after,
-            rescaled(self.all_reduce, before, after, self._reference_bytes()),
+            rescaled(self.all_reduce, before, after, reference_bytes),
             name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
             backend=self.backend,
             contention=self.contention,
         )
+        if self.pipelined is None:
+            return changed
+        pipelined = rescaled(self.pipelined, before, after, reference_bytes)
+        return msgspec.structs.replace(changed, pipelined=pipelined)
 
     def _exchange(self) -> Exchange:
         """Return what the curve is taken to be of, with an inferred link if there is none."""

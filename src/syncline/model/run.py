@@ -60,6 +60,8 @@ class Run(Document, frozen=True, kw_only=True):
     planner: str
     """The planner whose messages ran at the end."""
     messages: int
+    deferred: bool = False
+    """Whether messages ran under the next forward pass, which made the updates."""
     baseline: Rate | None = None
     """Stock DDP in the first iterations."""
     planned: Rate | None = None

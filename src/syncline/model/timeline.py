@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from syncline.errors import UserError
 from syncline.model.document import Document, Value
 from syncline.model.profile import Phase
 
-__all__ = ["COMMUNICATION", "COMPUTE", "Span", "SpanKind", "Timeline"]
+__all__ = [
+    "COMMUNICATION",
+    "COMPUTE",
+    "NOT_COMPUTING",
+    "Interval",
+    "Span",
+    "SpanKind",
+    "Timeline",
+    "busy_ns",
+    "union",
+]
 
-SpanKind = Phase | Literal["message"]
+SpanKind = Phase | Literal["message", "wait"]
+"""What runs; ``wait`` is computation that stands still until messages have arrived."""
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
 
+NOT_COMPUTING: frozenset[SpanKind] = frozenset({"message", "wait"})
+"""Kinds of spans in which no computation runs."""
 
-class Span(Value, frozen=True, kw_only=True):
-    """One thing that ran on one lane from ``start_ns`` to ``stop_ns``."""
+Interval = tuple[int, int]
+"""(from, to) in nanoseconds."""
+
+
+class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that ran on one lane from ``start_ns`` to ``stop_ns``.
+
+    A message starts when it is issued.
+    """
 
     lane: str
     start_ns: int
     stop_ns: int
     label: str
+    """For a wait, what is waited for."""
     kind: SpanKind
     size_bytes: int | None = None
     """Bytes of the message; None for computation."""
+    ready_ns: int | None = None
+    """When the message could have been sent, as its last gradient was there; None if not known."""
 
 
 class Timeline(Document, frozen=True, kw_only=True):
     """Spans on an integer-nanosecond clock that starts with the iteration.
 
     Raises:
-        UserError: on construction, if a span ends before it starts or starts before 0, or the
+        UserError: on construction, if a span ends before it starts or starts before 0, a message
+            is ready before 0 or after it starts, anything else has a time of being ready, or the
             iteration takes less than 0.
     """
 
@@ -48,13 +73,84 @@ class Timeline(Document, frozen=True, kw_only=True):
         if self.iteration_ns < 0:
             raise UserError(f"timeline: iteration_ns is negative: {self.iteration_ns}")
         for index, span in enumerate(self.spans):
+            where = f"timeline: spans[{index}] {span.label!r}"
             if not 0 <= span.start_ns <= span.stop_ns:
                 raise UserError(
-                    f"timeline: spans[{index}] {span.label!r} runs from {span.start_ns} ns to "
-                    f"{span.stop_ns} ns; a span starts at 0 or later and does not stop before it "
-                    "starts"
+                    f"{where} runs from {span.start_ns} ns to {span.stop_ns} ns; a span starts at "
+                    "0 or later and does not stop before it starts"
+                )
+            if span.ready_ns is None:
+                continue
+            if span.kind != "message":
+                raise UserError(
+                    f"{where} has ready_ns and is of the kind {span.kind!r}; only messages have it"
+                )
+            if not 0 <= span.ready_ns <= span.start_ns:
+                raise UserError(
+                    f"{where} is ready at {span.ready_ns} ns and starts at {span.start_ns} ns; a "
+                    "message is ready at 0 or later and not after it starts"
                 )
 
     def lanes(self) -> tuple[str, ...]:
         """Return the names of the lanes in the order in which they first appear."""
         return tuple(dict.fromkeys(span.lane for span in self.spans))
+
+    @property
+    def tells_waits(self) -> bool:
+        """Whether it would say so if something waited: it has waits, or says what was ready."""
+        return any(span.kind == "wait" or span.ready_ns is not None for span in self.spans)
+
+    def stall_ns(self) -> int:
+        """Return how long the computation stood still until messages had arrived.
+
+        What several workers wait at the same time counts once.
+        """
+        return busy_ns(union(span for span in self.spans if span.kind == "wait"))
+
+    def order_stall_ns(self) -> int:
+        """Return how long the line was idle only because messages go in a fixed order.
+
+        That is while nothing was under way, the message whose turn it was not ready, and one after
+        it was. What then passes until a ready message is issued does not count: any order has it.
+        Messages without ``ready_ns`` count as ready when they are issued. O(n log n) for n spans.
+        """
+        messages = sorted(
+            (span for span in self.spans if span.kind == "message"),
+            key=lambda span: (span.start_ns, span.stop_ns),
+        )
+        ready_ns = [s.start_ns if s.ready_ns is None else s.ready_ns for s in messages]
+        later_ns = ready_ns[:]  # of each message: when the first of it and those after it is ready
+        for index in reversed(range(len(messages) - 1)):
+            later_ns[index] = min(later_ns[index], later_ns[index + 1])
+        total_ns = free_ns = 0
+        for index, message in enumerate(messages):
+            if index + 1 < len(messages):
+                idle_ns = max(free_ns, later_ns[index + 1])
+                total_ns += max(min(message.start_ns, ready_ns[index]) - idle_ns, 0)
+            free_ns = max(free_ns, message.stop_ns)
+        return total_ns
+
+    def line_share(self) -> float:
+        """Return the share of the iteration in which at least one message was under way."""
+        if not self.iteration_ns:
+            return 0.0
+        busy = busy_ns(union(span for span in self.spans if span.kind == "message"))
+        return busy / self.iteration_ns
+
+
+def union(spans: Iterable[Span]) -> list[Interval]:
+    """Return the disjoint intervals in which at least one of ``spans`` runs, in nanoseconds."""
+    merged: list[Interval] = []
+    for start, stop in sorted((s.start_ns, s.stop_ns) for s in spans):
+        if start == stop:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def busy_ns(intervals: Iterable[Interval]) -> int:
+    """Return the nanoseconds that disjoint intervals take together."""
+    return sum(stop - start for start, stop in intervals)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -29,10 +32,19 @@ class Choice(NamedTuple):
     """The forecast of that plan."""
     plans: dict[str, Plan]
     """Every candidate's plan, by planner."""
+    deferring: frozenset[str]
+    """The planners that let the forward pass wait for single gradients, whether it can or not."""
 
 
-def choose(profile: Profile, network: Network, *, ddp: Ddp | None = None) -> Choice:
-    """Simulate the plans of all planners whose plans can be run in training, and choose.
+def choose(
+    profile: Profile,
+    network: Network,
+    *,
+    ddp: Ddp | None = None,
+    others: Sequence[Planner] = (),
+    defers: bool = True,
+) -> Choice:
+    """Simulate the plans of several planners, and choose.
 
     The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
     kept unless the predicted gain over them exceeds twice the standard error of the measured
@@ -42,11 +54,19 @@ def choose(profile: Profile, network: Network, *, ddp: Ddp | None = None) -> Cho
         profile: what the worker computes.
         network: what messages cost.
         ddp: DDP's buckets where they are not the default ones.
+        others: planners beside those of :data:`CANDIDATES`.
+        defers: whether the forward pass can wait for single gradients; if not, plans that say so
+            are run with an update that waits for all.
 
     O(N^2) for N tensors.
     """
-    candidates = [ddp if ddp and planner.NAME == Ddp.NAME else planner for planner in CANDIDATES]
-    plans = {planner.NAME: planner.plan(profile, network) for planner in candidates}
+    candidates = {planner.NAME: planner for planner in (*CANDIDATES, *others)}
+    if ddp is not None:
+        candidates[Ddp.NAME] = ddp
+    plans = {name: planner.plan(profile, network) for name, planner in candidates.items()}
+    deferring = frozenset(name for name, plan in plans.items() if plan.wait == "need")
+    if not defers:
+        plans = {n: msgspec.structs.replace(p, wait="update") for n, p in plans.items()}
     forecasts = {name: predict(profile, network, plan) for name, plan in plans.items()}
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
@@ -76,14 +96,16 @@ def choose(profile: Profile, network: Network, *, ddp: Ddp | None = None) -> Cho
         chosen=chosen,
         reason=reason,
     )
-    return Choice(comparison, plans[chosen], forecasts[chosen], plans)
+    return Choice(comparison, plans[chosen], forecasts[chosen], plans, deferring)
 
 
 class Auto(Planner, frozen=True, kw_only=True):
     """Take the plan that the simulator finds fastest; see :func:`choose`."""
 
     NAME: ClassVar[str] = "auto"
-    SUMMARY: ClassVar[str] = "takes the fastest of those that can be run, DDP's if none gains"
+    SUMMARY: ClassVar[str] = (
+        "takes the fastest whose messages can be DDP's buckets, DDP's if none gains"
+    )
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the chosen plan, under the name of the planner that made it."""

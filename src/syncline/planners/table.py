@@ -19,10 +19,10 @@ from syncline.planners.wfbp import Wfbp
 __all__ = ["CANDIDATES", "PUBLISHED", "SCHEDULERS"]
 
 CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(), Merge())
-"""What ``auto`` chooses from: their plans can be run in training."""
+"""What ``auto`` chooses from in any training: their messages are the buckets of DDP's reducer."""
 
 SCHEDULERS: tuple[Planner, ...] = (Horovod(), Dear(), TicTac(), P3(), ByteScheduler(), Pace())
-"""Their plans can only be simulated so far: they let the forward pass wait for each gradient by
+"""Their plans are run by an engine of our own: they let the forward pass wait for each gradient by
 itself, split tensors, send them in another order or in halves, or hold messages back."""
 
 PUBLISHED: tuple[Planner, ...] = CANDIDATES + SCHEDULERS

@@ -31,8 +31,9 @@ def most_urgent_first(
 
     O(N log N).
     """
-    costs_ns = _native.costs([s.size_bytes for s in slices], network.all_reduce.rows())
-    (empty_ns,) = _native.costs([0], network.all_reduce.rows())
+    rows = network.collective("all-reduce", in_flight=in_flight).rows()
+    costs_ns = _native.costs([s.size_bytes for s in slices], rows)
+    (empty_ns,) = _native.costs([0], rows)
     arrivals = deque(sorted(range(len(slices)), key=lambda i: slices[i].ready_ns))
     waiting: list[tuple[tuple[int, int], int]] = []
     order: list[Slice] = []

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from syncline import _native
 from syncline.model.cost import CostCurve
+from syncline.model.network import Network
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.terms import Terms
 
-__all__ = ["least_s_per_byte", "lower_bound_ns"]
+__all__ = ["least_s_per_byte", "lower_bound_ns", "network_bound_ns"]
 
 MOST_JOBS = 1 << 14
 """That the native core takes."""
@@ -94,6 +95,18 @@ def lower_bound_ns(
         return max(base_ns, startup_ns + end_ns, one_by_one_ns)
     alone_ns = max(r + q for r, q in zip(ready_ns, tail_ns, strict=True))
     return max(base_ns, startup_ns // 2 + end_ns, startup_ns + alone_ns)
+
+
+def network_bound_ns(terms: Terms, network: Network, *, halves: bool) -> int:
+    """Return a period that no plan undercuts on a network; see :func:`lower_bound_ns`.
+
+    Where it was measured what two messages at once cost, plans with one in flight and those with
+    more have costs of their own; no plan undercuts the lower of their bounds.
+    """
+    bound_ns = lower_bound_ns(terms, network.all_reduce, halves=halves)
+    if network.pipelined is None:
+        return bound_ns
+    return min(bound_ns, lower_bound_ns(terms, network.pipelined, halves=halves))
 
 
 def _preemptive_end_ns(

@@ -38,7 +38,7 @@ class MessageTask(NamedTuple):
 
 
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
-    """Return what each message occupies the channel for, alone, in nanoseconds.
+    """Return what each message takes with nothing before it, in nanoseconds.
 
     Raises:
         UserError: all together they take longer than 19.5 hours.
@@ -47,7 +47,7 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     costs = [0] * len(sizes)
     for kind in {message.collective for message in plan.messages}:
         chosen = [i for i, message in enumerate(plan.messages) if message.collective == kind]
-        rows = network.collective(kind).rows()
+        rows = network.collective(kind, in_flight=plan.in_flight).rows()
         found = _native.costs([sizes[i] for i in chosen], rows)
         for index, cost_ns in zip(chosen, found, strict=True):
             costs[index] = cost_ns
@@ -65,7 +65,8 @@ def message_tasks(
 
     One message at a time occupies the channel for ``T(M)``. With more in flight, the startup
     ``T(0)`` of a message overlaps the transmission of those before it: it begins when the message
-    is ready, the one before it has begun and the one ``in_flight`` before it has arrived.
+    is ready, the one before it has begun and the one ``in_flight`` before it has arrived. Where it
+    was measured what two messages at once cost, ``T`` is that.
 
     Raises:
         UserError: the strategy has a parameter server and the network no link.
@@ -74,7 +75,7 @@ def message_tasks(
         return _with_server(network, plan, strategy, classes)
     costs_ns = message_costs_ns(network, plan)
     startup_ns = {
-        kind: _native.costs([0], network.collective(kind).rows())[0]
+        kind: _native.costs([0], network.collective(kind, in_flight=plan.in_flight).rows())[0]
         for kind in {message.collective for message in plan.messages}
     }
     tasks: list[MessageTask] = []

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from syncline.errors import MismatchError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -20,7 +22,7 @@ from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.simulator.bound import lower_bound_ns
+from syncline.simulator.bound import network_bound_ns
 from syncline.simulator.dag import Dag
 from syncline.simulator.layout import Slot
 from syncline.simulator.messages import MessageTask
@@ -28,6 +30,7 @@ from syncline.simulator.steady import Steady, steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
 from syncline.simulator.terms import terms
 from syncline.simulator.transformations import as_planned
+from syncline.simulator.waits import ready_ns, waits
 from syncline.simulator.workers import ALIKE, Workers
 
 __all__ = [
@@ -86,7 +89,7 @@ def predict(
         name=plan.planner,
         source="predicted",
         iteration_ns=int(steady.ends_ns[steady.window]) - first_ns,
-        spans=tuple(_spans(profile, plan, steady)),
+        spans=tuple(_spans(profile, plan, steady, strategy)),
     )
     return Forecast(prediction, timeline)
 
@@ -194,14 +197,14 @@ def _communication_bound_s(
         return least_s
     halves = any(message.collective != "all-reduce" for message in plan.messages)
     known = terms(as_planned(profile, strategy, 1.0))
-    bound_ns = lower_bound_ns(known, network.all_reduce, halves=halves)
+    bound_ns = network_bound_ns(known, network, halves=halves)
     return max(least_s, bound_ns / NS_PER_S)
 
 
 # --- the timeline ---
 
 
-def _spans(profile: Profile, plan: Plan, steady: Steady) -> Iterator[Span]:
+def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> Iterator[Span]:
     """Yield what runs in the window: clipped to it, so that it reads as one period of many."""
     dag, window = steady.dag, steady.window
     if dag.iterations == 1:
@@ -211,8 +214,10 @@ def _spans(profile: Profile, plan: Plan, steady: Steady) -> Iterator[Span]:
         end = int(steady.ends_ns[window])
     iterations = range(max(window - 1, 0), min(window + 2, dag.iterations))
 
-    def span(task: int, lane: str, label: str, kind: SpanKind, size: int | None) -> Iterator[Span]:
-        start, stop = int(steady.start_ns[task]), int(steady.stop_ns[task])
+    def span(
+        times: tuple[int, int], lane: str, label: str, kind: SpanKind, size: int | None = None
+    ) -> Iterator[Span]:
+        start, stop = times
         if end is not None:
             if stop < begin or start >= end or (stop == begin and start < begin):
                 return
@@ -226,6 +231,9 @@ def _spans(profile: Profile, plan: Plan, steady: Steady) -> Iterator[Span]:
             size_bytes=size,
         )
 
+    def times(task: int) -> tuple[int, int]:
+        return int(steady.start_ns[task]), int(steady.stop_ns[task])
+
     shown = sorted(range(len(dag.classes)), key=lambda c: -dag.classes[c].factor)[:SHOWN_CLASSES]
     for index, slot in enumerate(dag.layout.slots):
         if slot.operation is None:
@@ -237,7 +245,13 @@ def _spans(profile: Profile, plan: Plan, steady: Steady) -> Iterator[Span]:
         for number in shown:
             lane = _lane_name(dag, slot, number)
             for iteration in iterations:
-                yield from span(int(tasks[iteration, number]), lane, label, kind, None)
+                yield from span(times(int(tasks[iteration, number])), lane, label, kind)
+    if strategy.compute == "stream":
+        for wait in waits(steady, shown, iterations):
+            lane = _lane_name(dag, dag.layout.slots[wait.slot], wait.worker_class)
+            label = _awaited(profile, dag.layout.slots[wait.slot])
+            yield from span((wait.start_ns, wait.stop_ns), lane, label, "wait")
+    ready = ready_ns(steady, plan, iterations)
     tensors, sizes = plan.message_tensors(), plan.message_bytes()
     for index, task in enumerate(dag.messages):
         if task.lane == "delay" or (task.worker_class not in (None, *shown)):
@@ -246,15 +260,26 @@ def _spans(profile: Profile, plan: Plan, steady: Steady) -> Iterator[Span]:
         lane = COMMUNICATION if task.lane == "channel" else task.lane
         tasks = dag.message_tasks(index)[:, 0]
         for iteration in iterations:
-            yield from span(int(tasks[iteration]), lane, label, "message", sizes[task.message])
+            number = int(tasks[iteration])
+            size = sizes[task.message]
+            for sent in span(times(number), lane, label, "message", size):
+                at_ns = max(ready[number] - begin, 0) if number in ready else None
+                yield msgspec.structs.replace(sent, ready_ns=at_ns)
 
 
 def _lane_name(dag: Dag, slot: Slot, number: int) -> str:
-    name = COMPUTE if slot.lane == "device" else slot.lane
+    name = COMPUTE if slot.lane in ("device", "join") else slot.lane
     if len(dag.classes) == 1:
         return name
     worker = dag.classes[number]
     return f"{name} of rank {worker.first} (x{worker.factor:.3g})"
+
+
+def _awaited(profile: Profile, slot: Slot) -> str:
+    """Return what is waited for before a slot: all messages, or those of one operation."""
+    if slot.gate and slot.operation is not None:
+        return profile.operations[slot.operation].name
+    return "all gradients"
 
 
 def _message_label(plan: Plan, task: MessageTask, tensors: range) -> str:

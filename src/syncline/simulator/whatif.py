@@ -204,8 +204,14 @@ class WhatIfSimulator:
         rate = (1 + INDEX_BYTES / width) / 2
         if rate == 1:
             return network
-        curve = network.all_reduce.rebased(network.all_reduce.startup_s, rate)
-        return msgspec.structs.replace(network, all_reduce=curve)
+        curves = {
+            name: None if curve is None else curve.rebased(curve.startup_s, rate)
+            for name, curve in (
+                ("all_reduce", network.all_reduce),
+                ("pipelined", network.pipelined),
+            )
+        }
+        return msgspec.structs.replace(network, **curves)
 
     def plan_at(self, change: Change, planner: str) -> Planned:
         """Return what one planner makes of a point."""
