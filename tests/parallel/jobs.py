@@ -6,16 +6,22 @@ import contextlib
 import copy
 import itertools
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.run import Rate
 from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.groundwork import Groundwork
+from syncline.parallel.losses import LossWatch
+from syncline.parallel.stages import StageResult
 from tests.parallel.models import MODELS, Plain
 
 OPTIMIZERS = {
@@ -28,11 +34,12 @@ PLAIN_SIZES = {
     "narrow.weight": 960,
     "wide.bias": 96,
     "wide.weight": 96 * 512,
-    "norm.bias": 8,
     "norm.weight": 8,
-    "conv.bias": 8,
+    "norm.bias": 8,
     "conv.weight": 72,
+    "conv.bias": 8,
 }
+"""Elements of the gradients of ``Plain``, in the order in which they become ready."""
 SLOW = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-7, name="slow")
 
 
@@ -194,6 +201,115 @@ def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
     return {"phases": list(dict.fromkeys(phases)), "decision": ddp.run_record().decision}
 
 
+def compare_given_plan(plan_json: str) -> dict[str, Any]:
+    """Train twins under a plan and under torch's class; say whether all bits agree."""
+    module = Plain()
+    twin = copy.deepcopy(module)
+    ours = DistributedDataParallel(module, plan=Plan.from_json(plan_json), check=False)
+    stock = TorchDDP(twin)
+    optimizers = [OPTIMIZERS["sgd"](ddp.parameters()) for ddp in (ours, stock)]
+    ours.overlap(optimizers[0])
+    for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
+        train(ddp, optimizer, 20)
+    run = ours.run_record()
+    return {
+        "differences": differing(ours, stock),
+        "decision": run.decision,
+        "messages": run.messages,
+    }
+
+
+def flushes(kind: str) -> dict[str, Any]:
+    """Read gradients or parameters at every step, so that nothing is left to overlap.
+
+    Every message is held back, so that it is under way when the update is asked for. What was
+    measured is not what decides: the plan wins.
+    """
+    held_back = tuple(replace(m, delay_s=5e-3) for m in plain_plan().messages)
+    plan = replace(plain_plan(), messages=held_back, wait="need")
+    module = Plain()
+    twin = copy.deepcopy(module)
+    ours, stock = DistributedDataParallel(module, plan=plan), TorchDDP(twin)
+    optimizers = [OPTIMIZERS["sgd"](ddp.parameters()) for ddp in (ours, stock)]
+    ours.overlap(optimizers[0])
+    waits: list[str] = []
+    step = 0
+    with mock.patch.object(Groundwork, "rate", planned_is_faster):
+        while ours.measuring or step < 160:
+            late = "later" not in kind or (not ours.measuring and step > 60)
+            for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
+                one_step(ddp, optimizer, step, kind if late else "")
+            if ours.plan is not None:
+                waits.append(ours.plan.wait)
+            step += 1
+            assert step < 500, ours.phase
+    run = ours.run_record()
+    return {
+        "differences": differing(ours, stock),
+        "waits": [wait for wait, _ in itertools.groupby(waits)],
+        "decision": run.decision,
+        "deferred": run.deferred,
+        "said": [event.text for event in run.events if "gains nothing" in event.text],
+    }
+
+
+def planned_is_faster(_: Groundwork, name: str, result: StageResult) -> Rate:
+    """Return one second for stock DDP, and half of it for any plan."""
+    seconds = 1.0 if name == "stock DDP" else 0.5
+    return Rate(name=name, iteration_s=seconds, noise_s=0.0, iterations=len(result.iteration_s))
+
+
+def turns_slow() -> dict[str, Any]:
+    """Let a plan that was kept be slower in the long run, as far as the script is told."""
+    ddp = DistributedDataParallel(Plain(), plan=replace(plain_plan(), wait="need"))
+    optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
+    slow = False
+
+    def told(_: Groundwork, name: str, result: StageResult) -> Rate:
+        seconds = 1.0 if name == "stock DDP" else 2.0 if slow else 0.5
+        return Rate(name=name, iteration_s=seconds, noise_s=0.0, iterations=len(result.iteration_s))
+
+    def is_slow(*_: object) -> bool:
+        return slow
+
+    phases: list[str] = []
+    with (
+        mock.patch.object(Groundwork, "rate", told),
+        mock.patch.object(LossWatch, "close_window", is_slow),
+    ):
+        before = steps_to_steady(ddp, optimizer)
+        slow = True
+        phases += train(ddp, optimizer, 150, first=before)
+    run = ddp.run_record()
+    return {
+        "phases": [phase for phase, _ in itertools.groupby(phases)],
+        "decision": run.decision,
+        "deferred": run.deferred,
+        "said": [event.text for event in run.events],
+    }
+
+
+def one_step(ddp: TorchDDP, optimizer: torch.optim.Optimizer, step: int, reads: str) -> None:
+    """Take one step, and read on the way what ``reads`` says."""
+    optimizer.zero_grad()
+    inputs, targets = batch(step)
+    cross_entropy(ddp(inputs), targets).backward()
+    if "clip" in reads:
+        nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
+    if "one rank" in reads and dist.get_rank() == 1:
+        assert all(torch.isfinite(p.grad).all() for p in ddp.parameters() if p.grad is not None)
+    optimizer.step()
+    if "average" in reads:
+        assert all(p.detach().clone().isfinite().all() for p in ddp.parameters())
+
+
+def differing(ours: nn.Module, stock: nn.Module) -> list[str]:
+    """Return the names of the values in which two models differ."""
+    mine, theirs = ours.state_dict(), stock.state_dict()
+    assert list(mine) == list(theirs)
+    return [name for name in mine if not torch.equal(mine[name], theirs[name])]
+
+
 def refuses(plan_json: str) -> str:
     """Return the message with which a plan for something else is refused."""
     from syncline.errors import MismatchError
@@ -228,7 +344,6 @@ def refuses_hook_and_arguments() -> list[str]:
         lambda: DistributedDataParallel(Plain(), planner="mergge"),
         lambda: DistributedDataParallel(Plain(), bucket_cap_mb_list=[1, 2]),
         lambda: DistributedDataParallel(Plain(), plan=plan, network=SLOW),
-        lambda: DistributedDataParallel(Plain(), planner="pace"),
     ]
     messages = []
     for call in calls:

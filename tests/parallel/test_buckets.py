@@ -9,7 +9,7 @@ from syncline.model.plan import Message
 from syncline.parallel.buckets import (
     bucket_caps_mb,
     difference_from_plan,
-    only_simulated,
+    needs_engine,
     unbucketable,
 )
 from tests.parallel.jobs import plain_plan
@@ -23,7 +23,7 @@ def listed(*buckets: str) -> dict[str, str]:
 
 
 def test_caps_are_exactly_the_messages() -> None:
-    caps = bucket_caps_mb(PLAN)
+    caps = bucket_caps_mb(PLAN.message_bytes())
     assert [int(cap * 1024 * 1024) for cap in caps] == list(PLAN.message_bytes())
 
 
@@ -63,25 +63,28 @@ def test_what_no_bucket_can_be() -> None:
 
 TOTAL = PLAN.elements
 FEATURES = [
-    ({"wait": "need"}, "its forward pass waits for each gradient by itself (wait: need)"),
-    ({"in_flight": 2}, "it keeps 2 messages under way at once (in_flight)"),
-    (
+    pytest.param({"wait": "need"}, id="waits on need"),
+    pytest.param({"in_flight": 2}, id="two in flight"),
+    pytest.param(
         {
             "messages": (
                 Message(start=0, stop=TOTAL, collective="reduce-scatter"),
                 Message(start=0, stop=TOTAL, collective="all-gather"),
             )
         },
-        "message 0 is a half of an all-reduce (reduce-scatter)",
+        id="halves",
     ),
-    (
-        {"messages": (Message(start=0, stop=TOTAL, delay_s=5e-4),)},
-        "message 0 is held back for 0.5 ms (delay_s)",
+    pytest.param({"messages": (Message(start=0, stop=TOTAL, delay_s=5e-4),)}, id="held back"),
+    pytest.param(
+        {"messages": (Message(start=0, stop=100), Message(start=100, stop=TOTAL))}, id="split"
+    ),
+    pytest.param(
+        {"messages": (Message(start=970, stop=TOTAL), Message(start=0, stop=970))}, id="turned"
     ),
 ]
 
 
-@pytest.mark.parametrize(("changed", "feature"), FEATURES)
-def test_what_can_only_be_simulated(changed: dict[str, object], feature: str) -> None:
-    assert only_simulated(PLAN) is None
-    assert only_simulated(msgspec.structs.replace(PLAN, **changed)) == feature
+@pytest.mark.parametrize("changed", FEATURES)
+def test_what_needs_the_engine(changed: dict[str, object]) -> None:
+    assert not needs_engine(PLAN)
+    assert needs_engine(msgspec.structs.replace(PLAN, **changed))

@@ -12,38 +12,34 @@ __all__ = [
     "BYTES_PER_MIB",
     "bucket_caps_mb",
     "difference_from_plan",
-    "only_simulated",
+    "needs_engine",
     "unbucketable",
 ]
 
 BYTES_PER_MIB = 1024 * 1024
 
 
-def bucket_caps_mb(plan: Plan) -> list[float]:
-    """Return the caps for ``bucket_cap_mb_list`` that make DDP's buckets the plan's messages.
+def bucket_caps_mb(bucket_bytes: Sequence[int]) -> list[float]:
+    """Return the caps for ``bucket_cap_mb_list`` that make DDP's buckets of these sizes.
 
-    DDP closes a bucket once it holds at least its cap, so a cap of exactly the message's bytes
+    DDP closes a bucket once it holds at least its cap, so a cap of exactly the bucket's bytes
     closes it exactly there (a division by 2^20 is exact in floating point).
     """
-    return [size / BYTES_PER_MIB for size in plan.message_bytes()]
+    return [size / BYTES_PER_MIB for size in bucket_bytes]
 
 
-def only_simulated(plan: Plan) -> str | None:
-    """Say which feature of a plan the simulator knows and training does not, or None if none.
+def needs_engine(plan: Plan) -> bool:
+    """Say whether a plan is more than DDP's reducer can do by itself.
 
-    DDP's reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
+    The reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
     waits for all of them.
     """
-    if plan.wait == "need":
-        return "its forward pass waits for each gradient by itself (wait: need)"
-    if plan.in_flight > 1:
-        return f"it keeps {plan.in_flight} messages under way at once (in_flight)"
-    for number, message in enumerate(plan.messages):
-        if message.collective != "all-reduce":
-            return f"message {number} is a half of an all-reduce ({message.collective})"
-        if message.delay_s > 0:
-            return f"message {number} is held back for {message.delay_s * 1e3:.3g} ms (delay_s)"
-    return None
+    return (
+        plan.wait == "need"
+        or plan.in_flight > 1
+        or any(m.collective != "all-reduce" or m.delay_s > 0 for m in plan.messages)
+        or unbucketable(plan) is not None
+    )
 
 
 def unbucketable(plan: Plan) -> str | None:

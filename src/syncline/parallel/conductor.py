@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.observer import Observer
 from syncline.measure.segments import read_iteration
-from syncline.measure.statistics import median
+from syncline.measure.statistics import median, standard_error
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
+from syncline.parallel.buckets import needs_engine
 from syncline.parallel.drift import WINDOW, DriftWatch, Pace
 from syncline.parallel.groundwork import Job
-from syncline.parallel.recording import BucketRecorder
+from syncline.parallel.losses import LossWatch
+from syncline.parallel.recording import Recorded
 from syncline.parallel.stages import Stage, StageResult
 from syncline.parallel.tuning import Tuning
 
@@ -25,6 +28,8 @@ TURNS = 3
 PACE_EVERY = 5
 """In the steady state, every how many iterations the reducer's own timers are read."""
 HISTORY = 1000
+STARTING = Stage(name="starting", plan=None, warmup=0, iterations=1)
+"""Before the first iteration: the script begins with it, when all optimizers are known."""
 LONGEST_WARMUP = 5.0
 """Usual iterations that one may take in which buckets are built: more is something else."""
 
@@ -32,14 +37,20 @@ LONGEST_WARMUP = 5.0
 class Buckets(Protocol):
     """The side of the wrapper that owns the reducer."""
 
-    def use(self, plan: Plan | None, recorder: BucketRecorder | None) -> None:
+    def use(self, plan: Plan | None, *, record: bool) -> None:
         """Give the reducer the plan's messages (None: DDP's own buckets)."""
+
+    def recorded(self) -> Recorded:
+        """Return what was noted of the exchange since the last call."""
 
     def mismatch(self, plan: Plan) -> str | None:
         """Say how the reducer's buckets differ from the plan."""
 
-    def pace(self) -> Pace | None:
-        """Return what the reducer's timers say of the last iteration that they sampled."""
+    def flushed(self) -> str | None:
+        """Say why hardly anything was left to run under forward passes since the last call."""
+
+    def pace(self, iteration_s: float) -> Pace | None:
+        """Return what the last iteration took, as far as it was sampled."""
 
 
 class Conductor:
@@ -57,9 +68,14 @@ class Conductor:
         self._script = tuning.script()
         self._running: tuple[Plan | None, bool] = (None, False)
         self._observer: Observer | None = None
-        self._recorder: BucketRecorder | None = None
         self._drift = DriftWatch()
+        self._losses = LossWatch()
+        self._everyone: list[list[float]] = []
+        """Of every rank at the end of the last window: whether it was flushed, the median of its
+        iterations in seconds and the error of that."""
         self._start: Any = None
+        self._left = False
+        self._broken_off = False
         self._history: deque[float] = deque(maxlen=HISTORY)
         self.measuring_s = 0.0
         """Time spent in iterations before the steady state and on what was done between them.
@@ -68,7 +84,7 @@ class Conductor:
         """
         self.measuring_iterations = 0
         """How many iterations that was."""
-        self._enter(next(self._script))
+        self._stage = STARTING
 
     @property
     def stage(self) -> Stage:
@@ -85,12 +101,40 @@ class Conductor:
         """Seconds of the last steady iterations, at most 1,000."""
         return list(self._history)
 
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun."""
+        return self._start is not None
+
+    def leave_engine(self) -> None:
+        """Let the reducer exchange DDP's own buckets for a while, if the engine runs.
+
+        Under ``join``, ranks that have ended answer the reducer's collectives, not the engine's.
+        """
+        if self._stage.plan is not None and needs_engine(self._stage.plan) and not self._left:
+            self._left = True
+            self._buckets.use(None, record=False)
+
+    def return_to_engine(self) -> None:
+        """Go back to the stage's plan after :meth:`leave_engine`."""
+        if self._left:
+            self._left = False
+            self._buckets.use(self._stage.plan, record=False)
+
     def begin_iteration(self) -> None:
         """Call just before a forward pass whose gradients will be exchanged."""
-        if self._start is not None and self.steady:
+        if self._broken_off:
+            # Not another one: the others count the iterations whose gradients are exchanged.
+            self._broken_off = False
+            if self._observer is not None:
+                self._observer.begin()
+            return
+        if self._start is None:
+            self._enter(next(self._script))
+        elif self.steady:
             self._end_steady_iteration()
             return
-        if self._start is not None:
+        else:
             self._end_measured_iteration()
         self._start = time.perf_counter() if self.steady else self._clock.stamp()
 
@@ -98,6 +142,10 @@ class Conductor:
         """Call when that forward pass is over."""
         if self._observer is not None:
             self._observer.output(output)
+
+    def break_off(self) -> None:
+        """Call when that forward pass has raised: the next one belongs to the same iteration."""
+        self._broken_off = True
 
     def skip_iteration(self) -> None:
         """Call before a forward pass whose gradients will not be exchanged."""
@@ -133,12 +181,12 @@ class Conductor:
         assert self._observer is not None
         self._set_observer()
         finished = self._observer.begin()
-        exchanges = self._recorder.take() if self._recorder is not None else []
+        recorded = self._buckets.recorded()
         if finished is None or not measured:
             return
         self._clock.settle()
-        if self._recorder is not None:
-            self._result.recorded.append((finished, exchanges))
+        if self._stage.record:
+            self._result.recorded.append((finished, recorded))
         elif finished.quiet:
             self._result.quiet_ns.append(
                 self._clock.between_ns(finished.events[0].stamp, finished.end_stamp)
@@ -156,27 +204,52 @@ class Conductor:
 
     def _end_steady_iteration(self) -> None:
         now = time.perf_counter()
+        iteration_s = now - self._start
         if self._done >= self._stage.warmup:
-            self._history.append(now - self._start)
+            self._history.append(iteration_s)
         self._start = now
         self._done += 1
         self._tuning.iteration += 1
         if self._done % PACE_EVERY:
             return
-        pace = self._buckets.pace()
+        pace = self._buckets.pace(iteration_s)
         if pace is not None:
             self._drift.add(pace)
         if self._done % WINDOW == 0:
-            if self._drift.close_window(
-                lambda own: gather_numbers(own, self._job.group, self._job.device)
-            ):
+            if self._close_window():
                 self._advance()
             self._start = time.perf_counter() if self.steady else self._clock.stamp()
+
+    def _close_window(self) -> bool:
+        """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
+        result, tuning = self._result, self._tuning
+        result.iteration_s = list(self._history)[-WINDOW:]
+        result.flushed = self._buckets.flushed()
+        result.drifted = self._drift.close_window(self._agree)
+        baseline = tuning.baseline if tuning.can_revert else None
+        result.slower = self._losses.close_window(
+            baseline, [(seconds, error) for _, seconds, error in self._everyone]
+        )
+        flushed = any(flag for flag, *_ in self._everyone)
+        return result.drifted or result.slower or (flushed and tuning.watches_flushes)
+
+    def _agree(self, own: Sequence[float]) -> list[list[float]]:
+        """Gather the numbers of all ranks, and by the same collective what else decides."""
+        times_s = self._result.iteration_s
+        flag = float(self._result.flushed is not None)
+        everyone = gather_numbers(
+            [*own, flag, median(times_s), standard_error(times_s)],
+            self._job.group,
+            self._job.device,
+        )
+        self._everyone = [numbers[len(own) :] for numbers in everyone]
+        return [numbers[: len(own)] for numbers in everyone]
 
     def _advance(self) -> None:
         began_s = time.perf_counter()
         if self._stage.plan is not None:
             self._result.mismatch = self._buckets.mismatch(self._stage.plan)
+            self._result.flushed = self._result.flushed or self._buckets.flushed()
         if self._observer is not None:
             self._observer.detach()
             self._observer = None
@@ -188,10 +261,11 @@ class Conductor:
         self._result = StageResult()
         self._stamps: list[tuple[Any, Any]] = []
         self._done = 0
-        if (stage.plan, stage.record) != self._running:
-            self._recorder = BucketRecorder(self._job.group, self._clock) if stage.record else None
-            self._buckets.use(stage.plan, self._recorder)
-            self._running = (stage.plan, stage.record)
+        # The engine notes its messages all the time; only the reducer's need a hook.
+        record = stage.record and not (stage.plan is not None and needs_engine(stage.plan))
+        if (stage.plan, record) != self._running:
+            self._buckets.use(stage.plan, record=record)
+            self._running = (stage.plan, record)
         if stage.observe:
             # Attached after the reducer's own hooks, so that a gradient counts as ready when it
             # is in its bucket.

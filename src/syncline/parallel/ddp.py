@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 
 from syncline.errors import MismatchError, UserError
@@ -20,18 +22,30 @@ from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Run
-from syncline.parallel.buckets import BYTES_PER_MIB, only_simulated, unbucketable
+from syncline.parallel.agreement import require_same_optimizers, require_same_training
+from syncline.parallel.buckets import BYTES_PER_MIB
 from syncline.parallel.conductor import Conductor
+from syncline.parallel.deferral import Deferral
+from syncline.parallel.deferred_step import DeferredOptimizer
+from syncline.parallel.gates import is_compiled
+from syncline.parallel.log import warn
+from syncline.parallel.lost import telling_lost_peers
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
 from syncline.parallel.settings import Settings
-from syncline.parallel.tuning import Tuning, logger
-from syncline.planners import RUNNABLE, runnable_planner_named
+from syncline.parallel.tuning import Tuning
+from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
 
 __all__ = ["DistributedDataParallel"]
 
 TorchDDP = nn.parallel.DistributedDataParallel
+
+COMPILED = (
+    "the whole model is compiled, so that every gradient comes at the end of the backward pass and "
+    "no part of the model can wait for its own; compile it block by block instead "
+    "(block.compile() for each of its blocks)"
+)
 
 
 class DistributedDataParallel(TorchDDP):
@@ -74,27 +88,37 @@ class DistributedDataParallel(TorchDDP):
         check: bool = True,
         **kwargs: Any,
     ) -> None:
-        runnable_planner_named(planner)
-        if plan is not None and (profile is not None or network is not None):
-            raise UserError(
-                "a plan was given, so a profile or network would be ignored; give one or the other"
-            )
-        if kwargs.get("bucket_cap_mb_list"):
-            raise UserError(
-                "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
-                "DistributedDataParallel"
-            )
         bound = inspect.signature(TorchDDP.__init__).bind(self, module, *args, **kwargs)
         self._arguments = {
             name: value for name, value in bound.arguments.items() if name not in ("self", "module")
         }
+        require_same_training(
+            module,
+            {
+                "planner": planner,
+                "plan": plan,
+                "profile": profile,
+                "network": network,
+                "check": check,
+            },
+            self._arguments,
+            _refusal(planner, plan, profile, network, self._arguments),
+        )
         self._conductor: Conductor | None = None
         self._in_torch = True
         self._in_join = False
         self._has_joined = False
-        self._plan_order: Plan | None = None
-        super().__init__(module, **self._arguments)
+        self._bucket_names: list[list[str]] | None = None
+        self._overlapped: list[DeferredOptimizer] = []
+        self._why_not_deferred: str | None = None
+        with telling_lost_peers("while the model was sent to all ranks"):
+            super().__init__(module, **self._arguments)
         self._in_torch = False
+        self._exchanged = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in self.parameters_to_ignore
+        }
         self._settings = Settings(
             planner=planner,
             plan=plan,
@@ -106,27 +130,83 @@ class DistributedDataParallel(TorchDDP):
         self._check_given()
         self._why_not_planned = obstacle(self)
         if self._why_not_planned is not None:
-            if dist.get_rank(self.process_group) == 0:
-                logger.warning("training with DDP's own buckets: %s", self._why_not_planned)
+            warn(f"training with DDP's own buckets: {self._why_not_planned}")
             return
         job = WrappedJob(self)
         self._tuning = Tuning(job, self._settings)
-        self._conductor = Conductor(job, self._tuning, ReducerBuckets(self))
+        self._reducer_buckets = ReducerBuckets(self)
+        self._conductor = Conductor(job, self._tuning, self._reducer_buckets)
 
     # ------------------------------------------------------------------ training
 
     @_disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and at the start of an iteration do whatever the measuring needs."""
-        conductor = self._conductor
-        if conductor is None or not self._counts():
-            if conductor is not None:
-                conductor.skip_iteration()
-            return super().forward(*inputs, **kwargs)
-        conductor.begin_iteration()
-        output = super().forward(*inputs, **kwargs)
-        conductor.output(output)
+        # Asked here: inside any function that is called from here it would say no.
+        counts = self._begin_forward(compiled=get_eval_frame_callback() is not None)
+        try:
+            output = super().forward(*inputs, **kwargs)
+        except BaseException:
+            self._break_forward_off(counts=counts)
+            raise
+        self._end_forward(output, counts=counts)
         return output
+
+    @_disable_dynamo
+    def _begin_forward(self, *, compiled: bool) -> bool:
+        """Get ready for a forward pass; return whether it begins an iteration."""
+        if compiled and self._why_not_deferred is None:
+            self._stop_deferring(COMPILED)
+        conductor = self._conductor
+        if conductor is None:
+            return False
+        counts = self._counts()
+        if not counts:
+            conductor.skip_iteration()
+        else:
+            if not conductor.begun:
+                require_same_optimizers(self._overlapped, self.module, self.process_group)
+            conductor.begin_iteration()
+        deferral = self._deferral()
+        if deferral is not None:
+            if self._is_exchanged():
+                deferral.require_whole()
+            deferral.begin_forward()
+        return counts
+
+    @_disable_dynamo
+    def _end_forward(self, output: Any, *, counts: bool) -> None:
+        conductor = self._conductor
+        if conductor is None:
+            return
+        engine = self._reducer_buckets.engine
+        if engine is not None:
+            engine.deferral.end_forward()
+            if self._is_exchanged():
+                engine.expect()
+        if counts:
+            conductor.output(output)
+
+    @_disable_dynamo
+    def _break_forward_off(self, *, counts: bool) -> None:
+        deferral = self._deferral()
+        if deferral is not None:
+            deferral.end_forward()
+        if counts and self._conductor is not None:
+            self._conductor.break_off()
+
+    def _is_exchanged(self) -> bool:
+        """Whether torch prepares the reducer, after this forward pass, for a backward pass."""
+        return torch.is_grad_enabled() and self.require_backward_grad_sync
+
+    def _stop_deferring(self, reason: str) -> None:
+        """Make updates at once from now on, and say why if that makes a difference."""
+        self._why_not_deferred = reason
+        engine = self._reducer_buckets.engine if self._conductor is not None else None
+        if engine is not None:
+            engine.stop_deferring()
+        if any(optimizer.why_not is None for optimizer in self._overlapped):
+            warn(f"overlap: updates are synchronous: {reason}")
 
     def _counts(self) -> bool:
         """Whether this forward pass begins an iteration: the same answer on every rank.
@@ -143,6 +223,83 @@ class DistributedDataParallel(TorchDDP):
             and (not self._join_config.enable or self._has_joined)
         )
 
+    # ------------------------------------------------------------------ the update
+
+    def overlap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Let the exchange go on under the next forward pass, and update each parameter there.
+
+        From here on the optimizer's ``step`` returns at once. In the next forward pass each module
+        waits only for its own gradients, and its parameters are updated just before it runs, with
+        the hyper-parameters as they were at ``step``. Whatever else reads a parameter or gradient
+        waits for it. An optimizer whose update of a parameter depends on other parameters makes
+        synchronous steps, and so does one that is stepped with a closure or has step hooks; the
+        reason is logged once.
+
+        Call on all ranks, once for each optimizer, before the first forward pass.
+
+        Args:
+            optimizer: of parameters of this model; it keeps its class, state and groups.
+
+        Returns:
+            The same optimizer.
+
+        Raises:
+            UserError: called twice for this optimizer or after training has begun, or the optimizer
+                holds parameters that this model does not have.
+        """
+        known = {id(parameter) for parameter in self.module.parameters()}
+        foreign = [
+            (number, parameter)
+            for number, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+            if id(parameter) not in known
+        ]
+        if foreign:
+            number, parameter = foreign[0]
+            raise UserError(
+                f"the optimizer holds {len(foreign)} parameters that this model does not have, the "
+                f"first in group {number} of shape {tuple(parameter.shape)}; give overlap an "
+                "optimizer of this model's parameters alone"
+            )
+        if self._conductor is not None and self._conductor.begun:
+            raise UserError(
+                "overlap was called after training had begun; call it before the first forward pass"
+            )
+        self._overlapped.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
+        if is_compiled(self.module) and self._why_not_deferred is None:
+            self._stop_deferring(COMPILED)
+        engine = self._reducer_buckets.engine if self._conductor is not None else None
+        if engine is not None and self.defers:
+            engine.let_defer()
+        return optimizer
+
+    @property
+    def defers(self) -> bool:
+        """Whether an update can wait for the next forward pass."""
+        return self._why_not_deferred is None and any(
+            optimizer.why_not is None for optimizer in self._overlapped
+        )
+
+    def settle(self) -> None:
+        """Finish what is pending: all gradients arrive, and all due updates are made.
+
+        Only what cannot be seen needs it: code that reads parameters, gradients or the optimizer's
+        state past torch's Python interface.
+
+        Raises:
+            PeerError: a rank failed or did not answer within the group's timeout.
+            MismatchError: the ranks have parted.
+        """
+        deferral = self._deferral()
+        if deferral is not None:
+            deferral.settle()
+
+    def _deferral(self) -> Deferral | None:
+        engine = self._reducer_buckets.engine if self._conductor is not None else None
+        return None if engine is None else engine.deferral
+
+    # ------------------------------------------------------------------ torch's own
+
     @contextlib.contextmanager
     def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Train with uneven inputs, as torch's ``join``; the buckets stay as they are meanwhile."""
@@ -152,6 +309,14 @@ class DistributedDataParallel(TorchDDP):
                 yield
         finally:
             self._in_join = False
+            if self._conductor is not None:
+                self._conductor.return_to_engine()
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        """Prepare for uneven inputs, as torch's; without the engine as long as that lasts."""
+        if self._conductor is not None:
+            self._conductor.leave_engine()
+        return super().join_hook(**kwargs)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Refuse the user's communication hooks: a hook replaces the exchange that is planned.
@@ -166,6 +331,13 @@ class DistributedDataParallel(TorchDDP):
             )
         super().register_comm_hook(state, hook)
 
+    @_disable_dynamo
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        engine = self._reducer_buckets.engine if self._conductor is not None else None
+        keeping = contextlib.nullcontext() if engine is None else engine.keeping_gradients()
+        with telling_lost_peers("before the forward pass"), keeping:
+            return super()._pre_forward(*inputs, **kwargs)
+
     def _lazy_init(self) -> None:
         with self._torch_may_hook():
             super()._lazy_init()
@@ -179,11 +351,15 @@ class DistributedDataParallel(TorchDDP):
             self._in_torch = False
 
     def __getstate__(self) -> dict[str, Any]:
+        self.settle()
         state: dict[str, Any] = super().__getstate__()
         # Measurements belong to this process; a copy trains with DDP's own buckets.
         state.pop("_tuning", None)
         state["_conductor"] = None
-        state["_plan_order"] = None
+        state["_bucket_names"] = None
+        state["_overlapped"] = []
+        state["_comm_hooks"] = []
+        state.pop("_reducer_buckets", None)
         return state
 
     # ------------------------------------------------------------------ what is going on
@@ -215,7 +391,10 @@ class DistributedDataParallel(TorchDDP):
 
     @property
     def exposed_communication_s(self) -> float | None:
-        """How long the last sampled backward pass waited for communication, in seconds."""
+        """How long the last sampled iteration stood still for communication, in seconds."""
+        deferral = self._deferral()
+        if deferral is not None:
+            return deferral.stall_ns / NS_PER_S
         data = self._get_ddp_logging_data()
         if not data.get("backward_comm_time_end"):
             return None
@@ -259,12 +438,12 @@ class DistributedDataParallel(TorchDDP):
     # ------------------------------------------------------------------ the reducer
 
     def _exchanged_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that DDP exchanges, by name; a shared one once."""
-        return {
-            name: parameter
-            for name, parameter in self.module.named_parameters()
-            if parameter.requires_grad and name not in self.parameters_to_ignore
-        }
+        """Return the parameters that DDP exchanges, by name; a shared one once.
+
+        Those that needed gradients when the module was wrapped: torch's class never exchanges
+        others, and these even if they are frozen for a while.
+        """
+        return self._exchanged
 
     def _bucket_sizes(self) -> list[int]:
         data = self._get_ddp_logging_data()
@@ -303,24 +482,40 @@ class DistributedDataParallel(TorchDDP):
                     f"the given {what} does not fit: {difference}; "
                     "profile and plan this model at this worker count again"
                 )
-            feature = only_simulated(plan)
-            if feature is not None:
-                raise MismatchError(
-                    f"the given plan can only be simulated so far: {feature}; give the plan of "
-                    f"one of the planners {', '.join(RUNNABLE)}"
-                )
-            problem = unbucketable(plan)
-            if problem is not None:
-                raise MismatchError(f"the given plan cannot be run as DDP's buckets: {problem}")
 
     def _build_params_for_reducer(self) -> Any:
         parameters, sparse = super()._build_params_for_reducer()
-        plan = self._plan_order
-        if plan is None or not self.find_unused_parameters or self.static_graph:
+        buckets = self._bucket_names
+        if buckets is None or not self.find_unused_parameters or self.static_graph:
             return parameters, sparse
         # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
-        # buckets it made at first, from the last parameter to the first.
-        position = {tensor.name: index for index, tensor in enumerate(plan.tensors)}
+        # buckets it made at first, the last one from the first parameters.
+        order = [name for bucket in reversed(buckets) for name in bucket]
+        position = {name: index for index, name in enumerate(order)}
         names = {id(p): name for name, p in self._exchanged_parameters().items()}
-        order = sorted(range(len(parameters)), key=lambda i: -position[names[id(parameters[i])]])
-        return [parameters[i] for i in order], [sparse[i] for i in order]
+        chosen = sorted(range(len(parameters)), key=lambda i: position[names[id(parameters[i])]])
+        return [parameters[i] for i in chosen], [sparse[i] for i in chosen]
+
+
+def _refusal(
+    planner: str,
+    plan: Plan | None,
+    profile: Profile | None,
+    network: Network | None,
+    arguments: Mapping[str, Any],
+) -> UserError | None:
+    """Return the error for arguments that cannot be used, or None if they can."""
+    if plan is not None and (profile is not None or network is not None):
+        return UserError(
+            "a plan was given, so a profile or network would be ignored; give one or the other"
+        )
+    if arguments.get("bucket_cap_mb_list"):
+        return UserError(
+            "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
+            "DistributedDataParallel"
+        )
+    try:
+        planner_named(planner)
+    except UserError as error:
+        return error
+    return None

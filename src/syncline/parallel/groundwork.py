@@ -47,6 +47,10 @@ class Job(Protocol):
     clock: Clock
     gradients_are_views: bool
 
+    @property
+    def can_defer(self) -> bool:
+        """Whether an optimizer's update can wait for the next forward pass."""
+
 
 class Groundwork:
     """Measurements that all ranks make or conclude together; all get the same results."""
@@ -75,6 +79,7 @@ class Groundwork:
             device=self._job.device,
             largest_bytes=1 << (largest - 1).bit_length(),
             seconds=min(iteration_s * PROBE_ITERATIONS, PROBE_S),
+            pipelined=self._job.can_defer,
         )
         return Network.from_json(self.shared(found.to_json))
 

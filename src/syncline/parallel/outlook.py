@@ -13,8 +13,10 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.parallel.settings import Settings
+from syncline.planners import Planner, planner_named
 from syncline.planners.auto import Auto, choose
 from syncline.planners.ddp import Ddp
+from syncline.planners.overlap import Overlap
 from syncline.simulator.contention import calibrate_contention
 from syncline.simulator.predict import predict
 
@@ -29,6 +31,9 @@ class Outlook(NamedTuple):
     comparison: Comparison
     plan: Plan | None
     """The plan to try; None where DDP's own buckets are expected to be as good."""
+    held_back: bool = False
+    """Whether the planner of ``plan`` would leave messages to the next forward pass, which no
+    optimizer allows."""
 
     def predicted_s(self, planner: str) -> float:
         """Return the predicted seconds an iteration of a planner."""
@@ -41,17 +46,18 @@ class Outlook(NamedTuple):
     def to_shared(self) -> Any:
         """Return the outlook, less the profile, as JSON values."""
         plan = None if self.plan is None else self.plan.to_json()
-        return [self.network.to_json(), self.comparison.to_json(), plan]
+        return [self.network.to_json(), self.comparison.to_json(), plan, self.held_back]
 
     @classmethod
     def from_shared(cls, profile: Profile, shared: Any) -> Outlook:
         """Return the outlook that another rank made from the same profile."""
-        network, comparison, plan = shared
+        network, comparison, plan, held_back = shared
         return cls(
             profile,
             Network.from_json(network),
             Comparison.from_json(comparison),
             None if plan is None else Plan.from_json(plan),
+            held_back,
         )
 
 
@@ -60,6 +66,8 @@ def look_ahead(
     network: Network,
     settings: Settings,
     measured: Sequence[tuple[Plan, float]] = (),
+    *,
+    defers: bool = False,
 ) -> Outlook:
     """Compare all planners and say which plan to try.
 
@@ -69,16 +77,26 @@ def look_ahead(
         settings: what the user asked for.
         measured: plans that were tried, with their measured seconds an iteration; the network's
             contention is then fitted to them.
+        defers: whether an optimizer's update can wait for the next forward pass.
 
     O(N^2) for N tensors.
     """
     if measured:
         network = calibrate_contention(profile, network, measured)
-    choice = choose(profile, network, ddp=settings.ddp)
+    others: list[Planner] = [Overlap()] if defers else []
+    if settings.planner != Auto.NAME:
+        others.append(planner_named(settings.planner))
+    choice = choose(profile, network, ddp=settings.ddp, others=others, defers=defers)
     comparison = choice.comparison
     if settings.planner != Auto.NAME:
         comparison = msgspec.structs.replace(
             comparison, chosen=settings.planner, reason=f"{settings.planner} was asked for"
         )
-    stays = comparison.chosen == Ddp.NAME
-    return Outlook(profile, network, comparison, None if stays else choice.plans[comparison.chosen])
+    chosen = comparison.chosen
+    return Outlook(
+        profile,
+        network,
+        comparison,
+        plan=None if chosen == Ddp.NAME else choice.plans[chosen],
+        held_back=chosen in choice.deferring and not defers,
+    )

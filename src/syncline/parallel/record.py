@@ -64,6 +64,7 @@ def record_of(ddp: DistributedDataParallel) -> Run:
         reason=tuning.reason,
         planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
         messages=len(tuning.plan.messages) if tuning.plan else len(ddp._bucket_sizes()),
+        deferred=ddp.defers and tuning.plan is not None and tuning.plan.wait == "need",
         baseline=baseline,
         planned=tuning.planned,
         steady=steady,

@@ -1,19 +1,25 @@
 """Recording when each bucket is sent and done, for the measured timeline."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
-import itertools
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from syncline.measure.clock import Clock
-from syncline.measure.observer import Iteration, Moment
-from syncline.measure.segments import read_iteration
+from syncline.measure.observer import Iteration
 from syncline.model.plan import Plan
-from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
+from syncline.model.timeline import Timeline
+from syncline.parallel.measured import GateTimes, MessageTimes, engine_timeline, timeline_of
 
-__all__ = ["BucketRecorder", "Exchange", "measured_timeline"]
+__all__ = [
+    "BucketRecorder",
+    "EngineTimes",
+    "Exchange",
+    "Recorded",
+    "measured_timeline",
+    "recorded_timeline",
+]
 
 
 class Exchange(NamedTuple):
@@ -24,6 +30,18 @@ class Exchange(NamedTuple):
     """Stamp of when the bucket was full and handed to the backend."""
     finished: list[Any]
     """One stamp, once it is done."""
+
+
+class EngineTimes(NamedTuple):
+    """What the engine noted of an iteration, on the host's clock."""
+
+    messages: list[MessageTimes]
+    """Of the last two rounds, as far as they have finished."""
+    gates: list[GateTimes]
+
+
+Recorded = list[Exchange] | EngineTimes
+"""What is noted of an exchange: by the reducer's hook, or by the engine."""
 
 
 class BucketRecorder:
@@ -57,71 +75,36 @@ class BucketRecorder:
         return done
 
 
+def recorded_timeline(
+    iteration: Iteration, recorded: Recorded, plan: Plan, clock: Clock
+) -> Timeline | None:
+    """Build the timeline of a recorded iteration; None if some message was not seen."""
+    if isinstance(recorded, EngineTimes):
+        if len({times.message for times in recorded.messages}) != len(plan.messages):
+            return None
+        return engine_timeline(iteration, recorded.messages, recorded.gates, plan, clock)
+    if len(recorded) != len(plan.messages):
+        return None
+    return measured_timeline(iteration, recorded, plan, clock)
+
+
 def measured_timeline(
     iteration: Iteration, exchanges: list[Exchange], plan: Plan, clock: Clock
 ) -> Timeline:
-    """Build the timeline of one recorded iteration.
+    """Build the timeline of one recorded iteration; see :func:`timeline_of`.
 
     A bucket is shown from when it was sent, or from when the one before it was done if that was
-    later, to when it was done: how long it then waited inside the backend cannot be seen. What
-    passed between the update and the next forward pass is moved to the front, where the profile
-    and the simulator have it.
+    later, to when it was done: how long it then waited inside the backend cannot be seen.
     """
-    trace = read_iteration(iteration, clock)
     origin = iteration.events[0].stamp
-    data_ns = sum(s.duration_ns for s in trace.segments if s.phase == "data")
-    spans: list[Span] = []
-    if data_ns:
-        spans.append(
-            Span(lane=COMPUTE, start_ns=0, stop_ns=data_ns, label="data loading", kind="data")
-        )
-    now_ns = data_ns
-    for segment in trace.segments:
-        if segment.phase == "data":
-            continue
-        if segment.phase != "finalize":  # the exchange itself is on the other lane
-            spans.append(
-                Span(
-                    lane=COMPUTE,
-                    start_ns=now_ns,
-                    stop_ns=now_ns + segment.duration_ns,
-                    label=segment.name,
-                    kind=segment.phase,
-                )
-            )
-        now_ns += segment.duration_ns
-    walked_ns = _walked_ns(iteration, clock)
-    tensors = plan.message_tensors()
-    sizes = plan.message_bytes()
+    messages = []
     free_ns = 0
     for exchange in sorted(exchanges, key=lambda e: e.bucket):
         if not exchange.finished:
             continue
-        issued_ns = clock.between_ns(origin, exchange.issued) - walked_ns + data_ns
-        stop_ns = clock.between_ns(origin, exchange.finished[0]) - walked_ns + data_ns
-        start_ns = min(max(issued_ns, free_ns), stop_ns)
-        free_ns = max(free_ns, stop_ns)
-        spans.append(
-            Span(
-                lane=COMMUNICATION,
-                start_ns=max(start_ns, 0),
-                stop_ns=max(stop_ns, 0),
-                label=plan.label(tensors[exchange.bucket]),
-                kind="message",
-                size_bytes=sizes[exchange.bucket],
-            )
-        )
-    iteration_ns = max([now_ns, *(span.stop_ns for span in spans)])
-    return Timeline(
-        name=plan.planner, source="measured", iteration_ns=iteration_ns, spans=tuple(spans)
-    )
-
-
-def _walked_ns(iteration: Iteration, clock: Clock) -> int:
-    """Return how long our own walk of the graph took, which segments leave out."""
-    events = iteration.events
-    return sum(
-        clock.between_ns(before.stamp, event.stamp)
-        for before, event in itertools.pairwise(events)
-        if event.moment is Moment.WALKED
-    )
+        ready_ns = clock.between_ns(origin, exchange.issued)
+        finished_ns = clock.between_ns(origin, exchange.finished[0])
+        issued_ns = min(max(ready_ns, free_ns), finished_ns)
+        messages.append(MessageTimes(exchange.bucket, ready_ns, issued_ns, finished_ns))
+        free_ns = max(free_ns, finished_ns)
+    return timeline_of(iteration, messages, [], plan, clock)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from syncline.measure.observer import Iteration
 from syncline.measure.segments import Trace
 from syncline.model.plan import Plan
-from syncline.parallel.recording import Exchange
+from syncline.parallel.recording import Recorded
 
 __all__ = ["Stage", "StageResult"]
 
@@ -37,6 +37,12 @@ class StageResult:
     detailed: list[Trace] = field(default_factory=list)
     quiet_ns: list[int] = field(default_factory=list)
     """Durations of iterations in which nothing was noted."""
-    recorded: list[tuple[Iteration, list[Exchange]]] = field(default_factory=list)
+    recorded: list[tuple[Iteration, Recorded]] = field(default_factory=list)
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did."""
+    flushed: str | None = None
+    """Why hardly anything was left to run under the forward pass, if so."""
+    drifted: bool = False
+    """Whether the ranks agree that computation or communication has changed for good."""
+    slower: bool = False
+    """Whether they agree that iterations take longer than those of stock DDP did."""

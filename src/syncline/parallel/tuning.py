@@ -20,9 +20,11 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Baseline, Profile
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
+from syncline.parallel.flushes import FlushWatch
 from syncline.parallel.groundwork import Groundwork, Job
+from syncline.parallel.log import logger
 from syncline.parallel.outlook import Outlook, look_ahead
-from syncline.parallel.recording import measured_timeline
+from syncline.parallel.recording import recorded_timeline
 from syncline.parallel.settings import Settings
 from syncline.parallel.stages import Stage, StageResult
 from syncline.planners.auto import CONFIDENCE, Auto
@@ -30,13 +32,13 @@ from syncline.planners.ddp import Ddp
 
 __all__ = ["Tuning"]
 
-logger = logging.getLogger("syncline")
-
 Script = Generator[Stage, StageResult, None]
 
 WARMUP = 3
 REBUILT = 2
 """Iterations after a change of buckets: DDP makes the final ones after the first."""
+DEFERRED = REBUILT + 1
+"""The same where updates are deferred: until one begins with an update that is due."""
 COMPARED_ITERATIONS = 16
 """Iterations of the baseline and of a trial, at least."""
 COMPARED_S = 1.5
@@ -44,8 +46,8 @@ MOST_COMPARED_ITERATIONS = 48
 """Short iterations vary more: they are compared over this time, up to so many."""
 PROFILED_ITERATIONS = 18
 RECORDED_ITERATIONS = 3
-TRIALS = 2
-"""At most this many plans are tried: the second when the first has taught something."""
+TRIALS = 3
+"""At most this many plans are tried: another when the one before has taught something."""
 
 
 class _Trial(NamedTuple):
@@ -78,6 +80,19 @@ class Tuning:
         self.events: list[Event] = []
         self.iteration = 0
         self._compared = COMPARED_ITERATIONS
+        self._outlook: Outlook | None = None
+        """What was expected of the plan that runs, before it was tried."""
+        self._flushes = FlushWatch(job, self._groundwork.gather, self._say, heed=settings.check)
+
+    @property
+    def can_revert(self) -> bool:
+        """Whether a plan runs that is dropped if it turns out to be slower than stock DDP."""
+        return self._settings.check and self.plan is not None
+
+    @property
+    def watches_flushes(self) -> bool:
+        """Whether it matters that nothing is left to run under forward passes."""
+        return self._flushes.watches
 
     @property
     def running_plan(self) -> Plan | None:
@@ -91,13 +106,31 @@ class Tuning:
         while True:
             yield from self._decide()
             yield from self._record()
-            yield Stage(name="steady", plan=self.plan, warmup=REBUILT, iterations=0)
-            self._say("computation or communication has drifted; measuring and planning again")
+            while True:
+                steady = Stage(
+                    name="steady", plan=self.plan, warmup=_warmup(self.plan), iterations=0
+                )
+                result = yield steady
+                if self._flushes.gives_up(result):
+                    break
+                if result.drifted:
+                    self._say(
+                        "computation or communication has drifted; measuring and planning again"
+                    )
+                    break
+                if result.slower and self.plan is not None:
+                    self._say(
+                        f"{self.plan.planner} takes longer than stock DDP did; measuring both again"
+                    )
+                    rate = self._groundwork.rate(self.plan.planner, result)
+                    yield from self._judge_again(_Trial(self.plan, rate, self._outlook))
+                    yield from self._record()
 
     def _decide(self) -> Script:
         settings = self._settings
         if settings.plan is not None and not settings.check:
-            self._conclude("planned", "the plan was given, unchecked", plan=settings.plan)
+            plan = self._flushes.as_it_can_run(settings.plan)
+            self._conclude("planned", "the plan was given, unchecked", plan=plan)
             return
         result = yield Stage(
             name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS
@@ -115,13 +148,25 @@ class Tuning:
             more.iteration_s += result.iteration_s
             self.baseline = self._groundwork.rate("stock DDP", more)
         if settings.plan is not None:
-            yield from self._judge([(yield from self._try(settings.plan, None))], None)
+            deferred = self._flushes.defers
+            trial = yield from self._try(self._flushes.as_it_can_run(settings.plan), None)
+            if self._flushes.defers != deferred:
+                trial = yield from self._try(self._flushes.as_it_can_run(settings.plan), None)
+            yield from self._judge([trial], None)
             return
         profile, network = yield from self._measure(self.baseline)
         first = outlook = self._look_ahead(profile, network, [])
+        if outlook.held_back:
+            self._flushes.say_held_back(settings.planner)
         trials: list[_Trial | None] = []
         while outlook.plan is not None and len(trials) < TRIALS:
+            deferred = self._flushes.defers
             trial = yield from self._try(outlook.plan, outlook)
+            if self._flushes.defers != deferred:
+                # Nothing of what was expected and tried can run any more: once more from here.
+                first = outlook = self._look_ahead(profile, network, [])
+                trials.clear()
+                continue
             trials.append(trial)
             if trial is None or settings.planner != Auto.NAME:
                 break
@@ -169,18 +214,27 @@ class Tuning:
         return Outlook.from_shared(
             profile,
             self._groundwork.shared(
-                lambda: look_ahead(profile, network, self._settings, measured).to_shared()
+                lambda: look_ahead(
+                    profile, network, self._settings, measured, defers=self._flushes.defers
+                ).to_shared()
             ),
         )
 
     def _try(
         self, plan: Plan, outlook: Outlook | None, name: str = "trying"
     ) -> Generator[Stage, StageResult, _Trial | None]:
-        """Train under a plan; return None if the reducer would not take its messages."""
+        """Train under a plan.
+
+        Returns:
+            None if the reducer would not take its messages, or if deferring was given up meanwhile.
+        """
         result = yield Stage(
-            name=f"{name} {plan.planner}", plan=plan, warmup=REBUILT, iterations=self._compared
+            name=f"{name} {plan.planner}",
+            plan=plan,
+            warmup=_warmup(plan),
+            iterations=self._compared,
         )
-        if self._mismatch(plan, result):
+        if self._mismatch(plan, result) or self._flushes.gives_up(result):
             return None
         return _Trial(plan, self._groundwork.rate(plan.planner, result), outlook)
 
@@ -203,31 +257,46 @@ class Tuning:
             self._conclude("ddp", reason, outlook=outlook)
             return
         best = min(trials, key=lambda trial: trial.rate.iteration_s)
-        if self._settings.check and self._is_slower(best):
-            # Before a plan is dropped, both are measured again: the machine itself may have become
-            # slower since the baseline.
-            result = yield Stage(
-                name="checking again", plan=None, warmup=REBUILT, iterations=self._compared
-            )
-            self.baseline = self._groundwork.rate("stock DDP", result)
-            again = yield from self._try(best.plan, best.outlook, "trying again")
-            best = again or best
+        assert self.baseline is not None
+        gain_s = self.baseline.iteration_s - best.rate.iteration_s
+        if self._settings.check and gain_s <= self._noise_s(best):
+            yield from self._judge_again(best)
+        else:
+            self._keep_or_drop(best)
+
+    def _judge_again(self, trial: _Trial) -> Script:
+        """Measure stock DDP, and then the plan once more: a plan must show that it is faster.
+
+        The machine itself may have become slower since stock DDP was measured. Between two
+        measurements of the plan, a steady drift cancels.
+        """
+        result = yield Stage(
+            name="checking again", plan=None, warmup=REBUILT, iterations=self._compared
+        )
+        self.baseline = self._groundwork.rate("stock DDP", result)
+        deferred = self._flushes.defers
+        again = yield from self._try(trial.plan, trial.outlook, "trying again")
+        if self._flushes.defers != deferred:
+            yield from self._decide()
+        else:
+            rate = trial.rate if again is None else _mean(trial.rate, again.rate)
+            self._keep_or_drop(trial._replace(rate=rate))
+
+    def _keep_or_drop(self, trial: _Trial) -> None:
+        """Conclude on what was measured last."""
         assert self.baseline is not None
         figures = (
-            f"{best.plan.planner} took {best.rate.iteration_s * 1e3:.2f} ms an iteration, stock "
-            f"DDP {self.baseline.iteration_s * 1e3:.2f} ms (noise {self._noise_s(best) * 1e3:.2f} "
+            f"{trial.plan.planner} took {trial.rate.iteration_s * 1e3:.2f} ms an iteration, stock "
+            f"DDP {self.baseline.iteration_s * 1e3:.2f} ms (noise {self._noise_s(trial) * 1e3:.2f} "
             "ms)"
         )
-        if self._settings.check and self._is_slower(best):
+        if self._settings.check and trial.rate.iteration_s > self.baseline.iteration_s:
             reason = f"{figures}; back to DDP's own buckets"
-            self._conclude("reverted", reason, trial=best, outlook=best.outlook)
+            self._conclude("reverted", reason, trial=trial, outlook=trial.outlook)
         else:
-            self._conclude("planned", figures, plan=best.plan, trial=best, outlook=best.outlook)
-
-    def _is_slower(self, trial: _Trial) -> bool:
-        """Whether the trial was slower than stock DDP beyond noise."""
-        assert self.baseline is not None
-        return trial.rate.iteration_s - self.baseline.iteration_s > self._noise_s(trial)
+            if trial.plan.wait == "need":
+                figures += "; each update is left to the next forward pass"
+            self._conclude("planned", figures, plan=trial.plan, trial=trial, outlook=trial.outlook)
 
     def _noise_s(self, trial: _Trial) -> float:
         assert self.baseline is not None
@@ -244,6 +313,7 @@ class Tuning:
     ) -> None:
         """Take a decision, and keep what was expected before it beside it."""
         self.decision, self.reason, self.plan = decision, reason, plan
+        self._outlook = outlook
         self.planned = trial.rate if trial else None
         self.predicted_planned_s = self.predicted_baseline_s = None
         self.predicted_timeline = self.measured_timeline = self.comparison = None
@@ -264,7 +334,7 @@ class Tuning:
         result = yield Stage(
             name="recording",
             plan=self.plan,
-            warmup=REBUILT,
+            warmup=_warmup(self.plan),
             iterations=RECORDED_ITERATIONS,
             observe=True,
             record=True,
@@ -276,9 +346,9 @@ class Tuning:
         if running is None:
             return
         timelines = [
-            measured_timeline(iteration, exchanges, running, self._job.clock)
-            for iteration, exchanges in result.recorded
-            if len(exchanges) == len(running.messages)
+            timeline
+            for iteration, recorded in result.recorded
+            if (timeline := recorded_timeline(iteration, recorded, running, self._job.clock))
         ]
         timelines.sort(key=lambda timeline: timeline.iteration_ns)
         if timelines:
@@ -288,3 +358,18 @@ class Tuning:
         self.events.append(Event(iteration=self.iteration, text=text))
         if self._groundwork.rank == 0:
             logger.log(level, "iteration %d: %s", self.iteration, text)
+
+
+def _warmup(plan: Plan | None) -> int:
+    """Return how many iterations pass under a plan until one is like all that follow."""
+    return DEFERRED if plan is not None and plan.wait == "need" else REBUILT
+
+
+def _mean(one: Rate, other: Rate) -> Rate:
+    """Return the mean of two measurements of the same."""
+    return Rate(
+        name=one.name,
+        iteration_s=(one.iteration_s + other.iteration_s) / 2,
+        noise_s=math.hypot(one.noise_s, other.noise_s) / 2,
+        iterations=one.iterations + other.iterations,
+    )

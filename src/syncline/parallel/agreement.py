@@ -1,0 +1,220 @@
+"""Making sure that all ranks want the same before they wait for each other."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline.errors import MismatchError, PeerError, UserError
+from syncline.measure.exchange import gather_json
+from syncline.model.document import Document
+from syncline.parallel.deferred_step import DeferredOptimizer
+from syncline.parallel.lost import said_of
+
+__all__ = ["Item", "require_same", "require_same_optimizers", "require_same_training"]
+
+COMPARED_ARGUMENTS = (
+    *("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb"),
+    *("gradient_as_bucket_view", "init_sync"),
+)
+"""Those of torch's class that change which collectives are issued."""
+
+
+class Item(NamedTuple):
+    """One thing that all ranks must have in common."""
+
+    name: str
+    """Such as ``"parameter 3"``; no two items of a rank have the same."""
+    value: str
+    """What it is on this rank, as a person reads it."""
+
+
+def require_same_training(
+    module: nn.Module,
+    settings: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    refused: UserError | None,
+) -> None:
+    """Compare what the ranks were given, before torch's own constructor waits for all of them.
+
+    Without a process group nothing is compared: torch says what is missing.
+
+    Args:
+        module: of this rank.
+        settings: arguments of Syncline's own class, by name.
+        arguments: those of torch's class.
+        refused: why this rank cannot go on, if so; it is raised after the others have been told.
+
+    Raises:
+        MismatchError: on all ranks, if one differs; it names the rank and the first difference.
+        UserError: ``refused``.
+        PeerError: a rank did not take part within the group's timeout.
+    """
+    group = _group_of(arguments)
+    if group is not None:
+        items = [
+            Item("arguments", "accepted" if refused is None else f"refused: {refused}"),
+            *(Item(name, _told(value)) for name, value in settings.items()),
+            *(Item(n, _told(arguments[n])) for n in COMPARED_ARGUMENTS if n in arguments),
+            *_items_of(module),
+        ]
+        try:
+            require_same(
+                items,
+                group,
+                _device_of(module, group),
+                advice="build the same model with the same arguments on every rank",
+            )
+        except MismatchError:
+            if refused is not None:
+                raise refused from None
+            raise
+    if refused is not None:
+        raise refused
+
+
+def require_same_optimizers(
+    optimizers: Sequence[DeferredOptimizer], module: nn.Module, group: dist.ProcessGroup
+) -> None:
+    """Compare which optimizers the ranks have given to ``overlap``, before the first exchange.
+
+    Args:
+        optimizers: of this rank, in the order of the calls.
+        module: the model.
+        group: that of the wrapper.
+
+    Raises:
+        MismatchError: on all ranks, if one differs.
+        PeerError: a rank did not take part within the group's timeout.
+    """
+    items = [
+        Item(
+            f"call {number} of overlap",
+            f"for {type(o.optimizer).__name__} with "
+            f"{sum(len(g['params']) for g in o.optimizer.param_groups)} parameters, "
+            + ("deferred" if o.why_not is None else f"synchronous: {o.why_not}"),
+        )
+        for number, o in enumerate(optimizers, 1)
+    ]
+    require_same(
+        items,
+        group,
+        _device_of(module, group),
+        advice="call overlap on every rank, with the same optimizers",
+    )
+
+
+def require_same(
+    items: Sequence[Item], group: dist.ProcessGroup, device: torch.device, *, advice: str
+) -> None:
+    """Raise on all ranks if any rank's items differ.
+
+    One collective of 32 bytes; the items themselves travel only if they differ.
+
+    Args:
+        items: of this rank, in an order of their own.
+        group: whose ranks are compared; all call.
+        device: where the backend wants its tensors.
+        advice: what to do, for the message.
+
+    Raises:
+        MismatchError: names a rank that differs from most, and the first difference.
+        PeerError: a rank did not take part within the group's timeout.
+    """
+    text = "\0".join(itertools.chain.from_iterable(items))
+    digest = bytearray(hashlib.sha256(text.encode()).digest())
+    own = torch.frombuffer(digest, dtype=torch.uint8).to(device)
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    try:
+        dist.all_gather(everyone, own, group=group)
+    except RuntimeError as error:
+        raise PeerError(
+            f"rank {dist.get_rank()} lost a peer while the ranks compared what they were given: "
+            f"{said_of(error)}; see the other ranks' output"
+        ) from error
+    digests = [bytes(other.tolist()) for other in everyone]
+    if len(set(digests)) == 1:
+        return
+    listed = [
+        [Item(*item) for item in items]
+        for items in gather_json([list(item) for item in items], group, device)
+    ]
+    ranks = [dist.get_global_rank(group, number) for number in range(len(listed))]
+    usual = digests.index(Counter(digests).most_common(1)[0][0])
+    odd = next(n for n, other in enumerate(digests) if other != digests[usual])
+    others = [ranks[n] for n, d in enumerate(digests) if d != digests[usual] and n != odd]
+    raise MismatchError(
+        _difference(listed[odd], f"rank {ranks[odd]}", listed[usual], f"rank {ranks[usual]}")
+        + (f"; ranks {', '.join(map(str, others))} differ too" if others else "")
+        + f"; {advice}"
+    )
+
+
+def _difference(odd: list[Item], odd_name: str, usual: list[Item], usual_name: str) -> str:
+    """Say where two ranks differ first, the one that is like most last."""
+    one, other = dict(odd), dict(usual)
+    place = {item.name: at for items in (odd, usual) for at, item in enumerate(items)}
+    names = (name for name in place if one.get(name) != other.get(name))
+    name = min(names, key=place.__getitem__)
+    return (
+        f"{name} is {one.get(name, 'missing')} on {odd_name} and {other.get(name, 'missing')} on "
+        f"{usual_name}"
+    )
+
+
+def _items_of(module: nn.Module) -> Iterator[Item]:
+    """Yield what torch's class sends and exchanges of a model: not what it was told to ignore."""
+    ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    for kind, tensors in (
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ):
+        kept = ((name, tensor) for name, tensor in tensors if name not in ignored)
+        for number, (name, tensor) in enumerate(kept):
+            yield Item(f"{kind} {number}", _tensor_told(name, tensor))
+
+
+def _tensor_told(name: str, tensor: torch.Tensor) -> str:
+    lazy = nn.parameter.is_lazy(tensor)
+    shape = "no shape yet" if lazy else f"shape {tuple(tensor.shape)}"
+    frozen = (
+        ", no gradient" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
+    )
+    return f"{name!r} of {shape}, {str(tensor.dtype).removeprefix('torch.')}{frozen}"
+
+
+def _told(value: Any) -> str:
+    if not isinstance(value, Document):
+        return repr(value)
+    digest = hashlib.sha256(value.to_json().encode()).hexdigest()
+    return f"a {value.KIND} with the SHA-256 {digest[:16]}"
+
+
+def _group_of(arguments: Mapping[str, Any]) -> dist.ProcessGroup | None:
+    """Return the group that torch's class will use; None where there is none, or not of ours."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group, mesh = arguments.get("process_group"), arguments.get("device_mesh")
+    if group is None and mesh is not None:
+        if mesh.ndim != 1:
+            return None  # torch's constructor says what it expects
+        group = mesh.get_group(mesh_dim=0)
+    group = group if group is not None else dist.group.WORLD
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _device_of(module: nn.Module, group: dist.ProcessGroup) -> torch.device:
+    """Return where the group's backend can exchange a few bytes."""
+    if any(device.type == "cpu" for device in group._device_types):
+        return torch.device("cpu")
+    first = next(module.parameters(), None)
+    if first is not None and first.device.type == "cuda":
+        return first.device
+    return torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,202 @@
+"""Exchanging slices of a buffer over a process group, on the CPU or on a CUDA stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from syncline.model.plan import Collective
+from syncline.parallel.shares import Shares
+
+__all__ = ["Carrier", "CudaCarrier", "Flight", "carrier_for"]
+
+
+class Flight(NamedTuple):
+    """A collective under way."""
+
+    land: Callable[[], None]
+    """Waits, on any thread of the host, until its result is in place; raises RuntimeError if a peer
+    failed or did not answer within the group's timeout."""
+    join: Callable[[], None]
+    """Lets the current stream of the device wait for it, without the host: nothing on the CPU."""
+
+
+class Carrier:
+    """Exchanges slices in place: every worker ends with the average over all workers.
+
+    Args:
+        group: a process group that nobody else uses: collectives must be issued in the same order
+            on all ranks. Its methods are called directly, so that what is under way can end after
+            the user has destroyed all groups.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.workers = group.size()
+        self.rank = group.rank()
+        self._share = 1.0 / self.workers
+
+    bounded = True
+    """Whether messages occupy the host until they land, so that it must bound how many are sent."""
+
+    def mark(self) -> Any:
+        """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
+        return None
+
+    def send(
+        self,
+        buffer: torch.Tensor,
+        collective: Collective,
+        shares: Shares,
+        after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
+    ) -> Flight:
+        """Begin to exchange a contiguous slice.
+
+        Args:
+            buffer: the slice, of n elements, averaged in place; for an all-gather, each worker's
+                shares hold averages already.
+            collective: what to do with it.
+            shares: for halves, the workers' shares in it (:mod:`syncline.parallel.shares`).
+            after: the marks after which its content is complete.
+        """
+        # The multiplication of the reducer itself comes before its sum: so must ours, or results
+        # differ in the last bit.
+        if collective == "all-reduce":
+            work = self.group.allreduce([buffer.mul_(self._share)])
+            return Flight(_waiter(work), _nothing)
+        if collective == "reduce-scatter":
+            return self._scatter(buffer.mul_(self._share), shares)
+        return self._gather(buffer, shares)
+
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Flight, Callable[[], list[list[int]]]]:
+        """Begin to collect integers from every worker; the second result tells them once landed."""
+        sent = torch.tensor(own, dtype=torch.int64)
+        received = [torch.empty_like(sent) for _ in range(self.workers)]
+        work = self.group.allgather([received], [sent])
+        return Flight(_waiter(work), _nothing), lambda: [numbers.tolist() for numbers in received]
+
+    def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Flight:
+        """Send every worker its share, and sum what arrives in the order of the ranks.
+
+        As much is sent as in a ring. An all-to-all is what every backend has that sends only what
+        is needed: Gloo's reduce-scatter takes several times its all-reduce.
+        """
+        sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
+        own = sizes[self.rank]
+        arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
+        work = self.group.alltoall_base(arrived, buffer, [own] * self.workers, sizes)
+        wait = _waiter(work)
+
+        def land() -> None:
+            wait()
+            if own:
+                start = shares[self.rank][0][0]
+                rows, share = arrived.view(self.workers, own), buffer[start : start + own]
+                # Two are added as an all-reduce adds them, which keeps the sign of zeros.
+                if self.workers == 2:
+                    torch.add(rows[0], rows[1], out=share)
+                else:
+                    torch.sum(rows, 0, out=share)
+
+        return Flight(land, _nothing)
+
+    def _gather(self, buffer: torch.Tensor, shares: Shares) -> Flight:
+        """Hand round the shares; all are padded to the longest."""
+        longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
+        sent = buffer.new_empty(longest)
+        arrived = [torch.empty_like(sent) for _ in shares]
+        _copy(shares[self.rank], buffer, sent, into=False)
+        wait = _waiter(self.group.allgather([arrived], [sent]))
+
+        def land() -> None:
+            wait()
+            for worker, pieces in enumerate(shares):
+                if worker != self.rank:
+                    _copy(pieces, buffer, arrived[worker], into=True)
+
+        return Flight(land, _nothing)
+
+
+class CudaCarrier(Carrier):
+    """Sends on a stream of its own; what uses the result waits on its own stream.
+
+    The static order is the order of that stream, so nothing need be held back by the host.
+    """
+
+    bounded = False
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        super().__init__(group)
+        self._stream = torch.cuda.Stream(device)
+        self._cuda = device
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event on the current stream."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._cuda))
+        return event
+
+    def send(
+        self, buffer: torch.Tensor, collective: Collective, shares: Shares, after: Any
+    ) -> Flight:
+        """Begin to exchange a slice once the device has reached the marks."""
+        with torch.cuda.stream(self._stream):
+            for event in after:
+                self._stream.wait_event(event)
+            return self._landing(super().send(buffer, collective, shares, after))
+
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Flight, Callable[[], list[list[int]]]]:
+        """Begin to collect integers; they are told from the host's thread that lands flights."""
+        with torch.cuda.stream(self._stream):
+            sent = torch.tensor(own, dtype=torch.int64, pin_memory=True)
+            there = sent.to(self._cuda, non_blocking=True)
+            received = there.new_empty(self.workers, len(own))
+            # On this stream: a copy on another would wait for the computation there.
+            self.group._allgather_base(received, there).wait()
+            numbers = torch.empty_like(received, device="cpu", pin_memory=True)
+            numbers.copy_(received, non_blocking=True)
+            return self._landing(Flight(_nothing, _nothing)), numbers.tolist
+
+    def _landing(self, flight: Flight) -> Flight:
+        # Waiting for the work here makes this stream wait, not the host, and so do the copies and
+        # sums after it; the event then stands for all of it.
+        flight.land()
+        landed = torch.cuda.Event()
+        landed.record(self._stream)
+        return Flight(
+            landed.synchronize,
+            lambda: torch.cuda.current_stream(self._cuda).wait_event(landed),
+        )
+
+
+def carrier_for(group: dist.ProcessGroup, device: torch.device) -> Carrier:
+    """Return the carrier for gradients on ``device``."""
+    return CudaCarrier(group, device) if device.type == "cuda" else Carrier(group)
+
+
+def _waiter(work: Any) -> Callable[[], None]:
+    def wait() -> None:
+        work.wait()
+
+    return wait
+
+
+def _nothing() -> None:
+    pass
+
+
+def _copy(
+    pieces: Sequence[tuple[int, int]], buffer: torch.Tensor, packed: torch.Tensor, *, into: bool
+) -> None:
+    """Copy pieces of a buffer to or from a tensor that holds them one after the other."""
+    offset = 0
+    for start, stop in pieces:
+        part = packed[offset : offset + stop - start]
+        if into:
+            buffer[start:stop].copy_(part)
+        else:
+            part.copy_(buffer[start:stop])
+        offset += stop - start

@@ -1,0 +1,331 @@
+"""What the last backward pass left to do: gradients that are on their way, updates that are due."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import increment_version
+
+from syncline.errors import SynclineError
+from syncline.parallel.engine import Engine
+from syncline.parallel.measured import GateTimes
+from syncline.parallel.orphans import Orphans
+from syncline.parallel.pending import hand_over, is_pending, release, suspend
+
+if TYPE_CHECKING:
+    from syncline.parallel.deferred_step import DeferredStep
+
+__all__ = ["Deferral"]
+
+KEPT_GATES = 4096
+"""Gates whose times are kept: an iteration has at most one for each module."""
+
+
+class _Due(NamedTuple):
+    """An update that has been asked for and not been made."""
+
+    step: DeferredStep
+    gradient: torch.Tensor
+    """The view of the bucket that holds the parameter's gradient."""
+
+
+class Deferral:
+    """Knows which of a model's gradients and parameters are pending, and finishes them.
+
+    A gradient is pending from the end of the backward pass until its messages have arrived; a
+    parameter from the optimizer's ``step`` until that update has been made. Each is finished where
+    it is first read: by the gate of the module that owns it, or by any other use.
+
+    Args:
+        parameters: the exchanged ones, by name, in the order of the plan's tensors.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
+        self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
+        self.engine: Engine | None = None
+        self.in_forward = False
+        """Whether the model's forward pass runs: it reads parameters one after the other."""
+        self._rounds = self._early_reads = self._flushes = 0
+        self._read_early = self._flushed = False
+        """Whether that happened in the present round."""
+        self._gradients: dict[int, torch.Tensor] = {}
+        """Pending gradients."""
+        self._due: dict[int, _Due] = {}
+        self._zeroed: set[int] = set()
+        """Those to be set to zero once used."""
+        self._compiled: set[int] = set()
+        """Parameters that compiled code reads."""
+        self._stalling_ns = 0
+        self.stall_ns = 0
+        """How long computation stood still for the gradients of the last round that it used."""
+        self._gates: deque[GateTimes] = deque(maxlen=KEPT_GATES)
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self._gradients or self._due) or (
+            self.engine is not None and self.engine.exchanging
+        )
+
+    @property
+    def anything_due(self) -> bool:
+        """Whether any update has been asked for and not been made."""
+        return bool(self._due)
+
+    def take_gates(self) -> list[GateTimes]:
+        """Return the times of the gates since the last call."""
+        taken = list(self._gates)
+        self._gates.clear()
+        return taken
+
+    def take_counts(self) -> tuple[int, int, int]:
+        """Return three counts since the last call.
+
+        Rounds; those whose gradients were read before the update was asked for; those whose
+        updates were made outside a forward pass.
+        """
+        counts = self._rounds, self._early_reads, self._flushes
+        self._rounds = self._early_reads = self._flushes = 0
+        return counts
+
+    # ------------------------------------------------------------------ after backward
+
+    def suspend_gradients(self) -> None:
+        """Make the gradients pending: the backward pass is over, their exchange is not."""
+        engine = self.engine
+        assert engine is not None
+        self._count_round()
+        self.stall_ns, self._stalling_ns = self._stalling_ns, 0
+        arrived = []
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is None or is_pending(gradient):
+                continue
+            if engine.arrived(index):
+                arrived.append(index)
+                continue
+            suspend(gradient, self, index)
+            self._gradients[index] = gradient
+        engine.wait(arrived)  # on CUDA, the stream
+
+    # ------------------------------------------------------------------ the update
+
+    def _count_round(self) -> None:
+        self._rounds += 1
+        self._early_reads += self._read_early
+        self._flushes += self._flushed
+        self._read_early = self._flushed = False
+
+    @property
+    def pending_gradients(self) -> bool:
+        """Whether any gradient is on its way."""
+        return bool(self._gradients)
+
+    def awaits(self, parameter: nn.Parameter) -> bool:
+        """Say whether what a parameter has as its gradient is on its way."""
+        gradient = self._gradients.get(self.index_of.get(id(parameter), -1))
+        return gradient is not None and gradient is parameter.grad
+
+    def is_due(self, parameter: nn.Parameter) -> bool:
+        """Say whether a parameter's update has been asked for and not been made."""
+        return self.index_of.get(id(parameter), -1) in self._due
+
+    def defer(self, step: DeferredStep, parameters: Iterable[nn.Parameter]) -> None:
+        """Make the update of parameters with pending gradients due."""
+        chosen = list(parameters)
+        # Whoever has kept a graph with the old values for another backward pass gets torch's error,
+        # as after an update that was made at once.
+        increment_version(chosen)
+        for parameter in chosen:
+            index = self.index_of[id(parameter)]
+            self._due[index] = _Due(step, self._gradients[index])
+            suspend(parameter, self, index)
+        step.suspend(len(chosen))
+
+    # ------------------------------------------------------------------ the forward pass
+
+    def begin_forward(self) -> None:
+        """Call before a forward pass: what it reads behind no gate is finished first."""
+        self.in_forward = True
+        if self._due and self._compiled:
+            self.gate("compiled code", sorted(self._compiled))
+
+    def end_forward(self) -> None:
+        """Call after it."""
+        self.in_forward = False
+
+    def note_compiled(self, indices: Iterable[int]) -> None:
+        """Note that some parameters are read by compiled code that no gate stands in front of."""
+        self._compiled.update(indices)
+
+    # ------------------------------------------------------------------ what finishes it
+
+    def gate(self, label: str, indices: Sequence[int]) -> None:
+        """Make the due updates of some parameters, which are about to be used."""
+        due = [index for index in indices if index in self._due]
+        if not due:
+            return
+        engine = self.engine
+        assert engine is not None
+        engine.check()
+        began_ns = time.perf_counter_ns()
+        while not all(map(engine.arrived, due)):
+            # While they are on their way, the time is used for what has arrived.
+            others = [index for index in self._due if engine.arrived(index)]
+            if not others:
+                self._wait(due)
+                break
+            arrived_ns = time.perf_counter_ns()
+            self._apply(others)
+            updated_ns = time.perf_counter_ns()
+            self._gates.append(GateTimes(label, began_ns, arrived_ns, updated_ns))
+            began_ns = updated_ns
+        arrived_ns = time.perf_counter_ns()
+        engine.wait(due)  # on CUDA, the stream
+        # One call of the optimizer costs as much for many parameters as for one.
+        wanted = set(due)
+        self._apply([i for i in self._due if i in wanted or engine.arrived(i)])
+        self._gates.append(GateTimes(label, began_ns, arrived_ns, time.perf_counter_ns()))
+
+    def read_parameters(self, indices: list[int]) -> None:
+        """Finish parameters that are read past their gates."""
+        if self.in_forward:
+            self.gate(self.names[indices[0]], indices)
+        else:
+            self.flush()
+
+    def read_gradients(self, indices: list[int]) -> None:
+        """Finish gradients that are read.
+
+        Before any update is due that is all of them, as who reads one reads the others next.
+        """
+        engine = self.engine
+        assert engine is not None
+        if any(index in self._due for index in indices):
+            self.flush()
+            return
+        if self._due:  # of another optimizer
+            self._wait(indices)
+            self._release_gradients(indices)
+            return
+        self._read_early = True
+        self._wait_for_gradients()
+        self._release_gradients(list(self._gradients))
+
+    def zero_gradients(self, indices: list[int]) -> None:
+        """Set gradients to zero: those whose update is due once that is made."""
+        unused = [index for index in indices if index not in self._due]
+        if unused:
+            gradients = [self._gradients[index] for index in unused]
+            self.read_gradients(unused)
+            for gradient in gradients:
+                gradient.zero_()
+        self._zeroed.update(index for index in indices if index in self._due)
+
+    def flush(self) -> None:
+        """Finish everything because something was read outside the forward pass."""
+        self._flushed = True
+        self.settle()
+
+    def settle(self) -> None:
+        """Finish everything: all gradients arrive, all due updates are made.
+
+        Raises:
+            PeerError: a rank failed; the due updates are lost.
+            MismatchError: the ranks have parted.
+        """
+        engine = self.engine
+        if engine is None:
+            return
+        if self._due:
+            self.gate("everything", range(len(self.parameters)))
+        self._wait(range(len(self.parameters)))
+        engine.wait_all()
+        self._release_gradients(list(self._gradients))
+
+    def require_whole(self) -> None:
+        """Make sure that gradients can be used for an update.
+
+        Raises:
+            PeerError: the last backward pass broke off, or a rank failed.
+            MismatchError: the ranks have parted.
+        """
+        if self.engine is not None:
+            self.engine.check()
+            self.engine.require_whole()
+
+    def outlive(self) -> None:
+        """Call when the wrapper is dropped: what is pending can still be read."""
+        left = {i: gradient for i, gradient in self._gradients.items() if i not in self._due}
+        if left and self.engine is not None:
+            orphans = Orphans(self.engine, left)
+            for gradient in left.values():
+                hand_over(gradient, orphans)
+
+    def wait_for_all(self) -> None:
+        """Return once all gradients are in place, at the end of a backward pass that waits."""
+        self.stall_ns, self._stalling_ns = self._stalling_ns, 0
+        self._wait_for_gradients()
+
+    def _wait_for_gradients(self) -> None:
+        began_ns = time.perf_counter_ns()
+        self._wait(range(len(self.parameters)))
+        arrived_ns = time.perf_counter_ns()
+        self._gates.append(GateTimes("all gradients", began_ns, arrived_ns, arrived_ns))
+
+    def _wait(self, tensors: Sequence[int]) -> None:
+        assert self.engine is not None
+        began_ns = time.perf_counter_ns()
+        self.engine.wait(tensors)
+        self._stalling_ns += time.perf_counter_ns() - began_ns
+
+    def _apply(self, indices: Iterable[int]) -> None:
+        """Make due updates whose gradients have arrived."""
+        chosen = {index: self._due.pop(index) for index in indices}
+        by_step: dict[int, tuple[DeferredStep, list[nn.Parameter], list[torch.Tensor]]] = {}
+        try:
+            for index, (step, gradient) in chosen.items():
+                parameter = self.parameters[index]
+                release(parameter)
+                entry = by_step.setdefault(id(step), (step, [], []))
+                entry[1].append(parameter)
+                entry[2].append(gradient)
+            self._release_gradients(chosen)
+            for step, parameters, gradients in by_step.values():
+                step.make(parameters, gradients)
+            # Under the same circumstances as the updates.
+            zeroed = [chosen[index].gradient for index in self._zeroed & chosen.keys()]
+            if zeroed:
+                step.zero(zeroed)
+        except BaseException as error:
+            self._spoil(chosen, error)
+            raise
+        self._zeroed -= chosen.keys()
+
+    def _spoil(self, chosen: dict[int, _Due], error: BaseException) -> None:
+        """Let every read fail from now on: nobody knows which parameters have their update."""
+        assert self.engine is not None
+        self.engine.fail(
+            SynclineError(
+                f"rank {self.engine.rank}: the update of {self.names[next(iter(chosen))]!r} and "
+                f"{len(chosen) - 1} other parameters was broken off by {type(error).__name__}: "
+                f"{error}; resume all ranks from the last checkpoint"
+            )
+        )
+        for index, due in chosen.items():
+            self._due[index] = due
+            if not is_pending(self.parameters[index]):
+                suspend(self.parameters[index], self, index)
+
+    def _release_gradients(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            gradient = self._gradients.pop(index, None)
+            if gradient is not None:
+                release(gradient)

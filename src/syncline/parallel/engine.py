@@ -1,0 +1,484 @@
+"""The engine: exchanges gradients as a plan says, beside whatever the training thread does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
+from syncline.model.plan import Plan
+from syncline.parallel.carrier import Carrier, Flight
+from syncline.parallel.layout import Layout
+from syncline.parallel.lost import said_of
+from syncline.parallel.measured import MessageTimes
+from syncline.parallel.shares import shares_of
+
+__all__ = ["Engine"]
+
+SLACK_S = 30.0
+"""A wait of the training thread ends so much after the group's own timeout at the latest: the
+backend should report first, as it knows which peer it was."""
+CLOSING_S = 10.0
+
+
+class _Round:
+    """One iteration's exchange."""
+
+    def __init__(self, number: int, layout: Layout) -> None:
+        self.number = number
+        self.missing = [len(tensors) for tensors in layout.tensors]
+        """Of each message: tensors that are not ready."""
+        self.ready = [False] * len(layout.touching)
+        self.left = [len(messages) for messages in layout.completing]
+        """Of each tensor: messages that have not arrived."""
+        self.flights: list[Flight | None] = [None] * len(layout.places)
+        self.ready_ns = [0] * len(layout.places)
+        self.issued_ns = [0] * len(layout.places)
+        self.finished_ns = [0] * len(layout.places)
+        self.marks: list[list[Any]] = [[] for _ in layout.places]
+        self.unsent = len(layout.places)
+        self.unfinished = len(layout.places)
+        self.taken = False
+
+
+def _times(round_: _Round) -> list[MessageTimes]:
+    rows = zip(round_.ready_ns, round_.issued_ns, round_.finished_ns, strict=True)
+    return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
+
+
+class _Leave:
+    """Asks the threads to end once nothing more can be sent."""
+
+
+class _Landing(NamedTuple):
+    round: _Round
+    message: int | None
+    """None for the roll call."""
+    flight: Flight
+    then: Callable[[], None] | None
+
+
+class Engine:
+    """Runs a plan's messages in their static order, round after round, on two threads of its own.
+
+    One thread issues: each message once its gradients are ready, the one before it has been issued
+    and fewer than ``plan.in_flight`` are under way. The other waits for them to land. The training
+    thread says what is ready and asks for what it needs. All ranks issue the same collectives in
+    the same order, so none can wait for another in a circle.
+
+    Every round begins with a roll call, under the backward pass: ranks that count different rounds
+    or updates have parted, and say so instead of averaging gradients of different parameters.
+
+    Args:
+        plan: the messages.
+        layout: where they lie.
+        carrier: what exchanges slices.
+        timeout_s: deadline of every wait for peers; the carrier's group has the same.
+    """
+
+    def __init__(self, plan: Plan, layout: Layout, carrier: Carrier, *, timeout_s: float) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.workers = carrier.workers
+        self.rank = carrier.rank
+        self._carrier = carrier
+        self.timeout_s = timeout_s
+        self._process = os.getpid()
+        self._shares = shares_of(plan)
+        self._credits = plan.in_flight if carrier.bounded else len(plan.messages) + 1
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._lock = threading.Lock()
+        self._for_issuer = threading.Condition(self._lock)
+        self._for_trainer = threading.Condition(self._lock)
+        self._round: _Round | None = None
+        self._before: deque[_Round] = deque(maxlen=1)
+        """Rounds before the present one."""
+        self._rounds = 0
+        self._roll: tuple[int, ...] = ()
+        self._in_flight = 0
+        self._awaited = -1
+        """The message that the issuer waits to become ready."""
+        self._closing = False
+        self._leaving = False
+        self._error: SynclineError | None = None
+        self._landings: queue.SimpleQueue[_Landing | _Leave | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(
+                target=self._guarded, args=(work,), name=f"syncline {name}", daemon=True
+            )
+            for name, work in (("issuer", self._issue), ("lander", self._land))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ------------------------------------------------------------------ the training thread
+
+    def know(self, bucket: int, buffer: torch.Tensor) -> None:
+        """Take a bucket's flat buffer; all must be known before the first round."""
+        self._buffers[bucket] = buffer
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether a round has begun that is not finished."""
+        return self._round is not None and self._round.unfinished > 0
+
+    def require_whole(self) -> None:
+        """Make sure, outside a backward pass, that the last one reached every gradient.
+
+        Raises:
+            PeerError: it did not.
+        """
+        if self._round is not None and any(self._round.missing):
+            self._require_ready(self._round, range(len(self.plan.messages)))
+
+    def check(self) -> None:
+        """Raise what went wrong, once something has."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def fail(self, error: SynclineError) -> None:
+        """Let every wait from now on raise ``error``, unless something went wrong before."""
+        if os.getpid() != self._process:
+            self._error = self._error or error
+            return  # whoever held the lock has stayed behind
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            self._closing = True
+            self._for_trainer.notify_all()
+            self._for_issuer.notify_all()
+        self._landings.put(None)
+
+    def begin(self, roll: Iterable[int] = ()) -> None:
+        """Begin a round; the one before it must be finished.
+
+        Args:
+            roll: what all ranks must agree on, such as how many updates they have made.
+        """
+        self._require_own_process()
+        with self._lock:
+            self.check()
+            assert self._round is None or self._round.unsent == 0
+            if self._round is not None:
+                self._before.append(self._round)
+            self._rounds += 1
+            self._roll = (self._rounds, *roll)
+            self._round = _Round(self._rounds, self.layout)
+            self._for_issuer.notify()
+
+    def tensor_ready(self, tensor: int) -> None:
+        """Say that a tensor's gradient is in its bucket."""
+        round_ = self._round
+        assert round_ is not None
+        if not round_.ready[tensor]:
+            round_.ready[tensor] = True
+            self._touch(round_, self.layout.touching[tensor])
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Say that all of a bucket's tensors are ready."""
+        for tensor in self.layout.buckets[bucket]:
+            self.tensor_ready(tensor)
+
+    def _touch(self, round_: _Round, messages: Iterable[int]) -> None:
+        complete = []
+        for message in messages:
+            round_.missing[message] -= 1
+            if not round_.missing[message]:
+                round_.ready_ns[message] = time.perf_counter_ns()
+                complete.append(message)
+        if not complete:
+            return
+        mark = self._carrier.mark()
+        for message in complete:
+            round_.marks[message].append(mark)
+        if self._awaited in complete:
+            with self._lock:
+                self._for_issuer.notify()
+
+    def arrived(self, tensor: int) -> bool:
+        """Say whether a tensor's exchanged gradient is in place."""
+        return self._round is None or not self._round.left[tensor]
+
+    def wait(self, tensors: Iterable[int]) -> None:
+        """Return once the exchanged gradients of some tensors are in place.
+
+        On CUDA the current stream waits, and the host only until their messages are issued.
+
+        Raises:
+            PeerError: a rank failed or did not answer within the timeout.
+            MismatchError: the ranks have parted.
+        """
+        self.check()
+        round_ = self._round
+        if round_ is None:
+            return
+        messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
+        self._require_ready(round_, messages)
+        if self._carrier.bounded:
+            self._wait_for(lambda: all(round_.finished_ns[m] for m in messages), messages)
+            return
+        self._wait_for(lambda: all(round_.flights[m] is not None for m in messages), messages)
+        for message in messages:
+            flight = round_.flights[message]
+            assert flight is not None
+            flight.join()
+
+    def wait_all(self) -> None:
+        """Return once the round is finished; see :meth:`wait`."""
+        self.wait(range(len(self.layout.touching)))
+        round_ = self._round
+        if round_ is not None and self._carrier.bounded:
+            # Reduce-scatters complete no tensor; their all-gathers come after them.
+            self._wait_for(lambda: round_.unfinished == 0, ())
+        elif round_ is not None:
+            self._wait_for(lambda: round_.unsent == 0, ())
+
+    def finish(self) -> None:
+        """Return once nothing is under way on the host's side either."""
+        round_ = self._round
+        if round_ is not None:
+            self.wait_all()
+            self._wait_for(lambda: round_.unfinished == 0, ())
+
+    def times(self) -> list[MessageTimes]:
+        """Return when the messages of the last two rounds went that have finished, in ns."""
+        return [
+            times for round_ in (*self._before, self._round) if round_ for times in _times(round_)
+        ]
+
+    def last_round(self) -> list[MessageTimes]:
+        """Return when all messages of the last finished round went; nothing before the first."""
+        for round_ in (self._round, *reversed(self._before)):
+            if round_ is not None and not round_.unfinished:
+                return _times(round_)
+        return []
+
+    def finishes(self, patience_s: float) -> bool:
+        """Wait as long as messages go on landing, at most ``patience_s`` apart.
+
+        Returns:
+            Whether nothing is under way any more.
+
+        Raises:
+            PeerError: a rank failed.
+            MismatchError: the ranks have parted.
+        """
+        self.check()
+        round_ = self._round
+        if round_ is None or not round_.unfinished:
+            return True
+        self._require_own_process()
+        self._require_ready(round_, range(len(self.plan.messages)))
+        left = round_.unfinished
+
+        def moved() -> bool:
+            return self._error is not None or round_.unfinished < left
+
+        with self._lock:
+            while left:
+                in_time = self._for_trainer.wait_for(moved, patience_s)
+                self.check()
+                if not in_time:
+                    return False
+                left = round_.unfinished
+        return True
+
+    def close(self, patience_s: float = CLOSING_S) -> bool:
+        """End the threads; return whether both have ended.
+
+        What is under way is given up; finish it first.
+        """
+        if os.getpid() != self._process:
+            return True  # the threads have stayed behind
+        with self._lock:
+            self._closing = True
+            self._for_issuer.notify()
+        for thread in self._threads:
+            thread.join(patience_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def leave(self) -> None:
+        """Let the threads end by themselves, as soon as the round is sent as far as it can be.
+
+        Takes no lock: it may be called while garbage is collected, on any thread.
+        """
+        self._landings.put(_Leave())
+
+    def _require_ready(self, round_: _Round, messages: Iterable[int]) -> None:
+        for message in messages:
+            if round_.missing[message] and self._error is None:
+                tensors = self.layout.tensors[message]
+                name = next(self.plan.tensors[t].name for t in tensors if not round_.ready[t])
+                raise PeerError(
+                    f"rank {self.rank}: the last backward pass did not reach the gradient of "
+                    f"{name!r}, so the ranks have parted: was there an exception in it, or was "
+                    "this parameter not used (then give find_unused_parameters=True)? Resume all "
+                    "ranks from the last checkpoint"
+                )
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UserError(
+                f"rank {self.rank}: this process was forked while gradients were exchanged, and "
+                "its copy of the model waits for them in vain; call settle() on the model before "
+                "the fork, or leave the model alone in the forked process"
+            )
+
+    def _wait_for(self, done: Callable[[], bool], messages: Sequence[int]) -> None:
+        if done():
+            return
+        self._require_own_process()
+        with self._lock:
+            over = self._for_trainer.wait_for(
+                lambda: self._error is not None or done(), self.timeout_s + SLACK_S
+            )
+            self.check()
+        if not over:
+            names = ", ".join(self.plan.label(self.layout.tensors[m]) for m in messages[:3])
+            raise PeerError(
+                f"rank {self.rank}: the exchange of {names or 'the gradients'} did not end within "
+                f"{self.timeout_s:.0f} s; a peer has stopped, see the other ranks' output, and "
+                "resume from the last checkpoint"
+            )
+
+    # ------------------------------------------------------------------ the engine's threads
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.lose(error)
+
+    def lose(self, error: Exception) -> None:
+        """Let every wait from now on raise, in words for the user, what an exchange has raised."""
+        self.fail(self._explained(error))
+
+    def _explained(self, error: Exception) -> SynclineError:
+        if isinstance(error, SynclineError):
+            return error
+        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+            kind = SynclineError if isinstance(error, RuntimeError) else InternalError
+            ours = kind(f"rank {self.rank}: the exchange of gradients failed: {error!r}")
+            ours.__cause__ = error
+            return ours
+        return PeerError(
+            f"rank {self.rank} lost a peer while gradients were exchanged: "
+            f"{said_of(error, self.timeout_s)}; the updates that are due are lost on this rank: "
+            "see the other ranks' output, and resume all ranks from the last checkpoint"
+        )
+
+    def _issue(self) -> None:
+        while True:
+            with self._lock:
+                self._for_issuer.wait_for(
+                    lambda: (
+                        self._closing
+                        or self._leaving
+                        or (self._round is not None and not self._round.taken)
+                    )
+                )
+                round_ = self._round
+                if self._closing or round_ is None or round_.taken:
+                    break
+                round_.taken = True
+            self._call_roll(round_)
+            for number in range(len(self.plan.messages)):
+                if not self._issue_message(round_, number):
+                    break
+        self._landings.put(None)
+
+    def _summed(self, round_: _Round, number: int) -> bool:
+        """Say whether what a message hands round is there: with several under way, not at once."""
+        return all(round_.finished_ns[source] for source in self.layout.sources[number])
+
+    def _issue_message(self, round_: _Round, number: int) -> bool:
+        """Send a message when its turn has come; return False if the engine is closing."""
+        message = self.plan.messages[number]
+        with self._lock:
+            self._awaited = number
+            self._for_issuer.wait_for(
+                lambda: (
+                    self._closing
+                    or (self._leaving and round_.missing[number] > 0)
+                    or (
+                        not round_.missing[number]
+                        and self._in_flight < self._credits
+                        and (self._summed(round_, number) or not self._carrier.bounded)
+                    )
+                )
+            )
+            self._awaited = -1
+            if self._closing or round_.missing[number]:
+                return False
+        if message.delay_s:
+            held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
+            if held_s > 0:
+                time.sleep(held_s)
+        place = self.layout.places[number]
+        buffer = self._buffers[place.bucket]
+        round_.issued_ns[number] = time.perf_counter_ns()
+        flight = self._carrier.send(
+            buffer[place.start : place.stop],
+            message.collective,
+            self._shares[number],
+            round_.marks[number],
+        )
+        with self._lock:
+            round_.flights[number] = flight
+            round_.unsent -= 1
+            self._in_flight += 1
+            if not self._carrier.bounded:
+                self._for_trainer.notify_all()
+        self._landings.put(_Landing(round_, number, flight, None))
+        return True
+
+    def _land(self) -> None:
+        while True:
+            landing = self._landings.get()
+            if landing is None:
+                return
+            if isinstance(landing, _Leave):
+                with self._lock:
+                    self._leaving = True
+                    self._for_issuer.notify()
+                continue
+            landing.flight.land()
+            if landing.message is None:
+                assert landing.then is not None
+                landing.then()
+                continue
+            round_, number = landing.round, landing.message
+            with self._lock:
+                round_.finished_ns[number] = time.perf_counter_ns()
+                if self.plan.messages[number].collective != "reduce-scatter":
+                    for tensor in self.layout.tensors[number]:
+                        round_.left[tensor] -= 1
+                round_.unfinished -= 1
+                self._in_flight -= 1
+                self._for_issuer.notify()
+                self._for_trainer.notify_all()
+
+    def _call_roll(self, round_: _Round) -> None:
+        own = self._roll
+        flight, tell = self._carrier.gather_numbers(own)
+
+        def compare() -> None:
+            everyone = tell()
+            for rank, answer in enumerate(everyone):
+                if tuple(answer) != tuple(everyone[0]):
+                    raise MismatchError(
+                        f"rank {self.rank}: the ranks have parted: in exchange {everyone[0][0]} "
+                        f"rank 0 has made {sum(everyone[0][1:])} updates, in its exchange "
+                        f"{answer[0]} "
+                        f"rank {rank} has made {sum(answer[1:])}; one of them skipped a step or a "
+                        "backward pass. Resume from the last checkpoint"
+                    )
+
+        self._landings.put(_Landing(round_, None, flight, compare))

@@ -1,0 +1,136 @@
+"""Gates in front of modules: what a module owns is updated just before it runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from syncline.parallel.deferral import Deferral
+
+__all__ = ["Gates", "is_compiled"]
+
+
+class Gates:
+    """Gates on every module that holds exchanged parameters, between :meth:`attach` and detach.
+
+    A gate waits for the parameters that the module owns. Where gradients are disabled it waits for
+    those of all modules inside too: there torch may take another path, which reads its children's
+    weights (``TransformerEncoderLayer``), and takes it only if they are plain tensors. So it is
+    with a compiled module, since hooks inside would be compiled with it.
+
+    Whoever reads a parameter without calling its module is caught by the parameter itself
+    (:mod:`syncline.parallel.pending`).
+    """
+
+    def __init__(self, module: nn.Module, deferral: Deferral) -> None:
+        self._module = module
+        self._deferral = deferral
+        self._handles: list[RemovableHandle] = []
+        self._compiled: list[tuple[nn.Module, Any]] = []
+        # Modules outlive their wrapper: nothing of it stays on them when it is dropped.
+        self.detach = weakref.finalize(self, _take_down, self._handles, self._compiled)
+        """Takes the gates down."""
+        self.detach.atexit = False
+
+    def attach(self) -> None:
+        """Put up the gates."""
+        torch.compiler.assume_constant_result(_Gate.compile)  # the compiler runs it itself
+        if isinstance(self._module, torch.jit.ScriptModule):
+            self._deferral.note_compiled(self._indices(self._module, recurse=True))
+        else:
+            self._visit("", self._module, set())
+
+    def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
+        held = self._indices(module, recurse=True)
+        if not held or module in seen:
+            return
+        seen.add(module)
+        compiled = is_compiled(module)
+        own = held if compiled else self._own(module)
+        gate = _Gate(self._deferral, name or type(module).__name__, own, held)
+        call = module.__dict__.get("_compiled_call_impl")
+        if call is not None:
+            self._compiled.append((module, call))
+            module._compiled_call_impl = _gated(gate, call)
+        else:
+            self._handles.append(module.register_forward_pre_hook(gate, prepend=True))
+        if not compiled:
+            for child_name, child in module.named_children():
+                if not isinstance(child, torch.jit.ScriptModule):
+                    self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
+
+    def _own(self, module: nn.Module) -> list[int]:
+        """Return what a module owns, with all of its scripted children, which take no hooks."""
+        scripted = [c for c in module.children() if isinstance(c, torch.jit.ScriptModule)]
+        return [
+            *self._indices(module, recurse=False),
+            *(index for child in scripted for index in self._indices(child, recurse=True)),
+        ]
+
+    def _indices(self, module: nn.Module, *, recurse: bool) -> list[int]:
+        known = self._deferral.index_of
+        return [known[id(p)] for p in module.parameters(recurse=recurse) if id(p) in known]
+
+
+class _Gate:
+    """Stands in front of one module."""
+
+    def __init__(
+        self, deferral: Deferral, label: str, own: Sequence[int], held: Sequence[int]
+    ) -> None:
+        # A module refers to its gate: the gate must keep neither the engine nor the wrapper alive.
+        self._deferral = weakref.ref(deferral)
+        self._label = label
+        self._own = own
+        self._held = held
+
+    def __call__(self, *_: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            self.compile()
+            return
+        deferral = self._deferral()
+        if deferral is not None and deferral.anything_due:
+            deferral.gate(self._label, self._own if torch.is_grad_enabled() else self._held)
+
+    def compile(self) -> None:
+        """Run while a function that calls the module is compiled: the gate is not part of its code.
+
+        What it would wait for is finished before each forward pass instead.
+        """
+        deferral = self._deferral()
+        if deferral is not None:
+            deferral.note_compiled(self._own)
+            deferral.gate(self._label, self._own)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What a copy or a file of the module has in its place: a hook that returns the arguments
+        # as they are, and can be loaded where Syncline is not installed.
+        return getattr, ({}, "get")
+
+
+def _take_down(handles: list[RemovableHandle], compiled: list[tuple[nn.Module, Any]]) -> None:
+    for handle in handles:
+        handle.remove()
+    for module, call in compiled:
+        module._compiled_call_impl = call
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Say whether calling a module runs code that ``torch.compile`` made."""
+    return (
+        isinstance(module, torch._dynamo.OptimizedModule)
+        or module.__dict__.get("_compiled_call_impl") is not None
+    )
+
+
+def _gated(gate: Callable[..., None], call: Callable[..., Any]) -> Callable[..., Any]:
+    def gated(*args: Any, **kwargs: Any) -> Any:
+        gate()
+        return call(*args, **kwargs)
+
+    return gated

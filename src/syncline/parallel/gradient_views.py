@@ -1,0 +1,154 @@
+"""The gradients that the user sees, while the reducer's own are views of its buckets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+__all__ = ["GradientViews"]
+
+
+class GradientViews:
+    """Keeps to the promises of DDP's default, under which every gradient has memory of its own.
+
+    The engine needs ``gradient_as_bucket_view=True``: gradients are exchanged where they lie. Under
+    it the next backward pass overwrites a gradient that the user has kept, and a tensor that the
+    user has made a gradient is replaced by the bucket's. So each parameter gets an alias of its
+    place in the bucket; one that was kept is given memory of its own before it would be
+    overwritten; and a tensor of the user's gets the result. What this cannot see are further views
+    of a gradient (``p.grad.view(-1)``) that are kept over the next backward pass.
+
+    Args:
+        parameters: the exchanged ones.
+        as_views: the user asked for views, and so for none of this.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], *, as_views: bool) -> None:
+        self._parameters = parameters
+        self._as_views = as_views
+        self._places: list[torch.Tensor | None] = [None] * len(parameters)
+        """Each gradient's place in its bucket; nobody else has these objects."""
+        self._views: list[torch.Tensor | None] = [None] * len(parameters)
+        """The same as a parameter's gradient, which the user may have kept."""
+        self._addresses = [0] * len(parameters)
+        self._foreign: dict[int, torch.Tensor] = {}
+        """Tensors of the user's that are to hold the result of this backward pass."""
+        self._alone = _counts_alone()
+
+    @property
+    def foreign(self) -> list[int]:
+        """The parameters whose gradients are the user's own tensors, in this backward pass."""
+        return list(self._foreign)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the gradients as they are while the reducer makes buckets and takes them in."""
+        before = [] if self._as_views else [parameter.grad for parameter in self._parameters]
+        yield
+        for parameter, gradient in zip(self._parameters, before, strict=False):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+    def begin(self) -> None:
+        """Call before anything is accumulated in a backward pass that will be exchanged."""
+        for index, parameter in enumerate(self._parameters):
+            # No name here may refer to a gradient while references are counted.
+            if self._is_elsewhere(index):
+                self._renew(index)
+            if self._as_views or parameter.grad is self._views[index]:
+                continue
+            if self._views[index] is not None and _held(self._views, index) != self._alone[0]:
+                self._part_with(index)
+            if parameter.grad is not None and _watched(parameter) != self._alone[1:]:
+                self._foreign[index] = parameter.grad
+
+    def _is_elsewhere(self, index: int) -> bool:
+        """Say whether the user has given a gradient other memory, through its ``data``."""
+        view = self._views[index]
+        return view is not None and view.data_ptr() != self._addresses[index]
+
+    def _part_with(self, index: int) -> None:
+        """Leave to the user a gradient that the parameter no longer refers to."""
+        kept = self._views[index]
+        assert kept is not None
+        kept.data = kept.clone()
+        self._renew(index)
+
+    def _renew(self, index: int) -> None:
+        place = self._places[index]
+        assert place is not None
+        self._views[index] = place.detach()
+
+    def take(self, index: int) -> bool:
+        """See that an accumulated gradient is in its bucket; say whether its place is known."""
+        view = self._views[index]
+        if view is None:
+            return False
+        parameter = self._parameters[index]
+        gradient = parameter.grad
+        if gradient is not view:
+            assert gradient is not None
+            if gradient.data_ptr() != self._addresses[index]:
+                view.copy_(gradient.detach() if gradient.requires_grad else gradient)
+            parameter.grad = view
+        return True
+
+    def end(self, *, known: bool) -> None:
+        """Call when the reducer is done with a backward pass.
+
+        The user's own tensors take the results, which must have arrived.
+
+        Args:
+            known: whether the reducer's buckets are its final ones.
+        """
+        for index, parameter in enumerate(self._parameters):
+            gradient = parameter.grad
+            if gradient is None or gradient is self._views[index]:
+                continue
+            if known and self._views[index] is None:
+                self._places[index] = gradient.detach()
+                self._views[index] = gradient.detach()
+                self._addresses[index] = gradient.data_ptr()
+            if gradient.data_ptr() == self._addresses[index]:
+                parameter.grad = self._views[index]
+            elif not known and not self._as_views:
+                parameter.grad = gradient.clone()  # its bucket is not the final one
+        for index, own in self._foreign.items():
+            parameter = self._parameters[index]
+            if parameter.grad is not None and parameter.grad is not own:
+                own.copy_(parameter.grad)
+                parameter.grad = own
+        self._foreign.clear()
+
+    def leave(self) -> None:
+        """Give every gradient memory of its own: the buckets will be made anew."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if view is not None and parameter.grad is view:
+                view.data = view.clone()
+        self._places = [None] * len(self._parameters)
+        self._views = [None] * len(self._parameters)
+
+
+def _held(views: Sequence[torch.Tensor | None], index: int) -> int:
+    """Return how many references there are to a view, with that of the list."""
+    return sys.getrefcount(views[index])
+
+
+def _watched(parameter: nn.Parameter) -> tuple[int, int]:
+    """Return how many references there are to a gradient, and to its memory."""
+    gradient = parameter.grad
+    assert gradient is not None
+    memory = gradient.untyped_storage()
+    return sys.getrefcount(gradient), torch._C._storage_Use_Count(memory._cdata)
+
+
+def _counts_alone() -> tuple[int, int, int]:
+    """Return what :func:`_held` and :func:`_watched` say where nobody else has a reference."""
+    parameter = nn.Parameter(torch.zeros(1))
+    views = [parameter.detach().clone()]
+    parameter.grad = torch.zeros(1)
+    return (_held(views, 0), *_watched(parameter))

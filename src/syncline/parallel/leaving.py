@@ -1,0 +1,141 @@
+"""Leaving: what is on its way when a process ends, or when nobody uses the model any more.
+
+The other ranks wait for this one's messages, so these still go out; and an update that was asked
+for is made, or its loss is said on the standard error output and by the exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import sys
+import weakref
+from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING
+
+from syncline.errors import PeerError, SynclineError
+
+if TYPE_CHECKING:
+    from syncline.parallel.deferral import Deferral
+    from syncline.parallel.engine import Engine
+
+__all__ = ["finish_on_leaving"]
+
+SILENCE_S = 10.0
+"""A process that ends waits for the others as long as any exchange may take, the timeout of its
+group; after so long it says that it does."""
+PATIENCE_AFTER_ERROR_S = 5.0
+"""One that ends by an exception waits no longer than so for the next message to arrive: the others
+will see that it is gone."""
+THREADS_S = 1.0
+"""How long the engine's threads may take to end."""
+FINISHING = 100
+LAST = -1000
+"""Among the process's finalizers: before whatever else has a priority, and after all of it."""
+
+
+def finish_on_leaving(deferral: Deferral, engine: Engine) -> Finalize[None]:
+    """See to it that what is pending is finished; the result's ``cancel`` takes that back.
+
+    ``multiprocessing`` runs its finalizers at the end of every Python process, its own children
+    included, where ``atexit`` calls nothing, and never in a fork of the process that made them.
+    """
+    references = weakref.ref(deferral), weakref.ref(engine)
+    return Finalize(engine, _leave, references, exitpriority=FINISHING)
+
+
+def _leave(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine]) -> None:
+    deferral, engine = deferral_of(), engine_of()
+    if deferral is not None and engine is not None:
+        _finish(deferral, engine)
+    elif engine is not None:
+        # The model was dropped, but other ranks may still use theirs.
+        with contextlib.suppress(SynclineError):  # nothing is lost here
+            _send_the_rest(engine)
+        _close(engine)
+
+
+def _finish(deferral: Deferral, engine: Engine) -> None:
+    lost: BaseException | None = None
+    try:
+        _send_the_rest(engine)
+        deferral.settle()
+    except BaseException as error:  # Ctrl-C too: the process ends anyway, and this must be told
+        lost = error
+        engine.fail(_as_ours(error, engine.rank))
+    shown = _exception()
+    if lost is not None and deferral.anything_due and shown is None:
+        _end_with_error(
+            f"rank {engine.rank} ended before its last update, which is lost: {_as_text(lost)}"
+        )
+    elif lost is not None and deferral.anything_due and shown is not lost:
+        _say(f"rank {engine.rank}: the last update is lost: {_as_text(lost)}")
+    _close(engine)
+
+
+def _close(engine: Engine) -> None:
+    if not engine.close(THREADS_S) and multiprocessing.parent_process() is None:
+        # A thread that waits in the backend for a peer would be torn out of C++ code when the
+        # interpreter goes, which aborts the process.
+        _end_early()
+
+
+def _send_the_rest(engine: Engine) -> None:
+    patience_s = engine.timeout_s
+    if _exception() is not None:
+        patience_s = min(PATIENCE_AFTER_ERROR_S, patience_s)
+    elif engine.finishes(min(SILENCE_S, patience_s)):
+        return
+    else:
+        _say(f"rank {engine.rank} waits for the other ranks, to make the last update with them")
+    if not engine.finishes(patience_s):
+        raise PeerError(
+            f"no gradient has arrived for {patience_s:g} s; see the other ranks' output, and "
+            "resume all ranks from the last checkpoint"
+        )
+
+
+def _exception() -> BaseException | None:
+    """Return the exception by which the process ends, if it is one that Python shows."""
+    handled = sys.exception()  # in a child of multiprocessing, which tidies up before it shows it
+    if handled is not None:
+        return None if isinstance(handled, SystemExit) else handled
+    shown: BaseException | None = getattr(sys, "last_value", None)
+    return shown
+
+
+def _as_ours(error: BaseException, rank: int) -> SynclineError:
+    if isinstance(error, SynclineError):
+        return error
+    return SynclineError(f"rank {rank}: the end of the process was broken off by {error!r}")
+
+
+def _as_text(error: BaseException) -> str:
+    return str(error) if isinstance(error, SynclineError) else repr(error)
+
+
+def _say(text: str) -> None:
+    print(f"syncline: {text}", file=sys.stderr, flush=True)
+
+
+def _end_with_error(text: str) -> None:
+    _say(text)
+    _end_early()
+
+
+def _end_early() -> None:
+    """Let the process end with exit code 1 once the other finalizers have run.
+
+    Python gives exit handlers no say in the exit code.
+    """
+    Finalize(None, _end, exitpriority=LAST)
+
+
+def _end() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or not there
+            stream.flush()
+    os._exit(1)

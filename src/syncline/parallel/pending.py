@@ -1,0 +1,213 @@
+"""Parameters and gradients whose values are still on their way, and what a read of them does.
+
+While a value is pending, the Python class of its tensor object is one of those below, so that torch
+asks ``__torch_function__`` before any function, method or attribute of it. Reading waits; then the
+object has its own class again and costs nothing. Autograd and code that takes tensors in C++
+without torch's argument parser see the memory as it is: these cannot wait (docs/overlap.md lists
+them).
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from syncline.errors import UserError
+
+__all__ = [
+    "Owner",
+    "PendingGradient",
+    "PendingParameter",
+    "finish",
+    "hand_over",
+    "is_pending",
+    "release",
+    "suspend",
+]
+
+_OWNER = "_syncline_owner"
+_INDEX = "_syncline_index"
+_CLASS = "_syncline_class"
+
+
+class Owner(Protocol):
+    """Who knows how to finish pending values."""
+
+    def read_parameters(self, indices: list[int]) -> None:
+        """Make the parameters what they would be after the update."""
+
+    def read_gradients(self, indices: list[int]) -> None:
+        """Make the gradients what they are after the exchange."""
+
+    def zero_gradients(self, indices: list[int]) -> None:
+        """Note that the gradients are to be zero once they have been used."""
+
+
+def _getter(name: str) -> Any:
+    return getattr(torch.Tensor, name).__get__
+
+
+METADATA = frozenset(
+    {
+        *(
+            _getter(name)
+            for name in (
+                *("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_leaf"),
+                *("is_sparse", "is_meta", "requires_grad", "grad_fn", "retains_grad", "is_mkldnn"),
+                *("is_quantized", "is_nested", "is_sparse_csr", "is_mps", "is_xpu", "is_xla"),
+                *("itemsize", "nbytes", "output_nr"),
+                *("_backward_hooks", "_post_accumulate_grad_hooks"),
+            )
+        ),
+        *(
+            getattr(torch.Tensor, name)
+            for name in (
+                *("size", "dim", "numel", "nelement", "stride", "element_size", "ndimension"),
+                *("is_contiguous", "is_floating_point", "is_complex", "storage_offset"),
+                *("register_hook", "register_post_accumulate_grad_hook", "is_same_size"),
+                *("get_device", "__len__"),
+                *("new_empty", "new_zeros", "new_ones", "requires_grad_"),
+            )
+        ),
+        torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+        *(getattr(torch, f"{name}_like") for name in ("empty", "zeros", "ones", "rand", "randn")),
+        torch.is_floating_point,
+        torch.is_complex,
+        torch.numel,
+    }
+)
+"""What tells nothing of the values, of any argument."""
+_GRAD: Any = torch.Tensor.grad
+GRADIENT = frozenset({_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__})
+"""A parameter's gradient is pending by itself, or replaced: the exchange holds a reference too."""
+ZEROING = frozenset({torch.Tensor.zero_, torch._foreach_zero_, torch.zero_})
+
+
+class _Pending:
+    """What the classes below share. Objects come to them by a change of their class only."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA or func in GRADIENT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        found = list(_pending_in((args, kwargs)))
+        gradients = [tensor for tensor in found if isinstance(tensor, PendingGradient)]
+        if gradients and len(gradients) == len(found):
+            if func in ZEROING:
+                for tensor in _tensors_in(args):
+                    if not is_pending(tensor):
+                        tensor.zero_()
+                for owner, indices in _by_owner(gradients):
+                    owner.zero_gradients(indices)
+                return args[0]
+            if func is torch.Tensor.detach_:  # it changes nothing here
+                return args[0]
+        for owner, indices in _by_owner(gradients):
+            owner.read_gradients(indices)
+        for owner, indices in _by_owner(t for t in found if isinstance(t, PendingParameter)):
+            owner.read_parameters(indices)
+        assert not any(is_pending(tensor) for tensor in found)
+        return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        finish(self)
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        finish(self)
+        return self.__reduce_ex__(protocol)
+
+
+class PendingGradient(_Pending, torch.Tensor):
+    """A gradient that is being exchanged."""
+
+
+class PendingParameter(_Pending, nn.Parameter):
+    """A parameter whose update is due."""
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Say whether reading a tensor would wait."""
+    return issubclass(type(tensor), _Pending)
+
+
+def suspend(tensor: torch.Tensor, owner: Owner, index: int) -> None:
+    """Let reads of a plain parameter or gradient wait for ``owner``.
+
+    A parameter keeps its owner alive. A gradient does not: a parameter refers to it where garbage
+    collection cannot look, so a model that is dropped would never be freed.
+    """
+    fields = tensor.__dict__
+    fields[_INDEX], fields[_CLASS] = index, type(tensor)
+    if isinstance(tensor, nn.Parameter):
+        fields[_OWNER] = owner
+        tensor.__class__ = PendingParameter
+    else:
+        fields[_OWNER] = weakref.ref(owner)
+        tensor.__class__ = PendingGradient
+
+
+def hand_over(gradient: torch.Tensor, owner: Owner) -> None:
+    """Let reads of a pending gradient wait for another owner, which it keeps alive."""
+    gradient.__dict__[_OWNER] = owner
+
+
+def release(tensor: torch.Tensor) -> None:
+    """Give a tensor its own class back."""
+    fields = tensor.__dict__
+    tensor.__class__ = fields.pop(_CLASS)
+    del fields[_OWNER], fields[_INDEX]
+
+
+def finish(tensor: Any) -> None:
+    """Wait for a pending tensor."""
+    owner, index = _owner_of(tensor), tensor.__dict__[_INDEX]
+    if isinstance(tensor, PendingGradient):
+        owner.read_gradients([index])
+    else:
+        owner.read_parameters([index])
+
+
+def _owner_of(tensor: torch.Tensor) -> Owner:
+    owner: Any = tensor.__dict__[_OWNER]
+    if isinstance(owner, weakref.ref):
+        owner = owner()
+        if owner is None:
+            raise UserError(
+                "this gradient was kept while its model was dropped, in the middle of its "
+                "exchange; read it before"
+            )
+    found: Owner = owner
+    return found
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _pending_in(value: Any) -> Iterator[torch.Tensor]:
+    return (tensor for tensor in _tensors_in(value) if is_pending(tensor))
+
+
+def _by_owner(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Owner, list[int]]]:
+    owners: dict[int, tuple[Owner, list[int]]] = {}
+    for tensor in tensors:
+        owner = _owner_of(tensor)
+        owners.setdefault(id(owner), (owner, []))[1].append(tensor.__dict__[_INDEX])
+    yield from owners.values()

@@ -1,0 +1,299 @@
+"""A trial of an optimizer's step on small twins: whole, and parameter by parameter."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+__all__ = ["why_trial_differs"]
+
+SIDE = 3
+"""Elements that a dimension of a twin's parameter has at most."""
+MOST_PARAMETERS = 8
+"""Parameters that a group of a twin has at most, where kinds do not need more."""
+SCALES = (1.0, 1e-3, 30.0, 1e3)
+"""Sizes of the gradients of each step: some are above and some below a clipping threshold."""
+LEAST_RATE = 0.1
+"""What smaller learning rates are raised to: a warm-up that begins at 0 would hide everything."""
+HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def why_trial_differs(optimizer: Optimizer, own: Mapping[str, Any]) -> str | None:
+    """Say how stepping parameter by parameter differs from one whole step, or None.
+
+    Two twins with small parameters on the devices of the real ones (so that fused, capturable and
+    other device code runs as it will) take the same four steps. Parameters and state must agree
+    to the last bit after each, and hyper-parameters must be left alone.
+
+    Args:
+        optimizer: is only read.
+        own: its attributes beside those of every optimizer; they hold no tensor.
+    """
+    # State that is made on the first step comes out best from an empty one, whatever its shapes
+    # are. Some is made on construction (Adagrad); then a corner of the real one is needed.
+    failure = None
+    for with_state in (False, True):
+        if with_state and not optimizer.state:
+            break
+        try:
+            with _undisturbed():
+                return _compare(optimizer, own, with_state=with_state)
+        # The step of an unknown optimizer may raise anything; all of it ends in the answer.
+        except Exception as error:
+            failure = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    return f"its step failed on a small example ({failure})"
+
+
+def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> str | None:
+    whole = _Twin(optimizer, own, with_state=with_state)
+    apart = _Twin(optimizer, own, with_state=with_state)
+    generator = torch.Generator().manual_seed(0)
+    orders = random.Random(0)
+    for scale in SCALES:
+        for ours, theirs in zip(whole.parameters, apart.parameters, strict=True):
+            if ours.requires_grad:
+                gradient = scale * _random(ours, generator)
+                ours.grad, theirs.grad = gradient, gradient.clone()
+        seed = orders.randrange(2**32)
+        _seed(seed)
+        changed = whole.step(range(len(whole.parameters)))
+        if changed is not None:
+            return changed
+        _seed(seed)
+        # Not in the order of the parameters, in which even a shared generator would agree.
+        order = orders.sample(range(len(apart.parameters)), len(apart.parameters))
+        if order == sorted(order):
+            order.reverse()
+        for index in order:
+            changed = apart.step([index])
+            if changed is not None:
+                return changed
+        difference = whole.difference(apart)
+        if difference is not None:
+            return difference
+    return None
+
+
+class _Twin:
+    """An optimizer of the same class, groups and attributes over small parameters of its own."""
+
+    def __init__(self, original: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> None:
+        self._name = type(original).__name__
+        generator = torch.Generator().manual_seed(1)
+        self.parameters: list[nn.Parameter] = []
+        groups: list[dict[str, Any]] = []
+        state: defaultdict[Any, Any] = defaultdict(dict)
+        twin: Optimizer = object.__new__(type(original))
+        copies = {id(original): twin}  # what refers to the optimizer shall refer to its twin
+        chosen = [_chosen(group["params"]) for group in original.param_groups]
+        if sum(len(some) for some in chosen) == 1:  # one alone could not differ from the whole
+            chosen = [some * 2 for some in chosen]
+        for group, some in zip(original.param_groups, chosen, strict=True):
+            small = [_small(parameter, generator) for parameter in some]
+            self.parameters += small
+            rest = {key: value for key, value in group.items() if key != "params"}
+            groups.append({"params": small, **_moving(copy.deepcopy(rest, copies))})
+            for real, parameter in zip(some, small, strict=True):
+                if with_state and real in original.state:
+                    state[parameter] = _corner(original.state[real])
+        vars(twin).update({name: OrderedDict() for name in HOOKS if hasattr(original, name)})
+        vars(twin).update(
+            copy.deepcopy({**own, "defaults": original.defaults}, copies),
+            state=state,
+            param_groups=groups,
+        )
+        self._twin = twin
+        self._own = tuple(own)
+
+    def step(self, indices: Sequence[int]) -> str | None:
+        """Step the parameters of ``indices`` as the engine does; say what else that changed."""
+        stepped = {id(self.parameters[index]) for index in indices}
+        groups = self._twin.param_groups
+        reduced, numbers = [], []
+        for number, group in enumerate(groups):
+            subset = [p for p in group["params"] if id(p) in stepped]
+            if subset:
+                reduced.append({**group, "params": subset})
+                numbers.append(number)
+        before = copy.deepcopy([_hyper(group) for group in reduced])
+        self._twin.param_groups = reduced
+        try:
+            type(self._twin).step(self._twin)
+            left = self._twin.param_groups
+        finally:
+            self._twin.param_groups = groups
+        if len(left) != len(reduced):
+            return "its step changes its parameter groups"
+        for number, old, group in zip(numbers, before, left, strict=True):
+            new = _hyper(group)
+            for key in sorted({*old, *new}):
+                if key not in old or key not in new or not _same(old[key], new[key]):
+                    return f"its step changes {key!r} of parameter group {number}"
+        return None
+
+    def difference(self, other: _Twin) -> str | None:
+        """Say what differs after steps that should have done the same."""
+        for index, (ours, theirs) in enumerate(zip(self.parameters, other.parameters, strict=True)):
+            if not _same(ours.detach(), theirs.detach()):
+                return (
+                    f"{self._name}, tried on a small example, updates a parameter otherwise when "
+                    f"it is stepped without the others (parameter {index})"
+                )
+            if not _same(self._twin.state.get(ours), other._twin.state.get(theirs)):
+                return (
+                    f"{self._name}, tried on a small example, leaves another state when a "
+                    f"parameter is stepped without the others (parameter {index})"
+                )
+        if not _same(self._state_of_none(), other._state_of_none()):
+            return "its step changes state that belongs to no parameter"
+        for name in {**vars(self._twin), **vars(other._twin)}:
+            if name in ("state", "param_groups"):
+                continue
+            missing = object()
+            if not _same(getattr(self._twin, name, missing), getattr(other._twin, name, missing)):
+                return f"its step changes its attribute {name!r}"
+        return None
+
+    def _state_of_none(self) -> dict[Any, Any]:
+        """Return the entries of the state that belong to none of the parameters."""
+        known = {id(parameter) for parameter in self.parameters}
+        return {key: value for key, value in self._twin.state.items() if id(key) not in known}
+
+
+def _same(ours: Any, theirs: Any, seen: set[tuple[int, int]] | None = None) -> bool:
+    """Say whether two values are of the same make, with tensors equal to the last bit.
+
+    Values that say nothing of what they hold (a function, a lock) count as the same, and so do the
+    optimizers that values refer to: they are compared themselves.
+    """
+    seen = set() if seen is None else seen
+    pair = (id(ours), id(theirs))
+    if ours is theirs or pair in seen:
+        return True
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, PLAIN):
+        return bool(ours == theirs) or (ours != ours and theirs != theirs)
+    if isinstance(ours, torch.Tensor):
+        if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
+            return False
+        return torch.equal(_bits(ours), _bits(theirs))
+    seen.add(pair)
+    if isinstance(ours, Mapping):
+        if ours.keys() == theirs.keys():
+            return all(_same(ours[key], theirs[key], seen) for key in ours)
+        # Keys that are copies of one object are not equal, but stand in the same place.
+        return _same(list(ours.items()), list(theirs.items()), seen)
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(
+            _same(a, b, seen) for a, b in zip(ours, theirs, strict=True)
+        )
+    if isinstance(ours, set | frozenset):
+        return {v for v in ours if isinstance(v, PLAIN)} == {
+            v for v in theirs if isinstance(v, PLAIN)
+        }
+    if hasattr(ours, "__dict__") and not isinstance(ours, Optimizer):
+        return _same(dict(vars(ours)), dict(vars(theirs)), seen)
+    return True
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor: equal also where it is not a number."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def _hyper(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _moving(group: dict[str, Any]) -> dict[str, Any]:
+    """Raise a group's learning rate so that every step can be seen in 16 bits as well."""
+    rate = group.get("lr")
+    if isinstance(rate, torch.Tensor):
+        group["lr"] = rate.clamp(min=LEAST_RATE)
+    elif isinstance(rate, float | int):
+        group["lr"] = max(float(rate), LEAST_RATE)
+    return group
+
+
+def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Return one parameter of each kind, then others up to the limit, in their order."""
+    kinds: dict[Any, int] = {}
+    for index, parameter in enumerate(parameters):
+        kind = (parameter.ndim, parameter.dtype, parameter.device, parameter.requires_grad)
+        kinds.setdefault(kind, index)
+    indices = set(kinds.values())
+    for index in range(len(parameters)):
+        if len(indices) >= MOST_PARAMETERS:
+            break
+        indices.add(index)
+    return [parameters[index] for index in sorted(indices)]
+
+
+def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
+    """Return a parameter that looks like the given one, with at most three a dimension."""
+    shape = tuple(min(side, SIDE) for side in parameter.shape)
+    like = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+    small = nn.Parameter(_random(like, generator), requires_grad=parameter.requires_grad)
+    # Marks that say how to treat a parameter, such as one for no weight decay.
+    marks = {n: v for n, v in getattr(parameter, "__dict__", {}).items() if isinstance(v, PLAIN)}
+    vars(small).update(marks)
+    return small
+
+
+def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return normal deviates, drawn on the CPU so that every device gets the same."""
+    drawn = torch.float64 if not like.is_complex() else torch.complex128
+    return torch.randn(like.shape, dtype=drawn, generator=generator).to(like)
+
+
+def _corner(state: Any) -> Any:
+    """Copy the first three elements of every dimension of all tensors in a parameter's state."""
+    if isinstance(state, torch.Tensor):
+        return state.detach()[(slice(SIDE),) * state.ndim].clone()
+    if isinstance(state, Mapping):
+        return {key: _corner(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_corner(value) for value in state)
+    return copy.deepcopy(state)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Restore the random generators afterwards, and keep warnings for the real step."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    python = random.getstate()
+    try:
+        with torch.random.fork_rng(devices), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(python)
+
+
+def _seed(seed: int) -> None:
+    """Seed what a step may draw from.
+
+    ``torch.manual_seed`` would also seed devices that are not in use yet, when they are.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    random.seed(seed)

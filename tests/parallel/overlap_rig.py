@@ -1,0 +1,312 @@
+"""The same training script under stock DDP and under the engine, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from syncline.parallel import stage_engine
+from syncline.parallel.carrier import Carrier, Flight
+from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.deferral import Deferral
+from syncline.parallel.engine import Engine
+from tests.parallel.overlap_plans import Style, plan_of, ready_order
+
+__all__ = [
+    "OVERLAPS",
+    "SETTLES",
+    "STEADY",
+    "STEPS",
+    "SYNCHRONOUS",
+    "Ours",
+    "Script",
+    "Side",
+    "Stock",
+    "differences",
+    "holding",
+]
+
+STEADY = 7
+"""Steps after which the engine runs for good: the first two under new buckets are DDP's own."""
+STEPS = STEADY + 20
+OVERLAPS = "overlaps"
+SETTLES = "settles"
+SYNCHRONOUS = "synchronous"
+DEADLINE_S = 30.0
+OBSERVED = 15
+"""The step from which on is counted what happens: some scripts change their ways at the tenth."""
+
+Script = Callable[["Side"], None]
+Loss = Callable[[nn.Module], torch.Tensor]
+
+
+class Side:
+    """What a script is given: how to wrap its model and optimizer, and where to note results."""
+
+    def __init__(self) -> None:
+        self.trace: list[tuple[str, Any]] = []
+        self.wrapped: list[TorchDDP] = []
+        self.step = 0
+
+    @property
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps to train."""
+        for self.step in range(STEPS):
+            yield self.step
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return dist.get_rank()
+
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
+        """Wrap a model.
+
+        Args:
+            module: what to wrap.
+            loss: runs the model; tells in which order its gradients become ready.
+            arguments: for torch's class.
+        """
+        raise NotImplementedError
+
+    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
+        """Overlap an optimizer, where there is such a thing."""
+        raise NotImplementedError
+
+    def settle(self, ddp: TorchDDP) -> None:
+        """Call ``settle``, where there is such a thing."""
+
+    def note(self, label: str, *values: Any) -> None:
+        """Note values, which must be the same on both sides."""
+        self.trace.append((label, fingerprint(values)))
+
+    def finish(self, ddp: TorchDDP, *optimizers: torch.optim.Optimizer) -> None:
+        """Note the final state of a model and its optimizers."""
+        for name, parameter in ddp.module.named_parameters():
+            self.note(f"gradient of {name}", parameter.grad)
+        for name, value in ddp.module.state_dict().items():
+            self.note(name, value)
+        for number, optimizer in enumerate(optimizers):
+            for key, value in optimizer.state_dict().items():
+                self.note(f"optimizer {number} {key}", value)
+
+    def close(self) -> None:
+        """Stop whatever runs on."""
+
+
+class Stock(Side):
+    """Torch's own class."""
+
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:  # noqa: ARG002 - as the other side
+        ddp = TorchDDP(module, **arguments)
+        self.wrapped.append(ddp)
+        return ddp
+
+    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002 - as the other side
+        return optimizer
+
+
+class Ours(Side):
+    """Ours, under a plan made for the model."""
+
+    def __init__(self, style: Style) -> None:
+        super().__init__()
+        self.style = style
+        self.deferred = self.under_forward = 0
+        """Updates of single parameters in the last steps: put off, and made by a forward pass."""
+
+    @property
+    def happened(self) -> str:
+        """What came of the updates."""
+        if not self.deferred:
+            return SYNCHRONOUS
+        return OVERLAPS if self.under_forward > 0.5 * self.deferred else SETTLES
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Count updates."""
+        defer, apply, begin = Deferral.defer, Deferral._apply, Deferral.begin_forward
+        side, trains = self, False
+
+        def noted_begin(self: Deferral) -> None:
+            nonlocal trains
+            trains = torch.is_grad_enabled()
+            begin(self)
+
+        def counted_defer(self: Deferral, step: Any, parameters: Iterable[Any]) -> None:
+            chosen = list(parameters)
+            side.deferred += len(chosen) * (side.step >= OBSERVED)
+            defer(self, step, chosen)
+
+        def counted_apply(self: Deferral, indices: Iterable[int]) -> None:
+            chosen = list(indices)
+            side.under_forward += len(chosen) * (
+                side.step >= OBSERVED and self.in_forward and trains
+            )
+            apply(self, chosen)
+
+        patches = {"defer": counted_defer, "_apply": counted_apply, "begin_forward": noted_begin}
+        with patched({(Deferral, name): patch for name, patch in patches.items()}):
+            yield
+
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
+        order = ready_order(module, loss)
+        plan = plan_of(module, order, dist.get_world_size(), self.style)
+        ddp = DistributedDataParallel(module, plan=plan, check=False, **arguments)
+        self.wrapped.append(ddp)
+        return ddp
+
+    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
+        assert isinstance(ddp, DistributedDataParallel)
+        return ddp.overlap(optimizer)
+
+    def settle(self, ddp: TorchDDP) -> None:
+        assert isinstance(ddp, DistributedDataParallel)
+        ddp.settle()
+
+    def close(self) -> None:
+        for ddp in self.wrapped:
+            assert isinstance(ddp, DistributedDataParallel)
+            if ddp._conductor is not None:
+                ddp._reducer_buckets._stop_engine()
+
+
+def fingerprint(value: Any) -> Any:
+    """Return plain data that is equal exactly where values are equal to the last bit."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().reshape(-1).contiguous().view(torch.uint8)
+        digest = hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()[:16]
+        return (str(value.dtype), tuple(value.shape), digest, value.detach().flatten()[:3].tolist())
+    if isinstance(value, dict):
+        return {repr(key): fingerprint(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [fingerprint(item) for item in value]
+    return repr(value)
+
+
+def differences(ours: Side, theirs: Side) -> list[str]:
+    """Say what two sides noted otherwise; the first few."""
+    found = []
+    if len(ours.trace) != len(theirs.trace):
+        found.append(f"{len(ours.trace)} notes, not {len(theirs.trace)}")
+    for number, (mine, other) in enumerate(zip(ours.trace, theirs.trace, strict=False)):
+        if mine != other:
+            found.append(f"note {number} {mine[0]}: {mine[1]} instead of {other[0]}: {other[1]}")
+    return [text[:400] for text in found[:4]]
+
+
+# ---------------------------------------------------------------------- messages that are held back
+
+
+class HeldCarrier:
+    """Lets messages land only once the training thread waits for them.
+
+    What is pending when ``step`` is called would otherwise be a matter of luck.
+    """
+
+    def __init__(self, inner: Carrier) -> None:
+        self._inner = inner
+        self._changed = threading.Condition()
+        self._sent = self._allowed = 0
+        self.bounded = inner.bounded
+        self.workers, self.rank = inner.workers, inner.rank
+
+    def mark(self) -> Any:
+        return self._inner.mark()
+
+    def gather_numbers(self, own: Any) -> Any:
+        return self._inner.gather_numbers(own)
+
+    def begin(self, allowed: int) -> None:
+        with self._changed:
+            self._sent, self._allowed = 0, allowed
+
+    def allow(self, messages: int) -> None:
+        with self._changed:
+            self._allowed = max(self._allowed, messages)
+            self._changed.notify_all()
+
+    def send(self, *args: Any) -> Flight:
+        flight = self._inner.send(*args)
+        number, self._sent = self._sent, self._sent + 1
+
+        def land() -> None:
+            with self._changed:
+                over = self._changed.wait_for(lambda: number < self._allowed, DEADLINE_S)
+            assert over, "nobody waited for a message"
+            flight.land()
+
+        return Flight(land, flight.join)
+
+
+@contextmanager
+def holding(let_through: float) -> Iterator[None]:
+    """Hold messages back, for as long as nobody waits for them.
+
+    Args:
+        let_through: the part of each round's messages that lands before ``backward`` ends.
+    """
+    wait, wait_all, finish, begin = Engine.wait, Engine.wait_all, Engine.finish, Engine.begin
+    carrier_for, suspend = stage_engine.carrier_for, Deferral.suspend_gradients
+
+    def at_first(engine: Engine) -> int:
+        return round(let_through * len(engine.plan.messages))
+
+    def held_begin(self: Engine, *args: Any) -> None:
+        self._carrier.begin(at_first(self))
+        begin(self, *args)
+
+    def held_wait(self: Engine, tensors: Iterable[int]) -> None:
+        tensors = list(tensors)
+        messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
+        self._carrier.allow(max(messages, default=-1) + 1)
+        wait(self, tensors)
+
+    def held_wait_all(self: Engine) -> None:
+        self._carrier.allow(len(self.plan.messages))
+        wait_all(self)
+
+    def held_finish(self: Engine) -> None:
+        self._carrier.allow(len(self.plan.messages))
+        finish(self)
+
+    def held_suspend(self: Deferral) -> None:
+        engine = self.engine
+        assert engine is not None
+        through, completing = at_first(engine), engine.layout.completing
+        wait(engine, [t for t, some in enumerate(completing) if all(m < through for m in some)])
+        suspend(self)
+
+    patches = {
+        (Engine, "begin"): held_begin,
+        (Engine, "wait"): held_wait,
+        (Engine, "wait_all"): held_wait_all,
+        (Engine, "finish"): held_finish,
+        (Deferral, "suspend_gradients"): held_suspend,
+        (stage_engine, "carrier_for"): lambda group, device: HeldCarrier(
+            carrier_for(group, device)
+        ),
+    }
+    with patched(patches):
+        yield
+
+
+@contextmanager
+def patched(patches: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    """Replace attributes of modules and classes for a while."""
+    before = {(owner, name): getattr(owner, name) for owner, name in patches}
+    for (owner, name), value in patches.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for (owner, name), value in before.items():
+            setattr(owner, name, value)

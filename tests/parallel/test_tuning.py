@@ -1,0 +1,368 @@
+"""The script of a training run's start, played without training: times are what the tests say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from syncline.model.network import Network
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.run import Rate
+from syncline.parallel import tuning as module
+from syncline.parallel.settings import Settings
+from syncline.parallel.stages import Stage, StageResult
+from syncline.parallel.tuning import TRIALS, Tuning
+from syncline.planners import PLANNERS
+from syncline.planners.ddp import Ddp
+from tests import strategies as some
+
+# The first layer's gradient comes last and is as large as all others: its message can only be
+# hidden by the next forward pass.
+PROFILE = some.profile_of([10_000_000] * 8, [250_000] * 8, forward_ns=50_000_000)
+NETWORK = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-8)
+GIVEN = Plan(
+    planner="by hand",
+    model="random",
+    workers=4,
+    tensors=tuple(Tensor(name=g.name, elements=g.elements) for g in PROFILE.gradients),
+    messages=(Message(start=0, stop=2_000_000),),
+    wait="need",
+)
+STOCK_S = 1.0
+READ = "gradients are read before each step"
+
+
+class Told:
+    """A job with one optimizer, and groundwork that takes every figure as it comes."""
+
+    rank = 0
+
+    def __init__(self, job: Any) -> None:
+        self.can_defer = getattr(job, "can_defer", False)
+
+    def rate(self, name: str, result: StageResult) -> Rate:
+        iterations = len(result.iteration_s)
+        return Rate(
+            name=name, iteration_s=result.iteration_s[-1], noise_s=1e-3, iterations=iterations
+        )
+
+    def network(self, _: float) -> Network:
+        return NETWORK
+
+    def profile(self, _: StageResult, __: Network) -> Any:
+        return PROFILE
+
+    def everything_at_once(self) -> Plan:
+        return msgspec.structs.replace(GIVEN, wait="update")
+
+    def gather(self, value: Any) -> list[Any]:
+        return [None, value]  # the other rank has nothing to say
+
+    def shared(self, conclude: Callable[[], Any]) -> Any:
+        return msgspec.json.decode(msgspec.json.encode(conclude()))
+
+
+class Deferring:
+    can_defer = True
+
+
+class Waiting:
+    can_defer = False
+
+
+@pytest.fixture(autouse=True)
+def _told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Groundwork", Told)
+
+
+def tuning(job: Any = Deferring, **asked: Any) -> Tuning:
+    settings = {"planner": "auto", "plan": None, "profile": None, "network": None, "check": True}
+    return Tuning(job(), Settings(**(settings | asked), ddp=Ddp()))
+
+
+def play(
+    script: Any,
+    takes: Callable[[Stage], float] = lambda _: STOCK_S,
+    flushed: Callable[[Stage], str | None] = lambda _: None,
+    *,
+    before: StageResult | None = None,
+) -> list[Stage]:
+    """Send each stage's result until the steady state; return the stages."""
+    stage = next(script) if before is None else script.send(before)
+    stages = []
+    while stage.iterations:
+        stages.append(stage)
+        result = StageResult(iteration_s=[takes(stage)] * stage.iterations, flushed=flushed(stage))
+        stage = script.send(result)
+    return [*stages, stage]
+
+
+def reads_early(stage: Stage) -> str | None:
+    """Say that gradients are read before each step, wherever that could be told."""
+    return READ if stage.plan is not None and stage.plan.wait == "need" else None
+
+
+def faster(stage: Stage) -> float:
+    return STOCK_S if stage.plan is None else STOCK_S / 2
+
+
+def slower(stage: Stage) -> float:
+    return STOCK_S if stage.plan is None else STOCK_S * 2
+
+
+def names(stages: list[Stage]) -> list[str]:
+    return [stage.name for stage in stages]
+
+
+def told(run: Tuning, text: str) -> list[str]:
+    return [event.text for event in run.events if text in event.text]
+
+
+def test_overlap_is_tried_and_kept_where_it_gains() -> None:
+    run = tuning()
+    stages = play(run.script(), faster)
+    assert names(stages)[:3] == ["baseline", "profiling", "trying overlap"]
+    assert stages[-1].plan is run.plan
+    assert run.plan is not None
+    assert (run.plan.planner, run.plan.wait, run.decision) == ("overlap", "need", "planned")
+    assert run.reason.endswith("each update is left to the next forward pass")
+    assert run.planned is not None
+    assert run.planned.iteration_s == STOCK_S / 2
+
+
+def test_what_is_predicted_is_what_runs() -> None:
+    for job, wait in ((Deferring, "need"), (Waiting, "update")):
+        run = tuning(job, planner="pace")
+        play(run.script(), faster)
+        assert run.plan is not None
+        assert run.plan.wait == wait
+        expected = module.look_ahead(
+            PROFILE, NETWORK, run._settings, defers=job.can_defer
+        ).predicted_s("pace")
+        assert run.predicted_planned_s == expected
+        assert run.predicted_timeline is not None
+        assert run.predicted_timeline.iteration_ns / 1e9 == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_iteration_more_warms_up_where_updates_are_deferred() -> None:
+    stages = play(tuning().script(), faster)
+    warmup = {stage.name: stage.warmup for stage in stages}
+    assert warmup["trying overlap"] == warmup["recording"] == warmup["steady"] == 3
+    assert warmup["profiling"] == 2
+
+
+def test_a_slower_plan_is_dropped_after_another_look() -> None:
+    run = tuning()
+    stages = play(run.script(), slower)
+    *_, checking, again, recording, steady = names(stages)
+    assert (checking, recording, steady) == ("checking again", "recording", "steady")
+    assert again.replace(" again", "") in names(stages)
+    assert (run.plan, run.decision) == (None, "reverted")
+    assert stages[-1].plan is stages[-2].plan is None
+    assert len(told(run, "back to DDP's own buckets")) == 1
+
+
+@pytest.mark.parametrize(
+    ("first_s", "stock_s", "again_s", "decision"),
+    [
+        (1.001, 1.0, 0.997, "planned"),  # 0.999 in the mean
+        (0.999, 1.0, 1.003, "reverted"),
+        (1.3, 1.4, 1.4, "planned"),  # the machine has become slower meanwhile
+        (0.999, 1.0, 1.001, "planned"),  # as fast
+    ],
+)
+def test_a_plan_that_is_not_clearly_faster_must_show_it(
+    first_s: float, stock_s: float, again_s: float, decision: str
+) -> None:
+    times = {"checking again": stock_s, "trying by hand": first_s, "trying again by hand": again_s}
+    run = tuning(plan=GIVEN)
+    stages = play(run.script(), lambda stage: times.get(stage.name, STOCK_S))
+    assert names(stages)[:4] == ["baseline", *list(times)[1:2], "checking again", list(times)[2]]
+    assert run.decision == decision
+    assert run.planned is not None
+    assert run.baseline is not None
+    assert run.planned.iteration_s == pytest.approx((first_s + again_s) / 2)
+    assert run.baseline.iteration_s == stock_s
+
+
+def test_a_plan_that_is_clearly_faster_needs_no_second_look() -> None:
+    assert "checking again" not in names(play(tuning(plan=GIVEN).script(), faster))
+
+
+@pytest.mark.parametrize(("again_s", "decision"), [(1.5, "planned"), (2.0, "reverted")])
+def test_a_plan_that_has_become_slow_is_compared_again(again_s: float, decision: str) -> None:
+    run = tuning()
+    script = run.script()
+    play(script, faster)
+    expected = run.predicted_planned_s
+    assert run.can_revert
+    stages = play(
+        script,
+        lambda stage: 1.7 if stage.plan is None else again_s,
+        before=StageResult(iteration_s=[1.6] * 50, slower=True),
+    )
+    *looks, recording, steady = names(stages)
+    assert looks == ["checking again", "trying again overlap"]
+    assert (recording, steady) == ("recording", "steady")
+    assert run.decision == decision
+    assert run.can_revert is (decision == "planned")
+    assert len(told(run, "overlap takes longer than stock DDP did; measuring both again")) == 1
+    assert run.planned is not None
+    assert run.planned.iteration_s == pytest.approx((1.6 + again_s) / 2)
+    assert run.predicted_planned_s == expected  # made before the first trial
+
+
+def test_what_is_not_checked_is_not_compared() -> None:
+    run = tuning(plan=GIVEN, check=False)
+    play(run.script())
+    assert not run.can_revert
+
+
+def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names_left = iter(["wfbp", "single", "mgwfbp", "merge", "buckets"])
+
+    def next_one(*_: Any, **__: Any) -> Any:
+        outlook = look_ahead(*_, **__)
+        name = next(names_left)
+        comparison = msgspec.structs.replace(outlook.comparison, chosen=name)
+        return outlook._replace(comparison=comparison, plan=PLANNERS[name].plan(PROFILE, NETWORK))
+
+    look_ahead = module.look_ahead
+    monkeypatch.setattr(module, "look_ahead", next_one)
+    run = tuning()
+    stages = play(run.script(), lambda _: STOCK_S)
+    tried = [n for n in names(stages) if n.startswith("trying ") and "again" not in n]
+    assert tried == ["trying wfbp", "trying single", "trying mgwfbp"]
+    assert len(tried) == TRIALS
+
+
+@pytest.mark.parametrize("planner", ["auto", "overlap", "dear"])
+def test_deferring_is_given_up_where_gradients_are_read_early(planner: str) -> None:
+    run = tuning(planner=planner)
+    stages = play(run.script(), faster, reads_early)
+    deferred = [stage.name for stage in stages if reads_early(stage)]
+    assert deferred == [f"trying {planner if planner != 'auto' else 'overlap'}"]
+    assert run.plan is not None
+    assert run.plan.wait == "update"
+    assert run.decision == "planned"
+    (said,) = told(run, READ)
+    assert said == (
+        f"overlap gains nothing here: {READ}; from here on messages run under the backward pass "
+        "only"
+    )
+    assert not told(run, "model.overlap")
+    assert not run.watches_flushes
+
+
+def test_what_was_tried_in_vain_is_no_evidence() -> None:
+    asked: list[Any] = []
+    run = tuning()
+    look_ahead = run._look_ahead
+    run._look_ahead = lambda p, n, measured: asked.append(measured) or look_ahead(p, n, measured)  # type: ignore[method-assign]
+    play(run.script(), faster, reads_early)
+    assert asked[0] == asked[1] == []
+    assert all(plan.wait == "update" for measured in asked for plan, _ in measured)
+
+
+def test_a_given_plan_is_tried_again_without_deferring() -> None:
+    run = tuning(plan=GIVEN)
+    stages = play(run.script(), faster, reads_early)
+    assert names(stages) == ["baseline", "trying by hand", "trying by hand", "recording", "steady"]
+    assert [s.plan.wait for s in stages[1:3] if s.plan] == ["need", "update"]
+    assert run.plan == msgspec.structs.replace(GIVEN, wait="update")
+    assert len(told(run, READ)) == 1
+
+
+def test_an_unchecked_plan_stays_and_it_is_said_once() -> None:
+    run = tuning(plan=GIVEN, check=False)
+    script = run.script()
+    stages = play(script)
+    assert names(stages) == ["recording", "steady"]
+    assert run.watches_flushes
+    (again,) = play(script, before=StageResult(flushed=READ))
+    assert (again.name, again.plan) == ("steady", GIVEN)
+    assert not run.watches_flushes
+    (again,) = play(script, before=StageResult(flushed=READ))
+    assert again.plan == GIVEN
+    assert told(run, READ) == [
+        f"overlap gains nothing here: {READ}; the plan stays all the same, unchecked"
+    ]
+
+
+def test_deferring_is_given_up_in_the_steady_state_too() -> None:
+    run = tuning()
+    script = run.script()
+    play(script, faster)
+    assert run.plan is not None
+    assert run.plan.wait == "need"
+    stages = play(script, faster, before=StageResult(flushed=READ))
+    assert names(stages)[0] == "baseline"
+    assert not any(reads_early(stage) for stage in stages)
+    assert not told(run, "drifted")
+
+
+def test_deferring_is_given_up_in_the_second_look_too() -> None:
+    run = tuning(planner="overlap")
+    stages = play(
+        run.script(),
+        slower,
+        lambda stage: READ if stage.name == "trying again overlap" else None,
+    )
+    assert names(stages).count("baseline") == 2
+    assert run.decision == "reverted"
+
+
+def test_drift_is_measured_again() -> None:
+    run = tuning()
+    script = run.script()
+    play(script, faster)
+    stages = play(script, faster, before=StageResult(drifted=True))
+    assert names(stages)[0] == "baseline"
+    assert len(told(run, "drifted")) == 1
+    assert run.plan is not None
+    assert run.plan.wait == "need"
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("asked", [{"plan": GIVEN}, {"planner": "overlap"}], ids=str)
+def test_without_an_optimizer_nothing_is_deferred(
+    asked: dict[str, Any], check: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tuning(Waiting, check=check, **asked)
+    with caplog.at_level(logging.WARNING, "syncline"):
+        stages = play(run.script(), faster)
+    assert all(stage.plan is None or stage.plan.wait == "update" for stage in stages)
+    assert len(told(run, "no optimizer defers its update (optimizer = model.overlap")) == 1
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_auto_without_an_optimizer_asks_for_none() -> None:
+    run = tuning(Waiting)
+    stages = play(run.script(), faster)
+    assert not told(run, "model.overlap")
+    assert "trying overlap" not in names(stages)
+    assert run.comparison is not None
+    assert "overlap" not in {p.planner for p in run.comparison.predictions}
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_can_be_asked_for(planner: str) -> None:
+    run = tuning(planner=planner)
+    stages = play(run.script(), faster)
+    if planner == "ddp":
+        assert (run.decision, run.plan) == ("ddp", None)
+        return
+    assert run.decision == "planned"
+    assert stages[-1].plan is run.plan
+    assert run.plan is not None
+    assert planner in ("auto", run.plan.planner)
+    assert run.plan.wait == ("update" if planner in CANDIDATE_NAMES else "need")
+
+
+CANDIDATE_NAMES = {"wfbp", "single", "buckets", "mgwfbp", "merge", "horovod"}
