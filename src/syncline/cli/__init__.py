@@ -12,7 +12,7 @@ from syncline.errors import SynclineError, UserError, did_you_mean
 
 __all__ = ["main"]
 
-COMMANDS = ("train", "profile", "plan", "simulate", "emulate", "trace", "show", "report")
+COMMANDS = ("train", "profile", "plan", "simulate", "emulate", "replay", "trace", "show", "report")
 
 
 class _Commands(click.Group):

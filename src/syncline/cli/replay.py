@@ -1,0 +1,199 @@
+"""``syncline replay``: try plans on an emulated cluster, without the model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from syncline.cli.networks import network_argument
+from syncline.cli.profiles import profile_argument
+from syncline.errors import UserError
+from syncline.model.plan import Plan
+from syncline.planners import PLANNERS
+from syncline.processes import received_signals
+from syncline.replay.page import save_report
+from syncline.replay.request import Request
+from syncline.replay.session import replay as run_replay
+from syncline.replay.table import print_replay
+from syncline.report.whatif_page import require_place
+from syncline.simulator.transformations import with_compute_scale
+from syncline.testbed.cluster import Cluster
+
+__all__ = ["replay"]
+
+EPILOG = """\b
+Examples:
+  syncline replay profile.json --hosts 4 --rate 1gbit
+  syncline replay trace.json.gz --planner ddp,merge,overlap --rate 10gbit --report replayed
+
+Gradients, messages and the network are real; computing is waiting, on hosts that share this
+machine. A time is that of the slowest worker in the steady state. Needs what 'syncline emulate'
+needs.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("profile")
+@click.option(
+    "--planner",
+    metavar="NAME,...",
+    default="ddp,overlap",
+    show_default=True,
+    help="Planners to compare, 'all' for every one; ddp is torch's own class.",
+)
+@click.option(
+    "--plan",
+    "plan_files",
+    metavar="FILE",
+    multiple=True,
+    help="A plan to run as well; may be repeated.",
+)
+@click.option("--hosts", type=int, default=2, show_default=True, help="How many hosts.")
+@click.option("--rate", help="Rate of every link, such as 1gbit.  [default: not limited]")
+@click.option(
+    "--hosts-rate",
+    multiple=True,
+    metavar="HOST:RATE",
+    help="Rate of one host's link, such as 0:100mbit; may be repeated.",
+)
+@click.option("--latency", help="Added on the way between two hosts, such as 20us.")
+@click.option(
+    "--workers-per-host", type=int, default=1, show_default=True, help="Workers on each host."
+)
+@click.option(
+    "--mtu", "mtu_bytes", type=int, default=9000, show_default=True, help="Largest packet in bytes."
+)
+@click.option("--rounds", type=int, default=5, show_default=True, help="Turns of every planner.")
+@click.option(
+    "--iterations", type=int, default=8, show_default=True, help="Measured iterations of a turn."
+)
+@click.option("--warmup", type=int, default=3, show_default=True, help="Iterations before them.")
+@click.option(
+    "--scale-compute",
+    type=float,
+    default=1.0,
+    metavar="FACTOR",
+    help="The device takes this many times as long; 0.5: half.",
+)
+@click.option(
+    "--network",
+    metavar="NETWORK",
+    help="Plan and predict with this file, preset, line or link.  [default: probe the cluster]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    help="Give up after so many seconds.  [default: three times what is predicted, and 2 minutes]",
+)
+@click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay(
+    profile: str,
+    planner: str,
+    plan_files: tuple[str, ...],
+    hosts: int,
+    rate: str | None,
+    hosts_rate: tuple[str, ...],
+    latency: str | None,
+    workers_per_host: int,
+    mtu_bytes: int,
+    rounds: int,
+    iterations: int,
+    warmup: int,
+    scale_compute: float,
+    network: str | None,
+    timeout_s: float | None,
+    report: str | None,
+    as_json: bool,
+) -> None:
+    """Try plans for PROFILE on an emulated cluster: measured against predicted.
+
+    PROFILE is a profile file, or a trace that 'syncline trace' can read.
+    """
+    loaded, notes = profile_argument(profile)
+    cluster = Cluster.of(
+        hosts=hosts,
+        rate=rate,
+        hosts_rate=hosts_rate,
+        latency=latency,
+        workers_per_host=workers_per_host,
+        mtu_bytes=mtu_bytes,
+    )
+    request = Request(
+        profile=with_compute_scale(loaded, scale_compute),
+        cluster=cluster,
+        planners=_planners(planner),
+        plans=tuple(map(Plan.load, plan_files)),
+        network=None if network is None else network_argument(network, workers=cluster.workers),
+        rounds=rounds,
+        iterations=iterations,
+        warmup=warmup,
+        timeout_s=timeout_s,
+        notes=(*notes, *_notes(scale_compute)),
+    )
+    if report is not None:
+        require_place(Path(report))
+    with received_signals() as signals, _Bar() as bar:
+        outcome = run_replay(request, progress=bar, signals=signals)
+    if report is not None:
+        save_report(outcome, Path(report))
+    if as_json:
+        click.echo(outcome.replay.to_json(), nl=False)
+        return
+    print_replay(Console(highlight=False), outcome.replay)
+    if report is not None:
+        click.echo(f"report written to {report}")
+
+
+def _planners(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if names == ("all",):
+        return tuple(name for name in PLANNERS if name != "auto")
+    if "all" in names:
+        raise UserError("--planner all stands alone; leave the other names out")
+    return names
+
+
+def _notes(scale: float) -> tuple[str, ...]:
+    return () if scale == 1 else (f"computing takes {scale:g} times as long as in the profile",)
+
+
+class _Bar:
+    """A bar on a terminal's standard error; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=sys.stderr),
+            transient=True,
+            refresh_per_second=2,  # drawing takes time from the cores that are being timed
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._progress.add_task("starting", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show how far a stage is."""
+        shown = total if total > 1 else None
+        self._progress.update(self._task, description=stage, completed=done, total=shown)

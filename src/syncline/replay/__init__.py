@@ -1,0 +1,1 @@
+"""Profiles replayed: real gradients and a real network, with computation emulated by waiting."""

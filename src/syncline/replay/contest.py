@@ -1,0 +1,174 @@
+"""A contest: several ways to exchange gradients, in turns, on the same replayed profile.
+
+Whatever trains a module can take part: a :class:`Contestant` says how to wrap a module and an
+optimizer, and how to take a step where that is not ``zero_grad``, forward, ``backward``, ``step``.
+All ranks call :func:`run_contest` with the same arguments.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import UserError
+from syncline.measure.exchange import gather_numbers
+from syncline.measure.statistics import median
+from syncline.model.profile import Profile
+from syncline.replay.lap import Lap
+from syncline.replay.model import Replayed
+from syncline.replay.optimizer import ReplayedOptimizer
+from syncline.replay.timeline import SentMessage, measured_timeline
+
+__all__ = ["Contestant", "Lap", "Progress", "run_contest", "train_step"]
+
+CPU = torch.device("cpu")
+LONGEST_START = 100
+"""Iterations after which a contestant must be ready for its warm-up."""
+
+
+def train_step(model: Any, optimizer: Any) -> None:
+    """Take one step as a training loop does."""
+    optimizer.zero_grad()
+    model().backward()
+    optimizer.step()
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _none(_: Any) -> tuple[SentMessage, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """One way to exchange gradients."""
+
+    name: str
+    wrap: Callable[[Replayed, ReplayedOptimizer], tuple[Any, Any]]
+    """Returns the model and the optimizer to train with. Parameters are equal on all ranks, so
+    nothing need be sent beforehand."""
+    step: Callable[[Any, Any], None] = train_step
+    """Takes one step with these two."""
+    is_ready: Callable[[Any], bool] = _always
+    """Whether the model is past all that it does only at first; the same on every rank."""
+    settle: Callable[[Any], None] = _nothing
+    """Finishes what the model has still to do after the last step."""
+    messages: Callable[[Any], Sequence[SentMessage]] = _none
+    """Returns when the messages of the last two iterations went, where that is known."""
+    close: Callable[[Any], None] = _nothing
+    """Takes the model apart: threads end, process groups go."""
+
+
+Progress = Callable[[str, int, int, int], None]
+"""Takes the contestant of a lap, its round, and how many of how many laps are done."""
+
+
+def run_contest(
+    profile: Profile,
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int = 5,
+    iterations: int = 8,
+    warmup: int = 3,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, tuple[Lap, ...]]:
+    """Let every contestant train in every round, each round beginning with another one.
+
+    Every lap has a module and a wrapper of its own, so nothing is left from one to the next.
+
+    Args:
+        profile: what to replay.
+        contestants: of different names.
+        rounds: how often each has its turn.
+        iterations: measured each time.
+        warmup: iterations before, from when the contestant is ready.
+        shapes: of parameters; see :class:`~syncline.replay.model.Replayed`.
+        progress: is told after each lap, on the rank that gives it.
+
+    Returns:
+        The laps of each contestant, by name; the same on every rank but for :attr:`Lap.steps_s`
+        and :attr:`Lap.timeline`, which are each rank's own.
+
+    Raises:
+        UserError: two contestants share a name, or there is nothing to run.
+        PeerError: another rank failed.
+    """
+    names = [contestant.name for contestant in contestants]
+    if len(set(names)) < len(names) or not names:
+        raise UserError(f"a contest needs contestants of different names, found {names}")
+    if min(rounds, iterations, warmup) < 1:
+        raise UserError(
+            "a contest needs at least 1 round, 1 iteration and 1 iteration of warm-up, found "
+            f"{rounds}, {iterations} and {warmup}"
+        )
+    laps: dict[str, list[Lap]] = {name: [] for name in names}
+    for round_ in range(rounds):
+        first = round_ % len(names)
+        for contestant in (*contestants[first:], *contestants[:first]):
+            module = Replayed(profile, rank=dist.get_rank(), shapes=shapes)
+            lap = _lap(contestant, module, iterations, warmup)
+            laps[contestant.name].append(lap)
+            del module
+            # Wrappers refer to themselves; their buckets would stay until the collector comes.
+            gc.collect()
+            if progress is not None:
+                progress(contestant.name, round_, sum(map(len, laps.values())), rounds * len(names))
+    return {name: tuple(of_one) for name, of_one in laps.items()}
+
+
+def _lap(contestant: Contestant, module: Replayed, iterations: int, warmup: int) -> Lap:
+    clock = module.clock
+    model, optimizer = contestant.wrap(module, module.optimizer())
+    dist.barrier()
+    begun = 0
+    while not contestant.is_ready(model):
+        if begun == LONGEST_START:
+            raise UserError(
+                f"contestant {contestant.name!r} was not ready after {begun} iterations"
+            )
+        contestant.step(model, optimizer)
+        begun += 1
+    for _ in range(warmup):
+        contestant.step(model, optimizer)
+    idle_ns = clock.idle_ns
+    ends_ns = [time.monotonic_ns()]
+    for _ in range(iterations):
+        contestant.step(model, optimizer)
+        ends_ns.append(time.monotonic_ns())
+    idle_ns = clock.idle_ns - idle_ns
+    begun_ns, ended_ns, ran = module.work.begun_ns, clock.free_ns(), tuple(module.work.ran)
+    contestant.settle(model)
+    clock.wait()
+    settled_ns = time.monotonic_ns()
+    messages = contestant.messages(model)
+    dist.barrier()
+    contestant.close(model)
+    own = [
+        (ends_ns[-1] - ends_ns[0]) / iterations / 1e9,
+        (settled_ns - ends_ns[0]) / iterations / 1e9,
+        idle_ns / iterations / 1e9,
+    ]
+    group = dist.group.WORLD
+    assert group is not None
+    everyone = gather_numbers(own, group, CPU)
+    return Lap(
+        iteration_s=max(numbers[0] for numbers in everyone),
+        settled_s=max(numbers[1] for numbers in everyone),
+        steps_s=tuple((b - a) / 1e9 for a, b in itertools.pairwise(ends_ns)),
+        idle_s=median([numbers[2] for numbers in everyone]),
+        timeline=measured_timeline(contestant.name, begun_ns, ended_ns, ran, messages),
+    )

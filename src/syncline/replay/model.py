@@ -1,0 +1,232 @@
+"""``Replayed``: a model with a profile's parameters, whose computation is waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+
+from syncline.errors import UserError
+from syncline.model.profile import Profile
+from syncline.replay.clock import Clock
+from syncline.replay.names import module_names
+from syncline.replay.optimizer import ReplayedOptimizer
+from syncline.replay.work import Work
+
+__all__ = ["Replayed", "gradient_value"]
+
+VALUES = 7
+"""Different values that elements of gradients have: small whole numbers, exact in every dtype."""
+
+
+def gradient_value(rank: int, iteration: int, tensor: int) -> float:
+    """Return what every element of a gradient is.
+
+    Args:
+        rank: of the worker.
+        iteration: counted from 0 at each worker.
+        tensor: index of the gradient in ready order.
+    """
+    return float(1 + (rank + iteration + tensor) % VALUES)
+
+
+class Replayed(nn.Module):
+    """A module with the gradients of a profile, which computes nothing and takes as long.
+
+    Called without arguments it runs the forward operations, by waiting, and returns a loss whose
+    ``backward()`` runs the backward operations and hands out every gradient when the profile says.
+    Submodules that own parameters are called just before the operation that first needs one of
+    them, so that whatever waits for parameters in hooks of modules does so there.
+
+    Args:
+        profile: what to replay; its gradients get the names that :func:`module_names` gives them.
+        clock: the emulated device; by default one of its own.
+        rank: of this worker, which decides the values of its gradients.
+        shapes: of parameters, by name in the profile; the others are vectors.
+
+    Raises:
+        UserError: a shape has another number of elements than the gradient.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        clock: Clock | None = None,
+        *,
+        rank: int = 0,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.gradient_names = module_names([g.name for g in profile.gradients])
+        """Name of each gradient's parameter here, by its name in the profile."""
+        self.profile = _renamed(profile, self.gradient_names)
+        """What is replayed, under the names of the parameters."""
+        self.clock = clock if clock is not None else Clock()
+        self.work = Work(self.profile, self.clock)
+        self._rank = rank
+        self._iteration = -1
+        # Modules are mostly written in the order of the forward pass.
+        for gradient, name in zip(
+            reversed(profile.gradients), reversed(self.gradient_names.values()), strict=True
+        ):
+            shape = tuple((shapes or {}).get(gradient.name, (gradient.elements,)))
+            if math.prod(shape) != gradient.elements:
+                raise UserError(
+                    f"gradient {gradient.name!r} has {gradient.elements} elements, but the shape "
+                    f"{shape} has {math.prod(shape)}"
+                )
+            _register(self, name, shape, gradient.dtype)
+        self._visits = tuple(self._plan_visits())
+        chained = [part.tensor for visit in self._visits for part in visit.parts]
+        self._in_step = chained == sorted(chained, reverse=True)
+        """Whether gradients become ready in the reverse order of the modules."""
+
+    def optimizer(self) -> ReplayedOptimizer:
+        """Return an optimizer of all parameters that takes as long as the profile's update."""
+        return ReplayedOptimizer(self.parameters(), self.work)
+
+    def forward(self) -> Tensor:
+        """Run the forward operations and return the loss."""
+        self._iteration += 1
+        self.work.begin()
+        token = _applied(_End, torch.zeros((), requires_grad=True), self.work)
+        for visit in self._visits:
+            self.work.forward(visit.needed_by)
+            if self._in_step:
+                token = visit.owner(token, visit.parts, self._value)
+            else:
+                visit.owner(token, (), self._value)
+            self.work.arrived(visit.needed_by)
+        self.work.forward(self.work.turn)
+        if not self._in_step:
+            token = self._record(token)
+        return token
+
+    def _record(self, token: Tensor) -> Tensor:
+        """Chain what the backward pass does, in a second round over the modules."""
+        parts = [(part, visit.owner) for visit in self._visits for part in visit.parts]
+        for part, owner in sorted(parts, key=lambda pair: -pair[0].tensor):
+            token = owner(token, (part,), self._value)
+        return token
+
+    def _value(self, tensor: int) -> float:
+        return gradient_value(self._rank, self._iteration, tensor)
+
+    def _plan_visits(self) -> Iterator[_Visit]:
+        """Yield the modules that own parameters in the order in which they are called."""
+        needs = self.profile.need_operations()
+        owned: dict[str, list[int]] = {}
+        for index, gradient in enumerate(self.profile.gradients):
+            owned.setdefault(gradient.name.rpartition(".")[0], []).append(index)
+
+        def first_need(path: str) -> int:
+            return min(needs[index] for index in owned[path])
+
+        # Of those that one operation needs, the last to be ready first: backward mirrors forward.
+        for path in sorted(owned, key=lambda path: (first_need(path), -owned[path][-1])):
+            owner = self.get_submodule(path)
+            assert isinstance(owner, _Owner)
+            parts = []
+            for index in reversed(owned[path]):
+                gradient = self.profile.gradients[index]
+                name = gradient.name.rpartition(".")[2]
+                parts.append(_Part(self.work, index, gradient.ready_after, name))
+            yield _Visit(owner, first_need(path), tuple(parts))
+
+
+class _Part(NamedTuple):
+    """One gradient, as the backward pass makes it."""
+
+    work: Work
+    tensor: int
+    """Its index in ready order."""
+    ready_after: int
+    parameter: str
+    """Its name in the module."""
+
+
+class _Owner(nn.Module):
+    """A module that owns parameters."""
+
+    def forward(
+        self, token: Tensor, parts: Sequence[_Part], value_of: Callable[[int], float]
+    ) -> Tensor:
+        """Return the token behind the backward operations that make its gradients."""
+        for part in parts:
+            parameter = getattr(self, part.parameter)
+            token = _applied(_Ready, token, part, value_of(part.tensor), parameter)
+        return token
+
+
+class _Visit(NamedTuple):
+    """A module that is called before an operation."""
+
+    owner: _Owner
+    needed_by: int
+    parts: tuple[_Part, ...]
+    """The last to be ready first."""
+
+
+class _Ready(Function):
+    """Backward: runs the operations up to one, then hands out a gradient that it ends.
+
+    A node for each gradient: of several that one node returns, the order would be open.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, part: _Part, value: float, parameter: Tensor) -> Tensor:
+        ctx.part, ctx.value = part, value
+        ctx.shape, ctx.dtype, ctx.device = parameter.shape, parameter.dtype, parameter.device
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Tensor]:
+        part: _Part = ctx.part
+        part.work.backward(part.ready_after)
+        # One element seen as many: torch makes the whole tensor where it keeps the gradient.
+        made = torch.full((), ctx.value, dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
+        return gradient, None, None, made
+
+
+class _End(Function):
+    """Backward: runs the operations after the last gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, work: Work) -> Tensor:
+        ctx.work = work
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+        ctx.work.backward(None)
+        return None, None
+
+
+def _applied(function: type[Function], *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
+def _renamed(profile: Profile, names: Mapping[str, str]) -> Profile:
+    gradients = tuple(
+        msgspec.structs.replace(gradient, name=names[gradient.name])
+        for gradient in profile.gradients
+    )
+    return msgspec.structs.replace(profile, gradients=gradients)
+
+
+def _register(root: nn.Module, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    *path, last = name.split(".")
+    module = root
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, _Owner())
+        module = module.get_submodule(part)
+    # Zeros that nobody writes to take no memory: the kernel maps pages when they are written.
+    zeros = torch.zeros(shape, dtype=getattr(torch, dtype))
+    module.register_parameter(last, nn.Parameter(zeros))

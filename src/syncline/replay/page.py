@@ -1,0 +1,207 @@
+"""The report on a replay: one page, or a directory with the page and what it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from syncline.errors import FileError
+from syncline.model.document import write_text_atomically
+from syncline.planners.ddp import Ddp
+from syncline.replay.picture import replay_picture
+from syncline.replay.result import Entry, Replay
+from syncline.replay.session import Outcome
+from syncline.replay.words import against_ddp, headline, measured_how, spread_text
+from syncline.report import html, units
+from syncline.report.bundle import Bundle
+from syncline.report.facts import KeyFigure
+from syncline.report.figure import timelines_section
+from syncline.report.inputs import messages_section, network_section, profile_section
+from syncline.report.markup import Column, Html, section, table, tag, typeset
+from syncline.report.outcome import figures_section
+from syncline.report.summary import summarise
+from syncline.report.whatif_page import is_page
+from syncline.traces.chrome import to_chrome_trace
+
+__all__ = ["render", "save_report"]
+
+
+def save_report(outcome: Outcome, target: Path) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+
+    Raises:
+        FileError: the file or the directory cannot be written.
+    """
+    if is_page(target):
+        write_text_atomically(target, render(outcome))
+        return
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{target}: cannot be written: {error.strerror}") from None
+    outcome.replay.save(target / "replay.json")
+    outcome.profile.save(target / "profile.json")
+    outcome.network.save(target / "network.json")
+    for number, plan in enumerate(outcome.plans, start=1):
+        plan.save(target / f"plan-{number}.json")
+    best = _best(outcome)
+    timelines = best.timelines()
+    trace = to_chrome_trace(timelines, profile=outcome.profile, plan=best.plan)
+    write_text_atomically(target / "trace.json", trace)
+    write_text_atomically(target / "replay.html", render(outcome))
+
+
+def render(outcome: Outcome) -> str:
+    """Return the page on a replay as the text of one HTML file."""
+    replay, best = outcome.replay, _best(outcome)
+    summary = msgspec.structs.replace(summarise(best), figures=_figures(replay))
+    made = (
+        figures_section(best, summary),
+        _plans_section(replay),
+        timelines_section(best, summary),
+        _rounds_section(replay),
+        network_section(best, summary),
+        messages_section(best, summary),
+        profile_section(best, summary),
+    )
+    return html.page(
+        title=replay.model,
+        subject=f"{replay.model} · {replay.cluster} · on {replay.machine}",
+        headline=headline(replay),
+        detail=_detail(replay),
+        sections=[part for part in made if part is not None],
+        timelines=best.timelines(),
+        numbers="replay.json",
+    )
+
+
+def _best(outcome: Outcome) -> Bundle:
+    """Return all that is known of the plan that was the fastest."""
+    number = outcome.replay.entries.index(outcome.replay.best)
+    return Bundle(
+        profile=outcome.profile,
+        network=outcome.network,
+        plan=outcome.plans[number],
+        timeline_predicted=outcome.forecasts[number].timeline,
+        timeline_measured=outcome.timelines[number],
+    )
+
+
+def _detail(replay: Replay) -> str:
+    worst = max(replay.entries, key=lambda entry: abs(entry.error))
+    return (
+        f"{measured_how(replay)}; the prediction furthest off is that of {worst.planner}, by "
+        f"{units.percent(worst.error, signed=True)}"
+    )
+
+
+def _figures(replay: Replay) -> tuple[KeyFigure, ...]:
+    best, ddp = replay.best, replay.of(Ddp.NAME)
+    figures = [_time(best)] if ddp in (None, best) else [_time(ddp), _time(best)]
+    figures += [
+        KeyFigure(
+            name="predicted",
+            label=f"{best.planner}, predicted",
+            value=best.predicted_s,
+            unit="s",
+            note=f"{units.percent(best.error, signed=True)} against the measurement",
+        ),
+        KeyFigure(
+            name="exposed",
+            label="Exposed communication",
+            value=best.exposed_s,
+            unit="s",
+            note=f"an iteration, under {best.planner}",
+        ),
+        KeyFigure(
+            name="above_bound",
+            label="Above the lower bound",
+            value=best.above_bound,
+            unit="fraction",
+            note=f"of {units.duration(best.lower_bound_s)}, for plans like {best.planner}",
+        ),
+    ]
+    return tuple(figures)
+
+
+def _time(entry: Entry) -> KeyFigure:
+    low, high = map(units.duration, entry.spread_s)
+    rounds = units.counted(len(entry.rounds_s), "round")
+    return KeyFigure(
+        name=f"measured {entry.planner}",
+        label=f"{entry.planner}, measured",
+        value=entry.measured_s,
+        unit="s",
+        note=rounds if low == high else f"{rounds} from {low} to {high}",
+    )
+
+
+def _plans_section(replay: Replay) -> Html:
+    entries = replay.fastest_first
+    unit = units.TimeUnit(
+        seconds for e in entries for seconds in (*e.rounds_s, e.predicted_s, e.lower_bound_s)
+    )
+    columns = [
+        Column(title="Plan", css="name"),
+        Column(title="Messages", numeric=True, wide=True),
+        Column(title=f"Measured, {unit.name}", numeric=True),
+        Column(title="Rounds", numeric=True, wide=True),
+        Column(title="Exposed", numeric=True, wide=True),
+        Column(title="Predicted", numeric=True),
+        Column(title="Error", numeric=True),
+        Column(title="Above bound", numeric=True, wide=True),
+        Column(title="Against DDP", numeric=True),
+    ]
+    cells = [
+        (
+            entry.planner,
+            str(entry.messages),
+            unit.text(entry.measured_s),
+            spread_text(entry, unit),
+            unit.text(entry.exposed_s),
+            unit.text(entry.predicted_s),
+            units.percent(entry.error, signed=True),
+            units.percent(entry.above_bound, signed=True),
+            against_ddp(replay, entry).replace("x", "\u00d7"),
+        )
+        for entry in entries
+    ]
+    return section(
+        "plans",
+        "Measured against predicted",
+        tag(
+            "p",
+            "A dot is what was measured, its line runs from the fastest to the slowest round; a "
+            "diamond is what was predicted; dashed is the lower bound, "
+            f"{typeset(units.duration(replay.lower_bound_s))}, that none of these plans can pass. "
+            "Gradients, messages and the network were real, computing was waiting.",
+            class_="note",
+        ),
+        tag("div", replay_picture(replay), class_="beside"),
+        table(columns, cells, caption="Measured and predicted times of every plan", marked=0),
+        [tag("p", typeset(note), class_="note") for note in replay.notes],
+    )
+
+
+def _rounds_section(replay: Replay) -> Html:
+    unit = units.TimeUnit(seconds for entry in replay.entries for seconds in entry.rounds_s)
+    columns = [
+        Column(title="Round", numeric=True),
+        *(Column(title=entry.planner, numeric=True) for entry in replay.entries),
+    ]
+    cells = [
+        (str(number + 1), *(unit.text(entry.rounds_s[number]) for entry in replay.entries))
+        for number in range(replay.rounds)
+    ]
+    return section(
+        "rounds",
+        "Every round",
+        tag(
+            "p",
+            f"What an iteration took, in {unit.name}, of the slowest worker in the steady "
+            "state. Plans took turns, and each round began with another one.",
+            class_="note",
+        ),
+        table(columns, cells, caption="Time an iteration in every round"),
+    )

@@ -1,0 +1,100 @@
+"""A replay as a table for a terminal: a row a planner."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from syncline.replay.result import Entry, Replay
+from syncline.replay.words import against_ddp, measured_how, spread_text
+from syncline.report import units
+
+__all__ = ["print_replay", "replay_table"]
+
+WIDTH = 160
+"""Columns where nobody reads on a screen."""
+LESS = frozenset({"messages", "rounds", "above bound"})
+"""Columns that are left out where there is no room."""
+
+
+def print_replay(console: Console, replay: Replay) -> None:
+    """Print the table: whole where nobody reads on a screen, else as much of it as has room."""
+    table = replay_table(replay)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    elif _width(console, _plans(replay, frozenset())) > console.width:
+        table = replay_table(replay, without=LESS)
+    console.print(table)
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(width=1000), table).maximum
+
+
+def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> RenderableType:
+    """Return what was measured beside what was predicted, the fastest first.
+
+    Args:
+        replay: what was measured.
+        without: columns to leave out.
+    """
+    unit = _unit(replay)
+    title = f"{replay.model} · {replay.cluster} · {measured_how(replay)}"
+    below = (
+        f"computing alone takes {unit.text(replay.computation_s)} {unit.name}; no plan of these "
+        f"can take less than {unit.text(replay.lower_bound_s)} {unit.name}"
+    )
+    notes = [_text(f"note: {note}", "dim") for note in replay.notes]
+    return Group(
+        _text(title, "bold"),
+        Padding(_plans(replay, without), (1, 0), expand=False),
+        _text(below, "dim"),
+        *notes,
+    )
+
+
+def _plans(replay: Replay, without: frozenset[str]) -> Table:
+    unit = _unit(replay)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    rows = [_cells(replay, entry, unit) for entry in replay.fastest_first]
+    shown = [column for column in rows[0] if column not in without]
+    for number, column in enumerate(shown):
+        title = f"{column}, {unit.name}" if column == "measured" else column
+        if number:
+            table.add_column(title, justify="right", no_wrap=True)
+        else:
+            table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(row[column]) for column in shown))
+    return table
+
+
+def _unit(replay: Replay) -> units.TimeUnit:
+    return units.TimeUnit(
+        seconds
+        for entry in replay.entries
+        for seconds in (*entry.rounds_s, entry.predicted_s, entry.lower_bound_s)
+    )
+
+
+def _cells(replay: Replay, entry: Entry, unit: units.TimeUnit) -> dict[str, str]:
+    return {
+        "planner": entry.planner,
+        "messages": str(entry.messages),
+        "measured": unit.text(entry.measured_s),
+        "rounds": spread_text(entry, unit),
+        "exposed": unit.text(entry.exposed_s),
+        "predicted": unit.text(entry.predicted_s),
+        "error": units.percent(entry.error, signed=True),
+        "above bound": units.percent(entry.above_bound, signed=True),
+        "against ddp": against_ddp(replay, entry),
+    }
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return text as it is, with what would steer the terminal made visible."""
+    seen = (c if c.isprintable() or c == "\u2009" else ascii(c)[1:-1] for c in text)
+    return Text("".join(seen), style=style)

@@ -1,0 +1,164 @@
+"""``Work``: the operations of a profile as one worker runs them, iteration after iteration."""
+
+from __future__ import annotations
+
+from syncline.model.profile import Operation, Profile
+from syncline.model.timeline import COMPUTE
+from syncline.replay.clock import Clock
+from syncline.replay.timeline import Ran
+
+__all__ = ["Work"]
+
+
+class Work:
+    """What a worker computes, put into the queues of an emulated device.
+
+    It runs what the simulator's strategy ``loop`` does: every operation in the profile's order on
+    its lane, reading and copying in the loop's own thread. The update is asked for share by share,
+    because an optimizer may be stepped parameter by parameter.
+
+    Args:
+        profile: what there is to compute.
+        clock: the device.
+    """
+
+    def __init__(self, profile: Profile, clock: Clock) -> None:
+        self.profile = profile
+        self.clock = clock
+        operations = profile.operations
+        self._updates = [i for i, o in enumerate(operations) if o.phase in ("finalize", "update")]
+        self._exchanged = self._updates[0] if self._updates else len(operations)
+        """Index of the first operation that waits for the exchange."""
+        backward = (i for i, o in enumerate(operations) if o.phase == "backward")
+        self.turn = next(backward, self._exchanged)
+        """Index of the first backward operation; where there is none, of what comes after all."""
+        self._device_update_ns = sum(
+            operations[i].duration_ns for i in self._updates if operations[i].is_device_update
+        )
+        self._finish_ns: dict[int, int] = {}
+        self._batch_ns = 0
+        self._next = 0
+        self._is_due = False
+        self._launched_ns = 0
+        self.begun_ns = clock.free_ns()
+        """When the iteration began: the device had done all of the one before."""
+        self.ran: list[Ran] = []
+        """What has run in the iteration so far."""
+
+    # Whoever copies an optimizer's settings means the one device that there is.
+    def __copy__(self) -> Work:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Work:
+        return self
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self._end()
+        self._finish_ns.clear()
+        self._batch_ns = 0
+        self._next = 0
+        self.begun_ns = self.clock.free_ns()
+        self.ran = []
+
+    def forward(self, operation: int) -> None:
+        """Run everything before an operation, and let the host wait until the device is free.
+
+        Args:
+            operation: index in the profile of what comes next.
+        """
+        self._reach(operation)
+        self.clock.wait()
+
+    def arrived(self, operation: int) -> None:
+        """Note that what an operation needs from the exchange has arrived by now."""
+        awaited = self.profile.operations[operation]
+        self._arrived(self._lane(awaited), awaited.name)
+
+    def backward(self, operation: int | None) -> None:
+        """Run everything up to an operation, and let the host wait until that one has ended.
+
+        Args:
+            operation: index in the profile; None: all before the update.
+        """
+        self._is_due = True
+        if operation is None:
+            self._reach(self._exchanged)
+            self.clock.wait()
+        else:
+            self._reach(operation + 1)
+            self.clock.wait(self._finish_ns[operation])
+
+    def update(self, size_bytes: int, tensors: int) -> None:
+        """Update some parameters, whose gradients have arrived.
+
+        Args:
+            size_bytes: of their gradients; the update's time is shared out by these.
+            tensors: how many they are, which counts where the profile has no bytes at all.
+        """
+        self._arrived("device", "all gradients" if self._is_due else self._next_name())
+        whole_bytes = self.profile.gradient_bytes
+        share = size_bytes / whole_bytes if whole_bytes else tensors / len(self.profile.gradients)
+        at_once = self._is_due  # else the next iteration has begun, and a gate asks
+        self._end()
+        duration_ns = round(self._device_update_ns * share)
+        if duration_ns:
+            stop_ns = self.clock.run(duration_ns, not_before_ns=self._launched_ns if at_once else 0)
+            self.ran.append(Ran(COMPUTE, "update", "update", stop_ns - duration_ns, stop_ns))
+
+    def _next_name(self) -> str:
+        return self.profile.operations[min(self._next, len(self.profile.operations) - 1)].name
+
+    def _arrived(self, lane: str, label: str) -> None:
+        free_ns = self.clock.free_ns(lane)
+        self.clock.arrived(lane)
+        now_ns = self.clock.free_ns(lane)
+        if now_ns > free_ns:
+            self.ran.append(Ran(_shown(lane), label, "wait", free_ns, now_ns))
+
+    def _reach(self, operation: int) -> None:
+        while self._next < min(operation, self._exchanged):
+            self._run(self._next)
+            self._next += 1
+
+    def _end(self) -> None:
+        """Run what else belongs to the iteration whose backward pass is over."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        self._launched_ns = 0
+        for index in range(self._exchanged, len(self.profile.operations)):
+            operation = self.profile.operations[index]
+            if operation.is_device_update:
+                continue
+            finish_ns = self._run(index)
+            if operation.phase in ("finalize", "update"):
+                self._launched_ns = finish_ns
+
+    def _run(self, index: int) -> int:
+        operation = self.profile.operations[index]
+        waits_for = [self._finish_ns[i] for i in operation.after if i in self._finish_ns]
+        if operation.phase != "data":
+            waits_for.append(self._batch_ns)
+        finish_ns = self.clock.run(
+            operation.duration_ns,
+            lane=self._lane(operation),
+            not_before_ns=max(waits_for, default=0),
+        )
+        if operation.phase in ("data", "copy"):
+            self._batch_ns = finish_ns
+        self._finish_ns[index] = finish_ns
+        start_ns = finish_ns - operation.duration_ns
+        lane = _shown(self._lane(operation))
+        self.ran.append(Ran(lane, operation.name, operation.phase, start_ns, finish_ns))
+        return finish_ns
+
+    def _lane(self, operation: Operation) -> str:
+        if operation.phase == "data":
+            return "host" if self.profile.has_host else "device"
+        return "device" if operation.phase == "copy" else operation.resource
+
+
+def _shown(lane: str) -> str:
+    """Return the name of a lane in timelines."""
+    return COMPUTE if lane == "device" else lane

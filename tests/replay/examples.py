@@ -1,0 +1,65 @@
+"""A replay as one could have been measured, for tests of what is made of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from syncline.model.network import Network
+from syncline.model.profile import Profile
+from syncline.model.timeline import Timeline
+from syncline.planners import planner_named
+from syncline.replay.result import Entry, Replay
+from syncline.replay.session import Outcome
+from syncline.simulator.predict import predict
+from tests.replay.test_model import layers
+
+ROUNDS_S = {
+    "ddp": (0.130, 0.120, 0.140),
+    "merge": (0.110, 0.100, 0.125),
+    "tictac": (0.104, 0.102, 0.100),
+}
+
+
+def entry(planner: str = "ddp", **changes: object) -> Entry:
+    rounds_s = ROUNDS_S[planner]
+    fields = {
+        "planner": planner,
+        "messages": 2,
+        "in_flight": 1,
+        "wait": "update",
+        "predicted_s": 0.12,
+        "lower_bound_s": 0.1,
+        "rounds_s": rounds_s,
+        "settled_s": tuple(s + 0.01 for s in rounds_s),
+        "idle_s": (0.02, 0.01, 0.03),
+        "iterations_s": tuple((s, s) for s in rounds_s),
+    }
+    return Entry(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def replay(**changes: object) -> Replay:
+    fields = {
+        "model": "layers",
+        "cluster": "2 hosts, 1 worker each, links 1 Gbit/s",
+        "network": "probed",
+        "workers": 2,
+        "machine": "a processor, 2 cores",
+        "warmup": 3,
+        "iterations": 2,
+        "computation_s": 0.097,
+        "gradient_bytes": 400,
+        "entries": tuple(map(entry, ROUNDS_S)),
+    }
+    return Replay(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def outcome(found: Replay | None = None, profile: Profile | None = None) -> Outcome:
+    """Return all that a replay of the profile of three layers finds."""
+    found = found or replay()
+    profile = profile or layers()
+    network = Network.line(workers=2, a_s=1e-3, b_s_per_byte=1e-4, name="probed")
+    plans = tuple(planner_named(name).plan(profile, network) for name in ROUNDS_S)
+    forecasts = tuple(predict(profile, network, plan) for plan in plans)
+    measured = (msgspec.structs.replace(f.timeline, source="measured") for f in forecasts)
+    timelines: tuple[Timeline, ...] = tuple(measured)
+    return Outcome(found, profile, network, plans, forecasts, timelines)
