@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test-tools demo test test-native lint format bench reproduce docs clean
+.PHONY: help setup test-tools demo test test-native lint format bench bench-step bench-peers \
+    reproduce docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +53,12 @@ format: setup  ## Format Python and C++
 
 bench: setup  ## Measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks
+
+bench-step: setup test-tools $(if $(findstring --quick,$(ARGS)),,bench-peers)  ## Seconds an iteration beside peers, on emulated hosts (hours; ARGS=--quick: minutes)
+	$(BIN)/python -m benchmarks.step_time $(ARGS)
+
+bench-peers: setup  ## Set up Horovod and DeepSpeed for bench-step, where they can be built
+	@tools/bench-peers
 
 reproduce: setup  ## Make the papers' figures again; writes reproduce/CLAIMS.md
 	$(BIN)/python -m reproduce

@@ -60,7 +60,7 @@ def worker(result: str) -> None:
     while ours.measuring:
         block(ours, 1)
     assert ours.plan is not None
-    stock = TorchDDP(twin, bucket_cap_mb_list=bucket_caps_mb(ours.plan))
+    stock = TorchDDP(twin, bucket_cap_mb_list=bucket_caps_mb(ours.plan.message_bytes()))
     block(ours, BLOCK)
     block(stock, BLOCK)
     pairs = []

@@ -1,0 +1,108 @@
+"""What ``step_time`` measures: cells of the table, contestants, and which cells come first."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from benchmarks.step_models import MODELS, profile_of
+from benchmarks.step_peers import PEERS
+from syncline.model.profile import Profile
+from syncline.model.quantities import parse_bandwidth
+from syncline.planners import PLANNERS
+
+__all__ = [
+    "CONTESTANTS",
+    "DDP_NAMES",
+    "NOMINAL_RATE",
+    "OURS",
+    "RATES",
+    "TARGET_CELLS",
+    "TITLES",
+    "WORKERS",
+    "Cell",
+    "table",
+]
+
+WORKERS = (2, 4, 8)
+NOMINAL_RATE = "1gbit"
+RATES = (NOMINAL_RATE, "10gbit")
+
+OURS = (
+    "wfbp",
+    "single",
+    "mgwfbp",
+    "merge",
+    "buckets",
+    "horovod",
+    "dear",
+    "tictac",
+    "p3",
+    "bytescheduler",
+    "pace",
+    "overlap",
+)
+"""Plans that run on our engine, by planner. DDP's buckets are there as torch runs them."""
+DDP_NAMES = ("ddp", "ddp-1mb", "ddp-5mb", "ddp-100mb")
+"""Stock DDP with each size of bucket; the first is its default."""
+CONTESTANTS = (*PEERS, *OURS)
+TITLES = {name: peer.title for name, peer in PEERS.items()} | {
+    name: f"Syncline: {name}" for name in OURS
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One model on so many hosts, with links of one rate."""
+
+    model: str
+    workers: int
+    rate: str
+
+    @property
+    def scale(self) -> float:
+        """Durations of the profile are multiplied by this.
+
+        With links ten times as fast computation takes a tenth, as their ratio decides what there is
+        to gain.
+        """
+        return parse_bandwidth(NOMINAL_RATE) / parse_bandwidth(self.rate)
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Of each link, in each direction."""
+        return parse_bandwidth(self.rate)
+
+    @property
+    def ring_s(self) -> float:
+        """Seconds of a ring all-reduce of all gradients at the full rate."""
+        size_bytes = self.profile().gradient_bytes
+        return 2 * (self.workers - 1) / self.workers * size_bytes / self.rate_bytes_per_s
+
+    def profile(self) -> Profile:
+        """Return what each worker replays."""
+        return profile_of(MODELS[self.model], scale=self.scale)
+
+    def __str__(self) -> str:
+        return f"{MODELS[self.model].title}, {self.workers} hosts, {self.rate}"
+
+
+TARGET_CELLS = (
+    Cell(model="resnet50", workers=4, rate=NOMINAL_RATE),
+    Cell(model="densenet201", workers=8, rate=NOMINAL_RATE),
+    Cell(model="resnet152", workers=8, rate=NOMINAL_RATE),
+    Cell(model="vgg16", workers=4, rate=NOMINAL_RATE),
+)
+"""Those that the targets are about, quickest first."""
+
+
+def table(models: list[str], workers: list[int], rates: list[str]) -> list[Cell]:
+    """Return the cells to measure: those of targets first, the slower links before the faster."""
+    asked = [
+        Cell(model=model, workers=count, rate=rate)
+        for rate, count, model in itertools.product(rates, workers, models)
+    ]
+    return [c for c in TARGET_CELLS if c in asked] + [c for c in asked if c not in TARGET_CELLS]
+
+
+assert set(OURS) <= set(PLANNERS)

@@ -1,0 +1,203 @@
+"""Running the cells of ``step_time``: turn by turn, kept as they come."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from benchmarks.common import median
+from benchmarks.step_cells import NOMINAL_RATE, OURS, TITLES, Cell
+from benchmarks.step_jobs import probe_cell, race_cell
+from benchmarks.step_report import print_cell, summary
+from benchmarks.step_results import Forecast, Measured, Results, Turn, save, today
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.planners import planner_named
+from syncline.simulator.predict import predict
+
+__all__ = ["Race", "planned", "spoken"]
+
+TURN_S = 1.0
+"""What a turn takes beside its iterations. This and what follows is for saying how long all takes,
+before anything is known."""
+JOB_S = 12.0
+"""What starting the processes of a job takes."""
+HIDDEN_BY_OURS, HIDDEN_BY_PEERS = 0.4, 0.2
+REACHED_AT_HIGH_RATES = 0.5
+MOST_FAILURES = 2
+"""Times that a contestant may fail in a cell; a failure may also be an accident."""
+PREDICTED = ("ddp", *OURS)
+
+
+class Race:
+    """Measures cells and keeps the results."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        contestants: list[str],
+        python: str,
+        results: Results,
+        path: Path,
+        console: Console,
+    ) -> None:
+        self._console = console
+        self._arguments = arguments
+        self._contestants = contestants
+        self._python = python
+        self._path = path
+        self._until_s = (
+            None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+        )
+        self.results = results
+
+    def is_over(self) -> bool:
+        """Whether the time that the run was given is up."""
+        return self._until_s is not None and time.monotonic() >= self._until_s
+
+    def turns_left(self, measured: Measured | None) -> list[tuple[str, int]]:
+        """Return contestant and round of the turns to come, each round begun by another one."""
+        left = []
+        for number in range(self._arguments.rounds):
+            first = number % len(self._contestants) if self._contestants else 0
+            for name in (*self._contestants[first:], *self._contestants[:first]):
+                taken = () if measured is None else measured.turns.get(name, ())
+                failed = measured is not None and name in measured.failed
+                if not failed and number not in {turn.round for turn in taken}:
+                    left.append((name, number))
+        return left
+
+    def expected_s(self, cell: Cell) -> float:
+        """Return how long a cell should take, by what is known of it."""
+        measured = self.results.of(cell)
+        turns = self.turns_left(measured)
+        return JOB_S + sum(self._turn_s(cell, measured, name) for name, _ in turns)
+
+    def _turn_s(self, cell: Cell, measured: Measured | None, name: str) -> float:
+        if measured is not None and measured.turns.get(name):
+            return float(median([turn.wall_s for turn in measured.turns[name]]))
+        if measured is not None and name in measured.forecasts:
+            iteration_s = measured.forecasts[name].iteration_s
+        else:
+            # Between hiding everything and hiding nothing; and this is a machine of few cores.
+            reached = 1.0 if cell.rate == NOMINAL_RATE else REACHED_AT_HIGH_RATES
+            whole_s = cell.ring_s / reached
+            hidden = HIDDEN_BY_OURS if name in OURS else HIDDEN_BY_PEERS
+            iteration_s = (1 - hidden) * (cell.profile().computation_s + whole_s)
+        iterations: int = self._arguments.iterations + self._arguments.warmup
+        return TURN_S + iterations * iteration_s
+
+    def run(self, cell: Cell) -> None:
+        """Measure what is left of a cell."""
+        measured = self._begin(cell)
+        profile = cell.profile()
+        plans, forecasts = planned(profile, measured.network, PREDICTED)
+        self._keep(msgspec.structs.replace(measured, forecasts=forecasts))
+        self._console.print(f"  {summary(measured)}", highlight=False)
+        failures: dict[str, int] = {}
+        while not self.is_over():
+            measured = self._of(cell)
+            # What has failed comes last, so that the others are measured in any case.
+            turns = sorted(self.turns_left(measured), key=lambda turn: failures.get(turn[0], 0))
+            if not turns:
+                break
+            ended = race_cell(
+                cell,
+                turns,
+                {name: plans[name] for name in OURS if name in self._contestants},
+                python=self._python,
+                iterations=self._arguments.iterations,
+                warmup=self._arguments.warmup,
+                seconds=None if self._until_s is None else self._until_s - time.monotonic(),
+                expected_s=self._expecting(cell),
+                turn=lambda name, turn: self._take(cell, name, turn),
+            )
+            if ended.reason:
+                self._failed(cell, ended.contestant, ended.reason, failures)
+        print_cell(self._console, self._of(cell), self.results.absent)
+
+    def _begin(self, cell: Cell) -> Measured:
+        """Return what is known of a cell, after probing its network where that was not done."""
+        settings = (self._arguments.iterations, self._arguments.warmup)
+        measured = self.results.of(cell)
+        if measured is not None and (measured.iterations, measured.warmup) == settings:
+            return measured
+        found = probe_cell(cell, self._python)
+        return Measured(
+            model=cell.model,
+            workers=cell.workers,
+            rate=cell.rate,
+            date=today(),
+            iterations=self._arguments.iterations,
+            warmup=self._arguments.warmup,
+            computation_s=cell.profile().computation_s,
+            all_reduce_s=found.all_reduce_s,
+            network=found.network,
+            forecasts={},
+        )
+
+    def _expecting(self, cell: Cell) -> Callable[[str], float]:
+        measured = self._of(cell)
+        return lambda name: self._turn_s(cell, measured, name)
+
+    def _take(self, cell: Cell, name: str, turn: Turn) -> None:
+        measured = self._of(cell).with_turn(name, turn)
+        self._keep(measured)
+        left_s = self.expected_s(cell) - JOB_S
+        self._console.print(
+            f"  round {turn.round + 1}  {TITLES[name]:24} {turn.iteration_s:8.3f} s "
+            f"({turn.iteration_s / measured.bound_s:.3f} of the bound)  "
+            f"{spoken(left_s)} left in this cell",
+            highlight=False,
+        )
+
+    def _failed(self, cell: Cell, name: str | None, reason: str, failures: dict[str, int]) -> None:
+        if name is None:
+            raise SystemExit(f"error: {cell}: no contestant's turn, but the job failed: {reason}")
+        failures[name] = failures.get(name, 0) + 1
+        self._console.print(f"  {TITLES[name]} failed: {reason}", markup=False)
+        if failures[name] >= MOST_FAILURES:
+            self._keep(self._of(cell).with_failure(name, reason))
+
+    def _of(self, cell: Cell) -> Measured:
+        measured = self.results.of(cell)
+        assert measured is not None
+        return measured
+
+    def _keep(self, measured: Measured) -> None:
+        self.results = self.results.with_cell(measured)
+        command = " ".join(["python -m benchmarks.step_time", *sys.argv[1:]])
+        save(self._path, self.results, command)
+
+
+def planned(
+    profile: Profile, network: Network, names: tuple[str, ...]
+) -> tuple[dict[str, Plan], dict[str, Forecast]]:
+    """Return the plan of each planner, and what it is predicted to take."""
+    plans = {name: planner_named(name).plan(profile, network) for name in names}
+    forecasts = {}
+    for name, plan in plans.items():
+        prediction = predict(profile, network, plan).prediction
+        forecasts[name] = Forecast(
+            messages=prediction.messages,
+            iteration_s=prediction.iteration_s,
+            communication_s=prediction.communication_s,
+            lower_bound_s=prediction.lower_bound_s,
+        )
+    return plans, forecasts
+
+
+def spoken(seconds: float) -> str:
+    """Return a duration as one says it, such as ``"1 h 05 min"``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

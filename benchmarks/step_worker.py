@@ -1,0 +1,132 @@
+"""What runs on the hosts of ``step_time``: ``python -m benchmarks.step_worker JOB``.
+
+``JOB`` is a JSON file. With ``"kind": "probe"`` the network is measured; with ``"race"`` the turns
+that it lists are taken one after the other. Rank 0 prints a line of JSON behind a mark for all that
+happens, as it happens, so that nothing is lost when a later turn fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from benchmarks.step_cells import Cell
+from benchmarks.step_models import MODELS
+from benchmarks.step_peers import PEERS
+from benchmarks.step_results import Turn
+from syncline.measure.exchange import gather_numbers
+from syncline.measure.probe import probe
+from syncline.model.plan import Plan
+from syncline.replay.contest import Contestant, run_contest
+from syncline.replay.contestants import planned
+
+__all__ = ["BEGUN", "FOUND", "TURN"]
+
+FOUND = "step_time: found "
+"""The network and the all-reduces of a probe."""
+BEGUN = "step_time: begun "
+"""Contestant and round of the turn that begins."""
+TURN = "step_time: turn "
+"""What was measured in it."""
+
+ALONE_REPETITIONS = 3
+GROUP_TIMEOUT = timedelta(seconds=120)
+"""A rank that is lost is noticed after this long at most."""
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+    cell = Cell(**job["cell"])
+    if job["kind"] == "probe":
+        measure_network(cell)
+    else:
+        race(cell, job)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def say(mark: str, **what: Any) -> None:
+    if dist.get_rank() == 0:
+        print(mark + msgspec.json.encode(what).decode(), flush=True)
+
+
+def measure_network(cell: Cell) -> None:
+    size_bytes = cell.profile().gradient_bytes
+    network = probe(largest_bytes=size_bytes, name=f"{cell.workers} hosts, {cell.rate}")
+    # Emulated computation sleeps, so communication does not slow it.
+    network = msgspec.structs.replace(network, contention=1.0)
+    gradients = torch.zeros(size_bytes // 4)
+    times_s = []
+    for _ in range(ALONE_REPETITIONS):
+        dist.barrier()
+        began_s = time.perf_counter()
+        dist.all_reduce(gradients)
+        times_s.append(slowest(time.perf_counter() - began_s))
+    say(FOUND, network=network, all_reduce_s=times_s)
+
+
+def slowest(own_s: float) -> float:
+    """Return the largest of all ranks' numbers."""
+    group = dist.group.WORLD
+    assert group is not None
+    return max(numbers[0] for numbers in gather_numbers([own_s], group, CPU))
+
+
+def race(cell: Cell, job: dict[str, Any]) -> None:
+    profile, model = cell.profile(), MODELS[cell.model]
+    until_s = time.monotonic() + job["seconds"] if job["seconds"] is not None else None
+    known: dict[str, Contestant] = {}
+    for name, number in job["turns"]:
+        # As soon as one rank finds that the time is up, all stop: none begins a turn alone.
+        if slowest(float(until_s is not None and time.monotonic() > until_s)):
+            break
+        say(BEGUN, contestant=name, round=number)
+        if name not in known:
+            known[name] = contestant_of(name, job, cell)
+        began_s = time.perf_counter()
+        laps = run_contest(
+            profile,
+            [known[name]],
+            rounds=1,
+            iterations=job["iterations"],
+            warmup=job["warmup"],
+            shapes=model.shapes(),
+        )
+        (lap,) = laps[name]
+        say(
+            TURN,
+            contestant=name,
+            turn=Turn(
+                round=number,
+                iteration_s=lap.iteration_s,
+                settled_s=lap.settled_s,
+                idle_s=lap.idle_s,
+                steps_s=lap.steps_s,
+                wall_s=time.perf_counter() - began_s,
+            ),
+        )
+
+
+def contestant_of(name: str, job: dict[str, Any], cell: Cell) -> Contestant:
+    if name in PEERS:
+        return PEERS[name].contestant(MODELS[cell.model])
+    return planned(Plan.load(Path(job["plans"], f"{name}.json")), name)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    # At once: threads that a peer has left running would hold up the interpreter.
+    os._exit(0)
