@@ -30,6 +30,7 @@ layers = [nn.Linear(64, 256), nn.ReLU()]
 layers += [layer for _ in range(3) for layer in (nn.Linear(256, 256), nn.ReLU())]
 model = syncline.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(256, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = model.overlap(optimizer)
 
 torch.manual_seed(1 + rank)
 for _ in range(STEPS):

@@ -62,7 +62,7 @@ def compute() -> Result:
         spans = [
             [s.kind, s.label, s.start_ns / 1e6, s.stop_ns / 1e6]
             for s in forecast.timeline.spans
-            if s.stop_ns > s.start_ns
+            if s.stop_ns > s.start_ns and s.kind != "wait"
         ]
         index = 0
         for row in spans:

@@ -64,7 +64,7 @@ def compute() -> Result:
             ]
             rows = []
             for found in forecast.timeline.spans:
-                if found.stop_ns == found.start_ns:
+                if found.stop_ns == found.start_ns or found.kind == "wait":
                     continue
                 label = names.pop(0) if found.kind == "message" else found.label
                 rows.append([found.kind, label, found.start_ns / 1e6, found.stop_ns / 1e6])

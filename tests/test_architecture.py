@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "testbed": DATA | {"processes"},
     "parallel": RUNTIME,
     "training": RUNTIME | {"parallel", "processes"},
-    "cli": RUNTIME | {"parallel", "processes", "training", "testbed", "__init__"},
+    "replay": RUNTIME | {"parallel", "processes", "testbed"},
+    "cli": RUNTIME | {"parallel", "processes", "training", "testbed", "replay", "__init__"},
 }
 """What each package may import beside itself. ``__init__`` is the public surface above all but the
 command line: it imports whatever it exports."""

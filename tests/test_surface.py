@@ -97,7 +97,7 @@ for package in ("model", "planners", "simulator", "traces", "report"):
         continue
     for module in pkgutil.iter_modules(found.__path__, found.__name__ + "."):
         importlib.import_module(module.name)
-for command in ("plan", "simulate", "show", "report"):
+for command in ("plan", "simulate", "show", "report", "emulate", "replay"):
     importlib.import_module("syncline.cli." + command)
 for name in ("PLANNERS", "choose", "planner_named", "predict", "Profile", "Network", "Plan"):
     getattr(syncline, name)
@@ -137,6 +137,7 @@ def test_planning_and_reading_reports_never_import_torch(block: str, check: str)
         ("simulate", "profile.json", "network.json", "--json"),
         ("show", "profile.json"),
         ("report", "--help"),
+        ("replay", "--help"),
         ("--help",),
     ],
 )

@@ -11,8 +11,8 @@ from syncline.model.network import PRESETS
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.timeline import Timeline
-from syncline.planners import PLANNERS, RUNNABLE
-from syncline.planners.auto import choose
+from syncline.planners import PLANNERS
+from syncline.planners.auto import CANDIDATES, choose
 from syncline.simulator.predict import predict
 from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
 
@@ -21,11 +21,11 @@ __all__ = ["network", "profile", "run"]  # fixtures
 K80 = PRESETS["10gbe-k80"]
 
 
-def test_what_can_be_run_is_compared(run: Run, profile: Path) -> None:
+def test_what_auto_chooses_from_is_compared(run: Run, profile: Path) -> None:
     result = run("simulate", profile, "10gbe-k80")
     assert (result.code, result.err) == (0, "")
-    for name in RUNNABLE:
-        assert name == "auto" or name in result.out
+    for planner in CANDIDATES:
+        assert planner.NAME in result.out
 
 
 def test_all_planners_are_compared(run: Run, profile: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from syncline.cli import main
 from syncline.cli.train import HYPERPARAMETERS, train
-from syncline.planners import RUNNABLE
+from syncline.planners import PLANNERS
 from syncline.training.config import TrainingConfig
 from syncline.training.data.table import DATA
 from syncline.training.hyperparameters import Hyperparameters
@@ -62,7 +62,8 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     report = str(tmp_path / "report")
     arguments = (
         f"train --model lstm --report {report} --lr 0.5 --batch-size 4 --workers 3 --seed 7 "
-        "--timeout 9 --steps 5 --accumulate 2 --baseline --block-steps 4 --json --clip-norm 2"
+        "--timeout 9 --steps 5 --accumulate 2 --baseline --block-steps 4 --json --clip-norm 2 "
+        "--no-overlap"
     )
     main([*arguments.split(), "--schedule", "step"])
     (config,) = launched
@@ -76,6 +77,7 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         timeout_s=9.0,
         steps=5,
         accumulate=2,
+        overlap=False,
         baseline=True,
         block_steps=4,
         json=True,
@@ -86,7 +88,7 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
     text = CliRunner().invoke(train, ["--help"]).output
     words = set(text[text.index("Models:") :].replace(",", " ").split())
-    assert {*MODELS, *DATA, *RUNNABLE} <= words
+    assert {*MODELS, *DATA, *PLANNERS} <= words
 
 
 def test_every_hyperparameter_has_an_option() -> None:

@@ -17,6 +17,7 @@ from syncline.report.bundle import Bundle
 from syncline.report.html import render
 
 from .conftest import HOSTILE
+from .overlap_example import make_overlapped
 
 try:
     from selenium import webdriver
@@ -88,6 +89,9 @@ class Page:
             except StaleElementReferenceException:
                 if time.monotonic() > deadline:
                     raise
+
+    def count(self, selector: str) -> int:
+        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
 
     def click(self, selector: str) -> None:
         self.use(selector, lambda element: element.click())
@@ -175,10 +179,57 @@ def test_a_click_on_a_span_shows_what_it_is(page: Page, bundle: Bundle) -> None:
     assert "predicted" in text
     for fact in ("Kind", "Start", "Duration", "Size", "11.5 MB", "Measured"):
         assert fact in text
-    assert len(page.driver.find_elements(By.CSS_SELECTOR, ".selected")) == 1
+    # The text changes at once, the drawing with the next frame.
+    page.until(lambda: page.count(".selected") == 1)
     assert page.shown('[data-timeline="measured"] .twin')
     page.one("#chart").send_keys(Keys.ESCAPE)
     page.until(lambda: page.shown("#help"))
+
+
+def test_waits_and_leads_are_drawn_and_explained(driver: Any, tmp_path: Path) -> None:
+    overlapped = make_overlapped()
+    assert overlapped.timeline_measured is not None
+    path = tmp_path / "report.html"
+    path.write_text(render(overlapped), encoding="utf-8")
+    for scheme in ("light", "dark"):
+        page = Page(driver, path, scheme=scheme)
+        page.click('[data-timeline="measured"] .k-wait')
+        page.until(lambda page=page: page.count("rect.k-wait.selected") == 1)
+        assert "waiting for messages" in page.text("#details")
+        dashes, chosen, fill, paper = page.script(
+            "const of = (s, p) => getComputedStyle(document.querySelector(s))[p];"
+            "return [of('rect.k-wait:not(.selected):not(.twin)', 'strokeDasharray'),"
+            " of('.k-wait.selected', 'strokeDasharray'), of('.span.k-wait', 'fill'),"
+            " of('html', 'backgroundColor')]"
+        )
+        # Told by its outline, not by colour alone.
+        assert dashes != "none"
+        assert chosen == "none"
+        assert fill != paper
+        # From the last message of the iteration back to one that had to wait for its turn.
+        chart = page.one("#chart")
+        chart.send_keys(Keys.ESCAPE, "p")
+        page.until(lambda page=page: "Issued" in page.text("#details"))
+        for _ in range(200):
+            page.script(
+                "return new Promise(done => requestAnimationFrame("
+                "() => requestAnimationFrame(done)))"
+            )
+            if page.count(".lead.chosen"):
+                break
+            chart.send_keys("p")
+        assert page.count(".lead.chosen") == 1
+        text = page.text("#details")
+        for fact in ("Kind", "Ready", "Issued", "Finished", "Size"):
+            assert fact in text
+        # It lies on top of the others.
+        leads = page.script(
+            "return [...document.querySelectorAll('[data-timeline=measured] .lead')]"
+            ".map(e => e.classList.contains('chosen'))"
+        )
+        assert len(leads) > 10
+        assert leads.index(True) == len(leads) - 1
+        assert page.complaints() == []
 
 
 def test_buttons_zoom_and_pan_both_timelines(page: Page) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.model.rows import rows
-from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
-from syncline.report.lanes import busy_ns, exposed_intervals
+from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline, busy_ns
+from syncline.report.lanes import exposed_intervals
 
 
 def _span(lane: str, start: int, stop: int) -> Span:

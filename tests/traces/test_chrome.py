@@ -56,10 +56,60 @@ def test_every_span_is_a_complete_event_in_microseconds() -> None:
     complete = [e for e in _events(timeline) if e["ph"] == "X"]
     assert len(complete) == len(timeline.spans)
     message = next(s for s in timeline.spans if s.kind == "message")
+    assert message.ready_ns is not None
     event = next(e for e in complete if e["name"] == message.label and e["cat"] == "message")
     assert event["ts"] == message.start_ns / 1000
     assert event["dur"] == (message.stop_ns - message.start_ns) / 1000
+    assert event["args"] == {
+        "kind": "message",
+        "bytes": message.size_bytes,
+        "ready_us": message.ready_ns / 1000,
+        "issued_us": message.start_ns / 1000,
+        "finished_us": message.stop_ns / 1000,
+    }
+    # What is not known is not said.
+    unknown = msgspec.structs.replace(message, ready_ns=None)
+    without = msgspec.structs.replace(timeline, spans=(unknown,))
+    (event,) = [e for e in _events(without) if e["ph"] in "XC"]
     assert event["args"] == {"kind": "message", "bytes": message.size_bytes}
+
+
+def test_a_wait_is_told_from_the_operation_that_waits() -> None:
+    spans = (_span("fc", 0, 2000, "wait"), _span("fc", 2000, 3000))
+    timeline = Timeline(name="t", source="measured", iteration_ns=3000, spans=spans)
+    events = [e for e in _events(timeline) if e["ph"] == "X"]
+    assert [(e["name"], e["cat"], e["args"]) for e in events] == [
+        ("wait: fc", "wait", {"kind": "wait"}),
+        ("fc", "forward", {"kind": "forward"}),
+    ]
+    assert [e.get("cname") for e in events] == ["terrible", None]
+
+
+def test_a_counter_shows_what_is_ready_and_not_sent() -> None:
+    spans = tuple(
+        Span(
+            lane=COMMUNICATION,
+            start_ns=start,
+            stop_ns=start + 1000,
+            label=str(start),
+            kind="message",
+            size_bytes=1,
+            ready_ns=ready,
+        )
+        for ready, start in ((0, 0), (500, 1000), (500, 2000), (4000, 4000))
+    )
+    timeline = Timeline(name="t", source="measured", iteration_ns=5000, spans=spans)
+    events = _events(timeline, timeline)
+    counted = [(e["ts"], e["args"]["messages"]) for e in events if e["ph"] == "C" and e["pid"] == 2]
+    assert counted == [(0.0, 0), (0.5, 2), (1.0, 1), (2.0, 0), (4.0, 0)]
+
+
+@given(timelines())
+@many
+def test_the_counter_ends_with_nothing(timeline: Timeline) -> None:
+    counted = [e["args"]["messages"] for e in _events(timeline) if e["ph"] == "C"]
+    assert all(number >= 0 for number in counted)
+    assert not counted or counted[-1] == 0
 
 
 @given(timelines())
@@ -151,6 +201,15 @@ def _span(label: str, start: int, stop: int, kind: str = "forward") -> Span:
     return msgspec.convert(
         {"lane": lane, "start_ns": start, "stop_ns": stop, "label": label, "kind": kind}, Span
     )
+
+
+def test_arrows_lead_past_waits_to_what_waited() -> None:
+    profile = layered_profile()
+    plan = msgspec.structs.replace(Wfbp().plan(profile, NETWORK), wait="need")
+    timeline = predict(profile, NETWORK, plan).timeline
+    assert any(span.kind == "wait" for span in timeline.spans)
+    for flow in flows(timeline, profile, plan):
+        assert "wait" not in (flow.source.kind, flow.target.kind)
 
 
 def test_where_operations_wait_by_need_arrows_lead_into_the_next_iteration() -> None:

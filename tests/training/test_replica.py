@@ -1,9 +1,13 @@
-"""Twins in one process do not disturb each other's random numbers."""
+"""Twins in one process do not disturb each other's random numbers, nor each other's time."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
 from syncline.training.group import Worker
 from syncline.training.replica import Replica
@@ -42,3 +46,68 @@ def losses_with_and_without_a_twin() -> list[list[float]]:
 def test_a_twin_changes_nothing(workers: WorkerPool) -> None:
     ((alone, first, second),) = workers.run(losses_with_and_without_a_twin, 1)
     assert alone == first == second
+
+
+HELD_BACK_S = 0.05
+STEPS = 6
+
+
+def held_back(module: torch.nn.Module) -> Plan:
+    """Return a plan whose one message is still under way when the update is asked for."""
+    gradients: list[tuple[str, torch.nn.Parameter]] = []
+    for named in module.named_parameters():
+        named[1].register_post_accumulate_grad_hook(lambda _, named=named: gradients.append(named))
+    module(torch.zeros(2, 3, 8, 8)).sum().backward()
+    module.zero_grad()
+    elements = sum(p.numel() for _, p in gradients)
+    return Plan(
+        planner="by hand",
+        model=type(module).__name__,
+        workers=2,
+        tensors=tuple(Tensor(name=name, elements=p.numel()) for name, p in gradients),
+        messages=(Message(start=0, stop=elements, delay_s=HELD_BACK_S),),
+        wait="need",
+    )
+
+
+def what_is_pending_after_a_block(*, after_twin: bool, overlap: bool) -> dict[str, Any]:
+    config = TrainingConfig.of("resnet20", "digits", overrides={"batch_size": 8}, overlap=overlap)
+    task = task_of(config)
+    worker = Worker(rank=torch.distributed.get_rank(), workers=2, device=CPU)
+    steps = [batches for batches, _ in zip(task.steps(0, worker), range(STEPS), strict=False)]
+    module = task.build()
+    plan = held_back(task.build())
+    ddp = DistributedDataParallel(module, plan=plan, check=False)
+    replica = Replica(name="x", ddp=ddp, task=task, config=config, worker=worker)
+    replica.run_block(steps, after_twin=after_twin)
+    deferral = ddp._deferral()
+    pending = deferral is not None and deferral.pending
+    replica.settle()
+    assert deferral is None or not deferral.pending
+    return {
+        "pending": pending,
+        "settled": replica.settling_s > 0,
+        "deferred": ddp.run_record().deferred,
+        "weight": float(module.state_dict()["head.bias"].double().sum()),
+    }
+
+
+def test_a_turn_ends_with_nothing_left_to_do(workers: WorkerPool) -> None:
+    for result in workers.run(turns, 2):
+        alone, before_twin, plain = result["alone"], result["before twin"], result["plain"]
+        assert (alone["pending"], alone["settled"], alone["deferred"]) == (True, False, True)
+        assert (before_twin["pending"], before_twin["settled"]) == (False, True)
+        assert (plain["pending"], plain["deferred"]) == (False, False)
+        assert alone["weight"] == before_twin["weight"] == plain["weight"]
+
+
+def turns() -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, after_twin, overlap in (
+        ("alone", False, True),
+        ("before twin", True, True),
+        ("plain", False, False),
+    ):
+        torch.manual_seed(0)
+        found[name] = what_is_pending_after_a_block(after_twin=after_twin, overlap=overlap)
+    return found

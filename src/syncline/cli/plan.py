@@ -9,7 +9,7 @@ from rich.console import Console
 
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.model.profile import Profile
-from syncline.planners import planner_named
+from syncline.planners import PLANNERS, planner_named
 from syncline.report.tables import document_table
 
 __all__ = ["plan"]
@@ -18,7 +18,12 @@ __all__ = ["plan"]
 @click.command(epilog=NETWORK_HELP)
 @click.argument("profile")
 @click.argument("network")
-@click.option("--planner", default="auto", show_default=True, help="Name of the planner.")
+@click.option(
+    "--planner",
+    default="auto",
+    show_default=True,
+    help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run the plans of all.",
+)
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")
 @click.option("--algorithm", help="Exchange by this instead of what the network has.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")

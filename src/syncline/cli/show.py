@@ -15,6 +15,8 @@ from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
+from syncline.replay.result import Replay
+from syncline.replay.table import print_replay
 from syncline.report.summary import Summary
 from syncline.report.tables import document_table
 from syncline.report.whatif_table import print_what_if
@@ -28,6 +30,7 @@ KINDS: tuple[type[Document], ...] = (
     Timeline,
     Comparison,
     WhatIf,
+    Replay,
     Run,
     Summary,
 )
@@ -39,12 +42,14 @@ KINDS: tuple[type[Document], ...] = (
 def show(file: Path, as_json: bool) -> None:
     """Show what is in FILE.
 
-    A profile, network, plan, timeline, comparison, what-if, run or report.
+    A profile, network, plan, timeline, comparison, what-if, replay, run or report.
     """
     document = read_document(file, KINDS)
     if as_json:
         click.echo(document.to_json(), nl=False)
     elif isinstance(document, WhatIf):
         print_what_if(Console(highlight=False), document)
+    elif isinstance(document, Replay):
+        print_replay(Console(highlight=False), document)
     else:
         Console(highlight=False).print(document_table(document))

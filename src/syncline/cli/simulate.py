@@ -48,7 +48,8 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
     metavar="NAME,...",
     default="auto",
     show_default=True,
-    help="Planners to compare: names, 'auto' for those that it chooses from, or 'all'.",
+    help="Planners to compare: names, 'auto' for those that it chooses from without "
+    "model.overlap(optimizer), or 'all'.",
 )
 @click.option("--plan", "plan_file", metavar="FILE", help="Simulate the plan in this file instead.")
 @_what_if("--workers", "N,...", "other worker counts, such as 4,8,...,2048.")

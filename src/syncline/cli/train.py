@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from syncline.errors import UserError
-from syncline.planners import RUNNABLE
+from syncline.planners import PLANNERS
 
 __all__ = ["train"]
 
@@ -46,7 +46,7 @@ Data:
 
 \b
 Planners:
-  {", ".join(RUNNABLE)}
+  {", ".join(PLANNERS)}
 
 Under torchrun the command is one worker of torchrun's job and starts none itself.
 """
@@ -64,6 +64,12 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
 @click.option("--plan", help="Run the plan in this file.")
 @click.option("--profile", help="Plan from the profile in this file instead of measuring one.")
 @click.option("--network", help="Plan for the network in this file instead of measuring it.")
+@click.option(
+    "--overlap/--no-overlap",
+    default=True,
+    show_default=True,
+    help="Let messages go on under the next forward pass.",
+)
 @click.option("--baseline", is_flag=True, help="Train a twin under torch's DDP, and compare.")
 @click.option(
     "--block-steps", type=int, default=10, show_default=True, help="Steps a turn of each twin."

@@ -4,6 +4,7 @@ class Picture {
   static SVG = 'http://www.w3.org/2000/svg';
   static NARROW = 600; // below this width, names stand above their rows
   static GUTTER = 108;
+  static LEAD = 3;
   static NEAR = 4; // pixels by which a pointer may miss a small span
 
   constructor(element, timelines, view) {
@@ -97,8 +98,8 @@ class Picture {
     return [title, ...names];
   }
 
-  row({ spans, y, height }) {
-    const shapes = [];
+  row({ spans, leads, y, height }) {
+    const shapes = this.leads(leads, y + height + 1);
     let last = null; // the box before, which stands for spans too small to be seen apart
     for (let i = firstAfter(spans, this.view.from); i < spans.length; i += 1) {
       const span = spans[i];
@@ -120,6 +121,24 @@ class Picture {
       if (text) shapes.push(Picture.shape('text', { x, y: middle, class: 'label' }, text));
     }
     return shapes;
+  }
+
+  /* From when each message was ready to when it was issued: where several wait, the darker. */
+  leads(spans, y) {
+    const shapes = [];
+    let last = []; // the selected one lies on top
+    for (const span of spans) {
+      if (span.ready > this.view.to || span.start < this.view.from) continue;
+      const x = this.place(span.ready);
+      const width = this.place(span.start) - x;
+      const chosen = span === this.selected ? ' chosen' : '';
+      if (width < 0.5 && !chosen) continue;
+      const height = Picture.LEAD;
+      const shape = Picture.shape('rect', { x, y, width, height, class: `lead${chosen}` });
+      if (chosen) last = [shape];
+      else shapes.push(shape);
+    }
+    return [...shapes, ...last];
   }
 
   /* The label, shortened to the room there is, or nothing where too little would be left. */

@@ -36,6 +36,12 @@ class TimelineFacts(Value, frozen=True):
     exposed_s: float
     """While a message is under way and nothing computes."""
     spans: int
+    stall_s: float = 0.0
+    """While the computation waits for messages, as far as that was noted."""
+    order_stall_s: float = 0.0
+    """While nothing is under way, the next message is not ready and a later one is."""
+    line_share: float = 0.0
+    """Share of the iteration in which at least one message is under way."""
 
 
 class PlannerRow(Value, frozen=True):
@@ -156,6 +162,7 @@ class RunFacts(Value, frozen=True):
     reason: str
     planner: str
     messages: int
+    deferred: bool
     rates: tuple[Rate, ...]
     results: dict[str, float]
     events: tuple[Event, ...]

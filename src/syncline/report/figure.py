@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from syncline.model.timeline import Timeline
 from syncline.report.markup import Html, tag
 from syncline.report.picture import KINDS, kinds_of, span_table, static_picture
 from syncline.report.summary import Summary
@@ -58,7 +60,7 @@ def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
             ),
             class_="above",
         ),
-        tag("ul", _legend(kinds_of(timelines)), class_="legend"),
+        tag("ul", _legend(timelines), class_="legend"),
         tag(
             "div",
             static_picture(timelines),
@@ -84,8 +86,11 @@ def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
     )
 
 
-def _legend(kinds: list[str]) -> list[Html]:
+def _legend(timelines: Sequence[Timeline]) -> list[Html]:
+    kinds = kinds_of(timelines)
     entries = [(f"k-{kind}", KINDS[kind]) for kind in kinds]
+    if any(s.ready_ns is not None for timeline in timelines for s in timeline.spans):
+        entries.append(("lead", "a message is ready and not yet sent"))
     if "message" in kinds:
         entries.append(("exposed", "exposed: a message is under way, nothing computes"))
     return [tag("li", tag("span", class_=f"swatch {css}"), " ", text) for css, text in entries]

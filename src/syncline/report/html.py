@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from syncline.model.timeline import Timeline
 from syncline.report import sections
 from syncline.report.markup import Html, escaped, tag, typeset
 from syncline.report.picture import timeline_data
@@ -16,31 +18,63 @@ from syncline.report.summary import Summary, summarise
 if TYPE_CHECKING:
     from syncline.report.bundle import Bundle
 
-__all__ = ["render"]
+__all__ = ["page", "render"]
 
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 SCRIPTS = ("view.js", "draw.js", "page.js")
 
 
 def render(bundle: Bundle) -> str:
-    """Return the report on ``bundle`` as the text of one HTML file.
+    """Return the report on ``bundle`` as the text of one HTML file."""
+    summary = summarise(bundle)
+    return page(
+        title=_model(summary),
+        subject=_subject(summary),
+        headline=summary.verdict.headline,
+        detail=summary.verdict.detail,
+        sections=sections.sections(bundle, summary),
+        timelines=bundle.timelines(),
+        numbers="report.json",
+    )
+
+
+def page(
+    *,
+    title: str,
+    subject: str,
+    headline: str,
+    detail: str,
+    sections: Sequence[Html],
+    timelines: Sequence[Timeline],
+    numbers: str,
+) -> str:
+    """Return one HTML file.
 
     The page's policy forbids every request and every script but its own, which is named by its
     hash, so that no name in the data could be run even if it slipped through the escaping.
+
+    Args:
+        title: of the window; may be empty.
+        subject: what the page is about, in a line.
+        headline: what was found, without its full stop.
+        detail: why, likewise; may be empty.
+        sections: of the page.
+        timelines: those that a section draws.
+        numbers: name of the file that holds the same numbers.
     """
-    summary = summarise(bundle)
     script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     slots: dict[str, str] = {  # our own files are Html; all other text is escaped
-        "title": _title(summary),
+        "title": f"{title}: Syncline report" if title else "Syncline report",
         "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}'",
         "style": Html(_asset("page.css")),
-        "subject": _subject(summary),
-        "headline": typeset(summary.verdict.headline) + ".",
-        "detail": _detail(summary),
-        "sections": Html("\n".join(sections.sections(bundle, summary))),
-        "data": timeline_data(bundle.timelines()),
+        "subject": subject,
+        "headline": typeset(headline) + ".",
+        "detail": _detail(detail),
+        "sections": Html("\n".join(sections)),
+        "numbers": numbers,
+        "data": timeline_data(timelines),
         "script": Html(script),
     }
     # One pass, so that a name in the data that looks like a slot stays what it is.
@@ -49,11 +83,6 @@ def render(bundle: Bundle) -> str:
 
 def _asset(name: str) -> str:
     return resources.files("syncline.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _title(summary: Summary) -> str:
-    model = _model(summary)
-    return f"{model}: Syncline report" if model else "Syncline report"
 
 
 def _model(summary: Summary) -> str:
@@ -77,8 +106,7 @@ def _subject(summary: Summary) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _detail(summary: Summary) -> Html | str:
-    detail = summary.verdict.detail
+def _detail(detail: str) -> Html | str:
     if not detail:
         return ""
     return tag("p", typeset(detail[0].upper() + detail[1:]) + ".", class_="detail")

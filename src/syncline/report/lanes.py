@@ -1,37 +1,15 @@
-"""When a timeline's spans run, and what of the communication is exposed."""
+"""What of a timeline's communication is exposed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from syncline.model.timeline import NOT_COMPUTING, Interval, Timeline, union
 
-from syncline.model.timeline import Span, Timeline
-
-__all__ = ["busy_ns", "exposed_intervals", "union"]
-
-Interval = tuple[int, int]
-
-
-def union(spans: Iterable[Span]) -> list[Interval]:
-    """Return the disjoint intervals in which at least one of ``spans`` runs, in nanoseconds."""
-    merged: list[Interval] = []
-    for start, stop in sorted((s.start_ns, s.stop_ns) for s in spans):
-        if start == stop:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def busy_ns(intervals: Iterable[Interval]) -> int:
-    """Return the nanoseconds that disjoint intervals take together."""
-    return sum(stop - start for start, stop in intervals)
+__all__ = ["exposed_intervals"]
 
 
 def exposed_intervals(timeline: Timeline) -> list[Interval]:
     """Return when a message is under way and nothing computes, in nanoseconds."""
-    computing = union(s for s in timeline.spans if s.kind != "message")
+    computing = union(s for s in timeline.spans if s.kind not in NOT_COMPUTING)
     exposed: list[Interval] = []
     index = 0
     for start, stop in union(s for s in timeline.spans if s.kind == "message"):

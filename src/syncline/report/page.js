@@ -33,11 +33,16 @@
 
   function facts(span) {
     const took = span.stop - span.start;
-    const known = [
-      ['Kind', data.kinds[span.kind]],
-      ['Start', formatTime(span.start, 4)],
-      ['Duration', formatTime(took, 4)],
-    ];
+    const known = [['Kind', data.kinds[span.kind]]];
+    if (span.ready === null) {
+      known.push(['Start', formatTime(span.start, 4)]);
+    } else {
+      // What is ready before the iteration is shown from its beginning.
+      const ready = span.ready || !span.start ? formatTime(span.ready, 4) : 'before';
+      known.push(['Ready', ready], ['Issued', formatTime(span.start, 4)]);
+      known.push(['Finished', formatTime(span.stop, 4)]);
+    }
+    known.push(['Duration', formatTime(took, 4)]);
     if (span.bytes !== null) known.push(['Size', formatSize(span.bytes)]);
     if (span.bytes && took) known.push(['Rate', `${formatSize((span.bytes / took) * 1e9)}/s`]);
     if (span.twin) {

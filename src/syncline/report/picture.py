@@ -7,9 +7,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from syncline.model.profile import Phase
 from syncline.model.rows import Row, rows
-from syncline.model.timeline import Span, Timeline
+from syncline.model.timeline import Span, SpanKind, Timeline
 from syncline.report import units
 from syncline.report.lanes import exposed_intervals
 from syncline.report.markup import Column, Html, embedded_json, table, tag
@@ -25,16 +24,17 @@ KINDS: dict[str, str] = {
     "finalize": "unpacking gradients",
     "update": "update",
     "message": "message",
+    "wait": "waiting for messages",
 }
 """Kind of a span -> how the legend names it."""
-assert set(KINDS) == {*get_args(Phase), "message"}
+assert set(KINDS) == {kind for part in get_args(SpanKind) for kind in get_args(part)}
 
 MOST_DRAWN = 2000
 """Spans of one timeline in the picture without script: more would only make the file large."""
 MOST_LISTED = 1000
 """Spans of one timeline in the table."""
 
-ROW, GAP, STRIP = 22, 3, 5
+ROW, GAP, LEAD, STRIP = 22, 4, 3, 5
 
 
 def kinds_of(timelines: Sequence[Timeline]) -> list[str]:
@@ -49,6 +49,8 @@ def _describe(timeline: Timeline) -> list[str]:
     parts = [units.duration(facts.iteration_s)]
     if any(span.kind == "message" for span in timeline.spans):
         parts.append(f"{units.duration(facts.exposed_s)} exposed")
+    if any(span.kind == "wait" for span in timeline.spans):
+        parts.append(f"{units.duration(facts.stall_s)} waiting")
     return [*parts, timeline.name]
 
 
@@ -76,7 +78,9 @@ def _row_data(row: Row, kinds: list[str]) -> dict[str, Any]:
     return {
         "name": row.lane if row.index == 0 else "",
         "spans": [
-            [s.start_ns, s.stop_ns, kinds.index(s.kind), s.label, s.size_bytes] for s in row.spans
+            [s.start_ns, s.stop_ns, kinds.index(s.kind), s.label, s.size_bytes]
+            + ([] if s.ready_ns is None else [s.ready_ns])
+            for s in row.spans
         ],
     }
 
@@ -100,7 +104,11 @@ def _static(timeline: Timeline, end_ns: int) -> Html:
     for row in rows(timeline):
         spans = [span for span in row.spans if id(span) in shown]
         marks += [_rect(s.start_ns, s.stop_ns, top, ROW, f"k-{s.kind}", scale) for s in spans]
-        top += ROW + GAP
+        top += ROW
+        for span in spans:
+            if span.ready_ns is not None and span.ready_ns < span.start_ns:
+                marks.append(_rect(span.ready_ns, span.start_ns, top, LEAD, "lead", scale))
+        top += GAP
     for start, stop in exposed_intervals(timeline)[:MOST_DRAWN]:
         marks.append(_rect(start, stop, top, STRIP, "exposed", scale))
     heading = tag("b", timeline.source.capitalize())
@@ -133,10 +141,12 @@ def span_table(timeline: Timeline) -> Html:
     left_out = len(timeline.spans) - len(listed)
     note = f"{left_out} shorter spans are left out here; trace.json holds them." if left_out else ""
     caption = f"Spans of the {timeline.source} iteration"
+    with_ready = any(span.ready_ns is not None for span in listed)
     columns = [
         Column(title="What", css="name"),
         Column(title="Kind", wide=True),
         Column(title="Lane", wide=True),
+        *([Column(title="Ready", numeric=True, wide=True)] if with_ready else ()),
         Column(title="Start", numeric=True),
         Column(title="Duration", numeric=True),
         Column(title="Size", numeric=True),
@@ -144,16 +154,18 @@ def span_table(timeline: Timeline) -> Html:
     return tag(
         "div",
         tag("h3", timeline.source.capitalize()),
-        table(columns, [_cells(span) for span in listed], caption=caption),
+        table(columns, [_cells(span, with_ready=with_ready) for span in listed], caption=caption),
         tag("p", note, class_="note") if note else None,
     )
 
 
-def _cells(span: Span) -> tuple[str, ...]:
+def _cells(span: Span, *, with_ready: bool) -> tuple[str, ...]:
+    ready = "" if span.ready_ns is None else units.duration(span.ready_ns / 1e9)
     return (
         span.label,
         KINDS[span.kind],
         span.lane,
+        *([ready] if with_ready else ()),
         units.duration(span.start_ns / 1e9),
         units.duration((span.stop_ns - span.start_ns) / 1e9),
         "" if span.size_bytes is None else units.size(span.size_bytes),

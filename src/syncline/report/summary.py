@@ -11,7 +11,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
-from syncline.model.timeline import Timeline
+from syncline.model.timeline import NOT_COMPUTING, Timeline, busy_ns, union
 from syncline.report.facts import (
     Check,
     FittedPoint,
@@ -25,7 +25,7 @@ from syncline.report.facts import (
     RunFacts,
     TimelineFacts,
 )
-from syncline.report.lanes import busy_ns, exposed_intervals, union
+from syncline.report.lanes import exposed_intervals
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, verdict
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def summarise(bundle: Bundle) -> Summary:
             reason=run.reason,
             planner=run.planner,
             messages=run.messages,
+            deferred=run.deferred,
             rates=run.rates,
             results=run.results,
             events=run.events,
@@ -86,7 +87,7 @@ def summarise(bundle: Bundle) -> Summary:
 
 def timeline_facts(timeline: Timeline) -> TimelineFacts:
     """Return the totals of a timeline."""
-    computing = union(s for s in timeline.spans if s.kind != "message")
+    computing = union(s for s in timeline.spans if s.kind not in NOT_COMPUTING)
     communicating = union(s for s in timeline.spans if s.kind == "message")
     return TimelineFacts(
         name=timeline.name,
@@ -95,6 +96,9 @@ def timeline_facts(timeline: Timeline) -> TimelineFacts:
         computation_s=busy_ns(computing) / 1e9,
         communication_s=busy_ns(communicating) / 1e9,
         exposed_s=busy_ns(exposed_intervals(timeline)) / 1e9,
+        stall_s=timeline.stall_ns() / 1e9,
+        order_stall_s=timeline.order_stall_ns() / 1e9,
+        line_share=timeline.line_share(),
         spans=len(timeline.spans),
     )
 
@@ -187,12 +191,18 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
     if bundle.timeline_predicted and bundle.timeline_measured:
         predicted = timeline_facts(bundle.timeline_predicted)
         measured = timeline_facts(bundle.timeline_measured)
-        for what, field in (
+        shown = [
             ("the iteration drawn above", "iteration_s"),
             ("its computation", "computation_s"),
             ("its communication", "communication_s"),
             ("its exposed communication", "exposed_s"),
-        ):
+        ]
+        if bundle.timeline_predicted.tells_waits and bundle.timeline_measured.tells_waits:
+            shown += [
+                ("its computation waiting for messages", "stall_s"),
+                ("its line idle while a later message was ready", "order_stall_s"),
+            ]
+        for what, field in shown:
             checks.append(_check(what, getattr(predicted, field), getattr(measured, field), None))
     return tuple(checks)
 

@@ -244,10 +244,25 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
             f"{units.duration(facts.communication_s)}, of which exposed "
             f"{units.duration(facts.exposed_s)}"
         ),
+        *_waits(timeline),
         _below(picture),
         _below(_table(("longest spans", "kind", "start", "duration", "size"), cells)),
         *_left_out(len(longest) - limit, "span"),
     )
+
+
+def _waits(timeline: Timeline) -> list[RenderableType]:
+    """Return what waited for what, where the timeline tells."""
+    if not timeline.tells_waits:
+        return []
+    facts = timeline_facts(timeline)
+    return [
+        Text(
+            f"waiting for messages {units.duration(facts.stall_s)}, line busy "
+            f"{units.percent(facts.line_share)}, idle while a later message was ready "
+            f"{units.duration(facts.order_stall_s)}"
+        )
+    ]
 
 
 def _shaded(row: Row, end_ns: int) -> str:
@@ -268,7 +283,11 @@ def run_table(run: Run, *, limit: int = LIMIT) -> RenderableType:
         ("model", f"{run.model}, {units.counted(run.workers, 'worker')}, {run.backend}"),
         ("machine", run.machine),
         ("decision", f"{run.decision}: {run.reason}"),
-        ("plan", f"{run.planner}, {units.counted(run.messages, 'message')}"),
+        (
+            "plan",
+            f"{run.planner}, {units.counted(run.messages, 'message')}"
+            + (", updates in the next forward pass" if run.deferred else ""),
+        ),
     ]
     for name, rate, predicted_s in (
         ("stock DDP", run.baseline, run.predicted_baseline_s),

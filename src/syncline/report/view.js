@@ -97,9 +97,11 @@ function prepare(data) {
     const seen = new Map();
     const rows = timeline.rows.map((row, r) => ({
       name: row.name,
-      spans: row.spans.map(([start, stop, kind, label, bytes]) => (
-        { start, stop, kind: kinds[kind], label, bytes, t, r, twin: null })),
+      spans: row.spans.map(([start, stop, kind, label, bytes, ready = null]) => (
+        { start, stop, kind: kinds[kind], label, bytes, ready, t, r, twin: null })),
     }));
+    // Apart, as what waits to be sent may be seen where the message itself is not.
+    for (const row of rows) row.leads = row.spans.filter((s) => s.ready !== null && s.ready < s.start);
     for (const span of rows.flatMap((row) => row.spans).sort((a, b) => a.start - b.start)) {
       const name = `${span.kind} ${span.label}`;
       const nth = seen.get(name) ?? 0;
@@ -119,8 +121,8 @@ function prepare(data) {
 /* Where everything goes, top to bottom, in pixels. `narrow` puts names above their rows. */
 function arrange(timelines, narrow) {
   const size = narrow
-    ? { title: 22, name: 16, row: 32, gap: 3, strip: 6, after: 22, axis: 22 }
-    : { title: 26, name: 0, row: 32, gap: 3, strip: 6, after: 24, axis: 22 };
+    ? { title: 22, name: 16, row: 32, gap: 6, strip: 6, after: 22, axis: 22 }
+    : { title: 26, name: 0, row: 32, gap: 6, strip: 6, after: 24, axis: 22 };
   let y = 0;
   const placed = timelines.map((timeline) => {
     const top = y;

@@ -27,7 +27,8 @@ def to_chrome_trace(
     """Return the timelines as one trace: a process a timeline, a thread a row of spans.
 
     Spans of a lane that overlap go to further threads of that lane, because the format takes
-    events of one thread for nested calls and Perfetto drops those that overlap in part.
+    events of one thread for nested calls and Perfetto drops those that overlap in part. Where it is
+    known when messages were ready, a counter shows how many are and have not been sent.
 
     Args:
         timelines: any number of them; each starts at time 0.
@@ -59,22 +60,54 @@ def _process(timeline: Timeline, pid: int) -> list[dict[str, Any]]:
     for tid, row in enumerate(rows(timeline), start=1):
         events.append(_metadata("thread_name", pid, tid, {"name": row.name}))
         events.append(_metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
-        for span in row.spans:
-            args: dict[str, Any] = {"kind": span.kind}
-            if span.size_bytes is not None:
-                args["bytes"] = span.size_bytes
-            events.append(
-                {
-                    "ph": "X",
-                    "pid": pid,
-                    "tid": tid,
-                    "name": span.label,
-                    "cat": span.kind,
-                    "ts": span.start_ns / NS_PER_US,
-                    "dur": (span.stop_ns - span.start_ns) / NS_PER_US,
-                    "args": args,
-                }
-            )
+        events += [_complete(span, pid, tid) for span in row.spans]
+    return [*events, *_queue(timeline, pid)]
+
+
+def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
+    args: dict[str, Any] = {"kind": span.kind}
+    if span.size_bytes is not None:
+        args["bytes"] = span.size_bytes
+    if span.ready_ns is not None:
+        args["ready_us"] = span.ready_ns / NS_PER_US
+        args["issued_us"] = span.start_ns / NS_PER_US
+        args["finished_us"] = span.stop_ns / NS_PER_US
+    event = {
+        "ph": "X",
+        "pid": pid,
+        "tid": tid,
+        "name": span.label,
+        "cat": span.kind,
+        "ts": span.start_ns / NS_PER_US,
+        "dur": (span.stop_ns - span.start_ns) / NS_PER_US,
+        "args": args,
+    }
+    if span.kind == "wait":
+        # The name tells it from the operation that waits; chrome://tracing draws it in red.
+        event |= {"name": f"wait: {span.label}", "cname": "terrible"}
+    return event
+
+
+def _queue(timeline: Timeline, pid: int) -> list[dict[str, Any]]:
+    """Return a counter of the messages that are ready and have not been sent."""
+    changes: dict[int, int] = {}
+    for span in timeline.spans:
+        if span.ready_ns is not None:
+            changes[span.ready_ns] = changes.get(span.ready_ns, 0) + 1
+            changes[span.start_ns] = changes.get(span.start_ns, 0) - 1
+    queued, events = 0, []
+    for at_ns, change in sorted(changes.items()):
+        queued += change
+        events.append(
+            {
+                "ph": "C",
+                "pid": pid,
+                "tid": 0,
+                "name": "ready and not sent",
+                "ts": at_ns / NS_PER_US,
+                "args": {"messages": queued},
+            }
+        )
     return events
 
 

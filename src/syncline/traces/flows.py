@@ -9,7 +9,7 @@ import msgspec
 
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
-from syncline.model.timeline import Span, Timeline
+from syncline.model.timeline import NOT_COMPUTING, Span, Timeline
 
 __all__ = ["Flow", "flows"]
 
@@ -58,7 +58,7 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
         plan: the messages that were sent.
     """
     sending = [span for span in timeline.spans if span.kind == "message"]
-    computing = [span for span in timeline.spans if span.kind != "message"]
+    computing = [span for span in timeline.spans if span.kind not in NOT_COMPUTING]
     operation_runs = _matched([operation.name for operation in profile.operations], computing)
     message_runs = _message_runs(plan, sending)
     gradients = {gradient.name: gradient for gradient in profile.gradients}

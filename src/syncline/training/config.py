@@ -48,6 +48,12 @@ class TrainingConfig(Value, frozen=True):
     """Path of a profile to plan from instead of measuring one."""
     network: str | None = None
     """Path of a network to plan for instead of measuring it."""
+    overlap: bool = True
+    """Let messages go on under the next forward pass, and update each parameter there.
+
+    It changes no result, so a checkpoint of a training with it can be resumed without, and the
+    other way round.
+    """
     baseline: bool = False
     """Train a twin with torch's own DistributedDataParallel beside it, and compare."""
     block_steps: int = 10

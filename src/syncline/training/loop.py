@@ -194,6 +194,7 @@ class _Training:
         if self.config.checkpoint is None:
             return
         replica = self.replicas[0]
+        replica.settle()
         states = [self.worker.gather(state) for state in replica.random_state]
         if self.worker.rank > 0:
             return

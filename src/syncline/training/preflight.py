@@ -11,8 +11,7 @@ from syncline.errors import FileError, MismatchError
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Gradient, Profile
-from syncline.parallel.buckets import only_simulated
-from syncline.planners import runnable_planner_named
+from syncline.planners import planner_named
 from syncline.training.checkpoint import load_checkpoint
 from syncline.training.config import TrainingConfig
 from syncline.training.group import pick_device
@@ -34,7 +33,7 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     Raises:
         UserError: an option, or a file that it names, cannot be used.
     """
-    runnable_planner_named(config.planner)
+    planner_named(config.planner)
     pick_device(config.device, workers_here)
     task = task_of(config)
     _ = task.steps_per_epoch  # raises where the data do not fill one step
@@ -62,9 +61,6 @@ def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
     if config.plan is not None:
         plan = Plan.load(config.plan)
         _refuse(config.plan, plan.difference(tensors, config.workers), "plan")
-        feature = only_simulated(plan)
-        if feature is not None:
-            _refuse(config.plan, f"the plan can only be simulated so far: {feature}", "plan")
     if config.profile is not None:
         gradients = Profile.load(config.profile).gradients
         _refuse(config.profile, _difference(gradients, tensors), "profile")

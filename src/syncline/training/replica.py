@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from syncline.errors import UserError
+from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
 from syncline.training.data.spec import Batch
 from syncline.training.group import Worker
@@ -39,7 +40,8 @@ class Replica:
     """A model in training under one kind of DistributedDataParallel.
 
     Twins that are trained in turns each keep their own random state, so that neither sees that
-    there is another.
+    there is another. Under Syncline's wrapper the updates are deferred, unless the configuration
+    says otherwise.
     """
 
     name: str
@@ -52,6 +54,11 @@ class Replica:
     schedule: torch.optim.lr_scheduler.LambdaLR = field(init=False)
     random_state: list[Tensor] = field(init=False)
     times: list[StepTime] = field(init=False, default_factory=list)
+    settling_s: float = field(init=False, default=0.0)
+    """Seconds spent on finishing a turn's last update, so that the twin's turn does not pay for it.
+
+    They are no part of a step: each but the first of a turn finishes the update of the one before.
+    """
     _memory: Memory = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -62,6 +69,8 @@ class Replica:
             momentum=hyper.momentum,
             weight_decay=hyper.weight_decay,
         )
+        if isinstance(self.ddp, DistributedDataParallel) and self.config.overlap:
+            self.ddp.overlap(self.optimizer)
         self.schedule = scheduler(self.optimizer, self.task.steps_per_epoch, hyper)
         self.random_state = random_state(self.worker.device)
 
@@ -102,7 +111,18 @@ class Replica:
                     )
                 )
                 losses.append(self._checked(float(loss)))
+        if after_twin:
+            start = time.perf_counter()
+            self.settle()
+            self.settling_s += time.perf_counter() - start
         return losses
+
+    def settle(self) -> None:
+        """Finish the update that the last step left to the next forward pass."""
+        if isinstance(self.ddp, DistributedDataParallel):
+            self.ddp.settle()
+        if self.worker.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _step(self, batches: tuple[Batch, ...]) -> Tensor:
         self.optimizer.zero_grad()
@@ -133,6 +153,7 @@ class Replica:
         return self._judged(self.task.final_evaluation)
 
     def _judged(self, judge: Callable[[nn.Module, Worker], dict[str, float]]) -> dict[str, float]:
+        self.settle()
         # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
         # the next forward pass. They are the model's, so all workers evaluate with them.
         for buffer in self.module.buffers():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BASELINE",
     "DIFFERENCE",
+    "SETTLING",
     "SYNCLINE",
     "rate_named",
     "record",
@@ -38,6 +39,10 @@ BASELINE = "torch ddp"
 
 DIFFERENCE = "largest parameter difference"
 """Name of the result that compares the twins; 0 means that they are identical bit by bit."""
+
+SETTLING = "settling seconds"
+"""Name of the result that says how long Syncline's model took to finish the last update of each of
+its turns: neither its steps nor those of its twin count that time."""
 
 
 def record(
@@ -67,6 +72,7 @@ def record(
         twin = replicas[1].evaluate()
         results |= {f"{BASELINE} {name}": value for name, value in twin.items()}
         difference = _largest_difference(replicas[0].module, replicas[1].module)
+        results[SETTLING] = replicas[0].settling_s
         results[DIFFERENCE] = worker.largest([difference])[0]
     measured = rates(
         {replica.name: _slowest(replica.times, worker) for replica in replicas},

@@ -11,6 +11,7 @@ from syncline.training.config import TrainingConfig
 from syncline.training.result import (
     BASELINE,
     DIFFERENCE,
+    SETTLING,
     SYNCLINE,
     rate_named,
     report_path,
@@ -67,6 +68,7 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "reason": run.reason,
         "planner": run.planner,
         "messages": run.messages,
+        "deferred": run.deferred,
         "results": run.results,
         "rates": [msgspec.to_builtins(rate) for rate in run.rates],
         "speed_up": None if ratio is None else ratio[0],
@@ -90,7 +92,7 @@ def _prediction(run: Run) -> tuple[float | None, float | None]:
 def _shown(name: str, run: Run) -> bool:
     if name.startswith(BASELINE):  # what it reached says nothing new where the bits are the same
         return run.results.get(DIFFERENCE) != 0
-    return name not in ("epochs", "steps", DIFFERENCE)
+    return name not in ("epochs", "steps", SETTLING, DIFFERENCE)
 
 
 def _figure(name: str, value: float) -> tuple[str, str]:

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import torch.distributed as dist
 
 from syncline.errors import PeerError, SynclineError
+from syncline.parallel.lost import is_lost_peer
 from syncline.training.config import TrainingConfig
 from syncline.training.loop import train
 from syncline.training.progress import progress_on
@@ -72,17 +72,6 @@ def telling_lost_peers(timeout_s: float) -> Iterator[None]:
             f"the connection to another worker was lost, or it did not answer within "
             f"{timeout_s:g} s (--timeout): {str(error).splitlines()[0]}"
         ) from error
-
-
-_SIGNS_OF_A_LOST_PEER = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
-
-
-def is_lost_peer(error: RuntimeError) -> bool:
-    """Return whether torch says, in one of its ways, that a peer is gone or silent."""
-    if isinstance(error, dist.DistError):
-        return True
-    text = str(error).lower()
-    return any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
 
 
 def main(arguments: list[str], run: Callable[[TrainingConfig], None] = run_worker) -> int:
