@@ -14,6 +14,8 @@ BENCHMARKS = (
     "overlap_optimality",
     "testbed_rates",
     "steady_overhead",
+    "overlap_overhead",
+    "kill_resume",
     "prediction_error",
     "shaped_link",
 )

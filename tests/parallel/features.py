@@ -73,7 +73,7 @@ def _lines() -> Iterator[str]:
     for happens, meaning in MEANING.items():
         yield f"- **{happens}**: {meaning}."
     for group, heading in GROUPS.items():
-        yield from ("", f"### {heading}", "", "| what you do | what happens |", "|---|---|")
+        yield from ("", f"## {heading}", "", "| what you do | what happens |", "|---|---|")
         for row in features().values():
             if row.group == group:
                 yield f"| {row.text} | {row.happens} |"

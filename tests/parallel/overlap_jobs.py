@@ -18,10 +18,8 @@ def beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict
         sides = Ours(style), Stock()
         for side in sides:
             torch.manual_seed(1)
-            try:
-                with holding(let_through), sides[0].observed():
-                    features()[row].script(side)
-            finally:
+            with holding(let_through), sides[0].observed():
+                features()[row].script(side)
                 side.close()
         results.append({"differences": differences(*sides), "happened": sides[0].happened})
     return results

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -448,3 +449,58 @@ def ignored(side: Side) -> None:
     )
 
     train(side, net)
+
+
+class Synced(torch.autograd.Function):
+    """Sums over all ranks, in the forward and in the backward pass, as SyncBatchNorm does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's signature
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's signature
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+@feature("collectives of the model's own, forward and backward, as SyncBatchNorm has", OVERLAPS)
+def own_collectives(side: Side) -> None:
+    class Exchanging(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = torch.tanh(self.enter(x))
+            hidden = hidden - Synced.apply(hidden.mean(0)) / 2
+            hidden = self.norm(self.hidden(hidden))
+            return self.leave(hidden - Synced.apply(hidden.mean(0)) / 2)
+
+    train(side, Exchanging())
+
+
+@feature("a process group of the model's own (`process_group=`)", OVERLAPS)
+def own_group(side: Side) -> None:
+    train(side, Net(), process_group=dist.new_group([0, 1]))
+
+
+class Outcome(NamedTuple):
+    """What a model may return beside a tensor."""
+
+    logits: torch.Tensor
+    parts: dict[str, Any]
+
+
+@feature("outputs in tuples, dicts and lists, one of them a parameter", OVERLAPS)
+def nested_outputs(side: Side) -> None:
+    class Returning(Net):
+        def forward(self, x: torch.Tensor) -> Outcome:
+            return Outcome(super().forward(x), {"weights": [self.leave.weight, None], "name": "x"})
+
+    def loss(model: nn.Module, step: int = 0) -> torch.Tensor:
+        inputs, targets = batch(step)
+        outcome = model(inputs)
+        penalty = outcome.parts["weights"][0].square().sum()
+        return functional.cross_entropy(outcome.logits, targets) + 0.01 * penalty
+
+    train(side, Returning(), loss, find_unused_parameters=True)

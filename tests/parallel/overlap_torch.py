@@ -171,7 +171,10 @@ def function_reading(side: Side) -> None:
         @torch.compile(backend="aot_eager")
         def middle(self, x: torch.Tensor) -> torch.Tensor:
             hidden = torch.tanh(functional.linear(x, self.enter.weight, self.enter.bias))
-            return self.norm(hidden @ self.hidden.weight.T)
+            return self.norm(self.product(hidden, self.hidden.weight))
+
+        def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return x @ weight.T
 
     train(side, Inner(), find_unused_parameters=True)
 
@@ -187,10 +190,14 @@ def block_given(side: Side) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.product = compiled(Product())
+            self.other = Product()
+            self.other.compile(backend="aot_eager", fullgraph=True)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.product(self.enter(x), weight=self.hidden.weight)
-            return self.leave(self.norm(hidden + self.hidden.bias))
+            hidden = self.product(
+                self.other(x, weight=self.enter.weight), weight=self.hidden.weight
+            )
+            return self.leave(self.norm(hidden + self.hidden.bias + self.enter.bias))
 
     train(side, Given())
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from syncline.parallel.deferral import Deferral
+from syncline.parallel.pending import finish_all
 
 __all__ = ["Gates", "is_compiled"]
 
@@ -46,23 +47,26 @@ class Gates:
             self._visit("", self._module, set())
 
     def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
-        held = self._indices(module, recurse=True)
-        if not held or module in seen:
+        if module in seen or isinstance(module, torch.jit.ScriptModule):
             return
         seen.add(module)
-        compiled = is_compiled(module)
-        own = held if compiled else self._own(module)
-        gate = _Gate(self._deferral, name or type(module).__name__, own, held)
+        held = self._indices(module, recurse=True)
+        label = name or type(module).__name__
         call = module.__dict__.get("_compiled_call_impl")
         if call is not None:
+            gate = _CompiledGate(self._deferral, label, held, held)
             self._compiled.append((module, call))
             module._compiled_call_impl = _gated(gate, call)
+        elif isinstance(module, torch._dynamo.OptimizedModule):
+            gate = _CompiledGate(self._deferral, label, held, held)
+            add = module.register_forward_pre_hook
+            self._handles.append(add(gate, prepend=True, with_kwargs=True))
         else:
-            self._handles.append(module.register_forward_pre_hook(gate, prepend=True))
-        if not compiled:
+            if held:
+                open_gate = _Gate(self._deferral, label, self._own(module), held)
+                self._handles.append(module.register_forward_pre_hook(open_gate, prepend=True))
             for child_name, child in module.named_children():
-                if not isinstance(child, torch.jit.ScriptModule):
-                    self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
+                self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
 
     def _own(self, module: nn.Module) -> list[int]:
         """Return what a module owns, with all of its scripted children, which take no hooks."""
@@ -113,6 +117,14 @@ class _Gate:
         return getattr, ({}, "get")
 
 
+class _CompiledGate(_Gate):
+    """Stands in front of a compiled module, whose code takes nothing that is pending."""
+
+    def __call__(self, _: Any, args: Any, kwargs: Any) -> None:
+        super().__call__()
+        finish_all((args, kwargs))
+
+
 def _take_down(handles: list[RemovableHandle], compiled: list[tuple[nn.Module, Any]]) -> None:
     for handle in handles:
         handle.remove()
@@ -128,9 +140,9 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
-def _gated(gate: Callable[..., None], call: Callable[..., Any]) -> Callable[..., Any]:
+def _gated(gate: _CompiledGate, call: Callable[..., Any]) -> Callable[..., Any]:
     def gated(*args: Any, **kwargs: Any) -> Any:
-        gate()
+        gate(None, args, kwargs)
         return call(*args, **kwargs)
 
     return gated

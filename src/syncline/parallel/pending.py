@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from syncline.errors import UserError
 
@@ -24,6 +25,7 @@ __all__ = [
     "PendingGradient",
     "PendingParameter",
     "finish",
+    "finish_all",
     "hand_over",
     "is_pending",
     "release",
@@ -92,6 +94,7 @@ class _Pending:
     """What the classes below share. Objects come to them by a change of their class only."""
 
     @classmethod
+    @_disable_dynamo  # a compiled function calls this as it is, between two parts of its code
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -175,6 +178,13 @@ def finish(tensor: Any) -> None:
         owner.read_gradients([index])
     else:
         owner.read_parameters([index])
+
+
+def finish_all(value: Any) -> None:
+    """Wait for whatever is pending in a nest of dicts, lists and tuples."""
+    for tensor in _pending_in(value):
+        if is_pending(tensor):  # the one before it may have finished this one too
+            finish(tensor)
 
 
 def _owner_of(tensor: torch.Tensor) -> Owner:

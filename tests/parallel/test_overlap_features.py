@@ -1,0 +1,74 @@
+"""Everything that users do with training ends with stock DDP's bits, and as its row says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.parallel import overlap_jobs
+from tests.parallel.features import GROUPS, features, table
+from tests.parallel.overlap_plans import Style
+from tests.workers import WorkerPool
+
+PAGE = Path(__file__).parents[2] / "docs" / "overlap-features.md"
+BEGIN, END = "<!-- rows: begin -->\n", "<!-- rows: end -->\n"
+AT_ONCE = 6
+"""Rows that one job runs."""
+HELD = 0.0
+OTHERS = [
+    (Style(aligned=True, piece_elements=60, in_flight=1), 0.5),
+    (Style(halves=True, order="7", piece_elements=77, in_flight=3), 0.3),
+    (Style(aligned=True, order="ready", piece_elements=30, in_flight=4), 0.9),
+]
+"""Plans, and what part of their messages lands before ``backward`` ends."""
+
+
+def chunks(group: str) -> list[list[str]]:
+    rows = [row.text for row in features().values() if row.group == group]
+    return [rows[at : at + AT_ONCE] for at in range(0, len(rows), AT_ONCE)]
+
+
+ALL = [chunk for group in GROUPS for chunk in chunks(group)]
+
+
+@pytest.mark.parametrize("rows", ALL, ids=lambda rows: rows[0])
+def test_bits_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> None:
+    """With every message on its way when ``step`` is called."""
+    for results in workers.run(overlap_jobs.beside_stock, 2, rows, Style(), HELD):
+        assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {
+            row: [] for row in rows
+        }
+        assert {row: r["happened"] for row, r in zip(rows, results, strict=True)} == {
+            row: features()[row].happens for row in rows
+        }
+
+
+@pytest.mark.parametrize("number", range(len(ALL)), ids=lambda number: ALL[number][0])
+def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
+    """With some messages there and some not, in other pieces and other orders."""
+    rows, (style, let_through) = ALL[number], OTHERS[number % len(OTHERS)]
+    for results in workers.run(overlap_jobs.beside_stock, 2, rows, style, let_through):
+        assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {
+            row: [] for row in rows
+        }
+
+
+def test_the_page_has_the_rows() -> None:
+    """To write them: python -m tests.parallel.test_overlap_features"""
+    text = PAGE.read_text()
+    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table()
+
+
+def test_sync_batch_norm() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("SyncBatchNorm takes CUDA tensors only; its collectives are in another row")
+    assert isinstance(nn.SyncBatchNorm(3), nn.Module)
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+    PAGE.write_text(page[:begin] + table() + page[end:])
