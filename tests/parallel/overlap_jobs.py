@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
+from syncline.model.plan import Plan
+from syncline.parallel.ddp import DistributedDataParallel
 from tests.parallel.features import features
+from tests.parallel.overlap_models import Net, loss_of
+from tests.parallel.overlap_oracle import average
 from tests.parallel.overlap_plans import Style
-from tests.parallel.overlap_rig import Ours, Stock, differences, holding
+from tests.parallel.overlap_rig import STEADY, Ours, Stock, differences, fingerprint, holding
 
 
 def beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:
@@ -23,3 +28,69 @@ def beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict
                 side.close()
         results.append({"differences": differences(*sides), "happened": sides[0].happened})
     return results
+
+
+MAKERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+def beside_oracle(
+    plan_json: str | None, style: Style, let_through: float, optimizer: str, steps: int
+) -> dict[str, Any]:
+    """Train under a plan beside a twin that exchanges the same messages synchronously.
+
+    Args:
+        plan_json: for the model ``Net``; None to make one of the style.
+        style: how to make it.
+        let_through: the part of each round's messages that lands before ``backward`` ends.
+        optimizer: of both.
+        steps: to train after the engine has begun to run.
+
+    Returns:
+        What differs from the twin; a fingerprint of the parameters; what happened.
+    """
+    torch.manual_seed(1)
+    net = Net()
+    side = Ours(style)
+    with holding(let_through), side.observed():
+        if plan_json is None:
+            ddp = side.wrap(net, loss_of)
+        else:
+            ddp = DistributedDataParallel(net, plan=Plan.from_json(plan_json), check=False)
+            side.wrapped.append(ddp)
+        ours = side.overlap(ddp, MAKERS[optimizer](ddp.parameters()))
+        twin, theirs = None, None
+        for side.step in range(STEADY + steps):
+            if side.step == STEADY:
+                twin = copy.deepcopy(net)
+                theirs = MAKERS[optimizer](twin.parameters())
+                theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+            side.note("loss", train_step(ddp, ours, side.step))
+            if twin is not None:
+                theirs.zero_grad()
+                loss = loss_of(twin, side.step)
+                loss.backward()
+                average(dict(twin.named_parameters()), ddp.plan)
+                theirs.step()
+                if fingerprint([loss]) != side.trace[-1][1]:
+                    return {"differences": [f"loss of step {side.step}"], "happened": side.happened}
+        pairs = zip(net.state_dict().items(), twin.state_dict().values(), strict=True)
+        result = {
+            "differences": [name for (name, ours), other in pairs if not torch.equal(ours, other)],
+            "parameters": fingerprint(list(net.parameters())),
+            "happened": side.happened,
+            "plan": ddp.plan is not None and ddp._reducer_buckets.mismatch(ddp.plan),
+        }
+        side.close()
+    return result
+
+
+def train_step(ddp: Any, optimizer: torch.optim.Optimizer, step: int) -> torch.Tensor:
+    """Train one step and return the loss."""
+    optimizer.zero_grad()
+    loss = loss_of(ddp, step)
+    loss.backward()
+    optimizer.step()
+    return loss

@@ -34,8 +34,8 @@ __all__ = [
     "holding",
 ]
 
-STEADY = 7
-"""Steps after which the engine runs for good: the first two under new buckets are DDP's own."""
+STEADY = 3
+"""Steps after which the engine runs: the first two under new buckets are DDP's own."""
 STEPS = STEADY + 20
 OVERLAPS = "overlaps"
 SETTLES = "settles"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from tests.parallel import overlap_jobs
 from tests.parallel.features import GROUPS, features, table
@@ -60,12 +58,6 @@ def test_the_page_has_the_rows() -> None:
     """To write them: python -m tests.parallel.test_overlap_features"""
     text = PAGE.read_text()
     assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table()
-
-
-def test_sync_batch_norm() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("SyncBatchNorm takes CUDA tensors only; its collectives are in another row")
-    assert isinstance(nn.SyncBatchNorm(3), nn.Module)
 
 
 if __name__ == "__main__":
