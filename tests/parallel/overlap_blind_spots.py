@@ -55,6 +55,8 @@ BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
     "`torch.utils.dlpack.to_dlpack(p)` (`torch.from_dlpack(p)` asks)": lambda c: dlpack.from_dlpack(
         dlpack.to_dlpack(c.weight)
     ),
+    "a parameter that is given to a transformation: `torch.vmap(f)(p)`, `torch.func.grad(f)(p)` "
+    "(what `f` reads by itself is seen)": lambda c: torch.vmap(lambda row: row * 2)(c.weight),
     "a TorchScript function that is given a parameter": lambda c: c.scripted(c.weight),
     "a TorchScript module that is called past the module that holds it": lambda c: _inside(c.net),
     "a tensor class of your own that switches `__torch_function__` off for all arguments": lambda c: (  # noqa: E501
