@@ -167,6 +167,8 @@ def _become(rank: int, request: dict[str, Any]) -> None:
         os.close(file)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     faulthandler.enable()
+    # A shell starts what runs in the background with this ignored, and so its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     place = Place(rank=rank, ranks=request["ranks"], folder=folder)
     getattr(importlib.import_module(request["module"]), request["job"])(place, *request["args"])
 

@@ -110,16 +110,19 @@ class CostCurve(Value, frozen=True, kw_only=True):
         ``T'(M) = startup + rate (T(M) - T(0))``.
         """
         base_s = self.startup_s
-        return CostCurve(
-            segments=tuple(
-                CostSegment(
-                    start_bytes=s.start_bytes,
-                    cost_s=startup_s + rate * (s.cost_s - base_s),
-                    s_per_byte=rate * s.s_per_byte,
-                )
-                for s in self.segments
+        segments: list[CostSegment] = []
+        end_s = 0.0
+        for index, segment in enumerate(self.segments):
+            # Where little is left above the startup, rounding must not let the cost fall.
+            cost_s = max(startup_s + rate * (segment.cost_s - base_s), end_s)
+            s_per_byte = rate * segment.s_per_byte
+            segments.append(
+                CostSegment(start_bytes=segment.start_bytes, cost_s=cost_s, s_per_byte=s_per_byte)
             )
-        )
+            if index + 1 < len(self.segments):
+                span_bytes = self.segments[index + 1].start_bytes - segment.start_bytes - 1
+                end_s = cost_s + s_per_byte * span_bytes
+        return CostCurve(segments=tuple(segments))
 
     def rows(self) -> list[tuple[int, float, float]]:
         """Return (start_bytes, cost_s, s_per_byte) of each segment, as the native core takes it."""

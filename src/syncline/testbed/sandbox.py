@@ -191,6 +191,8 @@ class _Server:
             for descriptor in place:
                 kernel.setns(descriptor)
             os.chdir(wanted["folder"])  # another mount namespace begins at its root
+            # A shell starts what runs in the background with this ignored, and so its children.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         try:
             process = subprocess.Popen(
