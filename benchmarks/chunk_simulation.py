@@ -16,13 +16,21 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from syncline.collectives import ALL_REDUCE, PIPELINED, Schedule, all_reduce, best_blocks
+from syncline.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
 from syncline.model.collective_costs import all_reduce_line
 from syncline.model.pipeline_costs import pipeline_all_reduce
 from syncline.simulator.chunks import Order, simulate_chunks
 from syncline.simulator.fabric import Fabric, Slowdown, Wire
 
 RUNS = 5
+ALGORITHMS = (
+    "binary-tree",
+    "recursive-doubling",
+    "halving-doubling",
+    "ring",
+    "double-binary-trees",
+    "linear-pipeline",
+)
 RANKS = (4, 16, 64, 256, 1024)
 SIZE_BYTES = 64 << 20
 # 10 Gbit/s with 20 us of startup; memory adds eight times as fast.
@@ -35,18 +43,19 @@ COSTS = {
 }
 
 
-def program(algorithm: str, ranks: int) -> Schedule:
+def all_reduce(algorithm: str, ranks: int) -> Schedule:
     """Return the program, cut into the best number of blocks where it is pipelined."""
-    if algorithm not in PIPELINED:
-        return all_reduce(algorithm, ranks)
+    if not isinstance(PROGRAMS["all-reduce"][algorithm], Pipelined):
+        return program("all-reduce", algorithm, ranks)
     blocks = best_blocks(
+        "all-reduce",
         algorithm,
         ranks,
         size_bytes=SIZE_BYTES,
         alpha_s=ALPHA_S,
         beta_s_per_byte=BETA_S_PER_BYTE,
     )
-    return all_reduce(algorithm, ranks, blocks=blocks)
+    return program("all-reduce", algorithm, ranks, blocks=blocks)
 
 
 def formula_s(algorithm: str, ranks: int, blocks: int) -> float:
@@ -75,7 +84,7 @@ def measure(case: tuple[str, int]) -> dict[str, Any]:
     build_s, simulate_s = [], []
     for _ in range(RUNS):
         start = time.perf_counter()
-        schedule = program(algorithm, ranks)
+        schedule = all_reduce(algorithm, ranks)
         built = time.perf_counter()
         times = simulate_chunks(schedule, fabric, size_bytes=SIZE_BYTES)
         build_s.append(built - start)
@@ -107,7 +116,7 @@ def scale(console: Console) -> list[dict[str, Any]]:
         table.add_column(column, justify="right")
     for column in ("in order", "build", "simulate", "peak"):
         table.add_column(column, justify="right")
-    cases = [(name, ranks) for name in (*ALL_REDUCE, *PIPELINED) for ranks in RANKS]
+    cases = [(name, ranks) for name in ALGORITHMS for ranks in RANKS]
     rows = []
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for row in pool.imap(measure, cases, chunksize=1):
@@ -144,8 +153,8 @@ def contention(console: Console) -> list[dict[str, Any]]:
     for name in fabrics:
         table.add_column(name, justify="right")
     rows = []
-    for algorithm in (*ALL_REDUCE, *PIPELINED):
-        schedule = program(algorithm, 8)
+    for algorithm in ALGORITHMS:
+        schedule = all_reduce(algorithm, 8)
         predicted_s = {
             name: simulate_chunks(schedule, fabric, size_bytes=SIZE_BYTES).total_s
             for name, fabric in fabrics.items()
@@ -171,9 +180,9 @@ def linear_pipeline(console: Console) -> list[dict[str, Any]]:
                 schedule, fabric, size_bytes=SIZE_BYTES, order=order
             ).total_s
             for schedule in (
-                all_reduce("linear-pipeline", ranks, blocks=SIZE_BYTES // block_bytes),
-                all_reduce("ring", ranks),
-                all_reduce("recursive-doubling", ranks),
+                program("all-reduce", "linear-pipeline", ranks, blocks=SIZE_BYTES // block_bytes),
+                program("all-reduce", "ring", ranks),
+                program("all-reduce", "recursive-doubling", ranks),
             )
         }
         rows.append({"ranks": ranks, "block_bytes": block_bytes, "predicted_s": predicted_s})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from reproduce.common import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Result, figure, run
-from syncline.collectives import ALL_REDUCE, PIPELINED, all_reduce, best_blocks
+from syncline.collectives import best_blocks, program
 from syncline.model.collective_costs import all_reduce_line
 from syncline.simulator.chunks import simulate_chunks
 from syncline.simulator.fabric import Fabric
@@ -30,23 +30,28 @@ ROWS = {
 
 
 def run_program(algorithm: str, workers: int, size_bytes: int) -> float | None:
-    """Return the seconds of the program, or None where there is none by that name."""
+    """Return the seconds of the program; None for the row whose bytes are not those it sends."""
     fabric = Fabric.flat(workers, alpha_s=ALPHA_S, beta_s_per_byte=BETA, gamma_s_per_byte=GAMMA)
     if algorithm == "two-tree":
         algorithm = "double-binary-trees"
         blocks = best_blocks(
-            algorithm, workers, size_bytes=size_bytes, alpha_s=ALPHA_S, beta_s_per_byte=BETA
+            "all-reduce",
+            algorithm,
+            workers,
+            size_bytes=size_bytes,
+            alpha_s=ALPHA_S,
+            beta_s_per_byte=BETA,
         )
-        schedule = all_reduce(algorithm, workers, blocks=blocks)
+        schedule = program("all-reduce", algorithm, workers, blocks=blocks)
         return simulate_chunks(schedule, fabric, size_bytes=size_bytes, order="program").total_s
-    if algorithm not in ALL_REDUCE:
+    if algorithm == "double-binary-trees":
         return None
-    return simulate_chunks(all_reduce(algorithm, workers), fabric, size_bytes=size_bytes).total_s
+    schedule = program("all-reduce", algorithm, workers)
+    return simulate_chunks(schedule, fabric, size_bytes=size_bytes).total_s
 
 
 def compute() -> Result:
     """Evaluate the rows and run the programs."""
-    assert "double-binary-trees" in PIPELINED
     sizes = {}
     for label, size_bytes in SIZES.items():
         rows: dict[str, list[Result]] = {}

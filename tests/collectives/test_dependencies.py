@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncline.collectives import ALL_REDUCE, PIPELINED, Schedule, all_reduce, ring
+from syncline.collectives import Collective, Schedule, program
 from syncline.collectives.dependencies import Pairs, dependencies
 from tests.collectives.interpreter import run_arrays
+from tests.collectives.programs import every_program, make
 
 
 def as_set(pairs: Pairs) -> set[tuple[int, int]]:
@@ -38,18 +39,20 @@ def by_definition(schedule: Schedule) -> tuple[set[tuple[int, int]], ...]:
     return reads, after_send, after_result
 
 
-@pytest.mark.parametrize("name", [*ALL_REDUCE, *PIPELINED])
+@every_program
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7, 8])
-def test_against_the_definition(name: str, ranks: int) -> None:
-    schedule = all_reduce(name, ranks, blocks=5 if name in PIPELINED else None)
+def test_against_the_definition(collective: Collective, algorithm: str, ranks: int) -> None:
+    schedule = make(collective, algorithm, ranks, root=ranks // 2)
     assert tuple(as_set(pairs) for pairs in dependencies(schedule)) == by_definition(schedule)
 
 
-@pytest.mark.parametrize("name", [*ALL_REDUCE, *PIPELINED])
+@every_program
 @pytest.mark.parametrize("ranks", [2, 5, 8, 13])
-def test_any_order_that_keeps_them_gives_the_same_bits(name: str, ranks: int) -> None:
+def test_any_order_that_keeps_them_gives_the_same_bits(
+    collective: Collective, algorithm: str, ranks: int
+) -> None:
     """Send and apply in a random order, with a buffer between: what a network may do."""
-    schedule = all_reduce(name, ranks, blocks=6 if name in PIPELINED else None)
+    schedule = make(collective, algorithm, ranks, blocks=6, root=ranks // 2)
     draw = np.random.default_rng(ranks)
     vectors = draw.normal(size=(ranks, 40)).astype(np.float32)
     count = len(schedule)
@@ -83,5 +86,5 @@ def test_any_order_that_keeps_them_gives_the_same_bits(name: str, ranks: int) ->
 
 
 def test_a_ring_waits_for_one_block_a_step() -> None:
-    needs = dependencies(ring(8))
+    needs = dependencies(program("all-reduce", "ring", 8))
     assert len(needs.send_after_result.later) == 2 * 7 * 8 - 8  # all but those of the first step

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from syncline.collectives import Schedule, Step, ring
-from syncline.collectives.schedule import Transfers
+from syncline.collectives import Schedule, Step, program
+from syncline.collectives.transfers import Transfers
 from syncline.errors import UserError
 
 
@@ -70,26 +70,31 @@ def test_steps_that_overflow() -> None:
 
 
 def test_programs_are_read_only() -> None:
-    program = ring(3)
+    made = program("all-reduce", "ring", 3)
     with pytest.raises(ValueError, match="read-only"):
-        program.step[0] = 1
+        made.step[0] = 1
     with pytest.raises(AttributeError):
-        program.ranks = 4  # type: ignore[misc]
+        made.ranks = 4  # type: ignore[misc]
+
+
+def test_no_such_root() -> None:
+    with pytest.raises(UserError, match="the root is one of the ranks, found 3"):
+        schedule((0, 0, 1, 0, 1, True), root=3)
 
 
 def test_no_such_rank() -> None:
     with pytest.raises(UserError, match="has ranks 0 to 2, not 3"):
-        ring(3).program(3)
+        program("all-reduce", "ring", 3).program(3)
 
 
 @pytest.mark.parametrize("length", [0, 1, 6, 7, 8, 10**12 + 1])
 def test_blocks_are_nearly_equal(length: int) -> None:
-    sizes = np.diff(ring(7).block_offsets(length))
+    sizes = np.diff(program("all-reduce", "ring", 7).block_offsets(length))
     assert sizes.sum() == length
     assert sizes.max() - sizes.min() <= 1
 
 
 def test_a_ring_of_a_thousand_is_compact() -> None:
-    program = ring(1024)
-    assert len(program) == 2 * 1023 * 1024
-    assert sum(column.nbytes for column in program.transfers()) == 21 * len(program)
+    made = program("all-reduce", "ring", 1024)
+    assert len(made) == 2 * 1023 * 1024
+    assert sum(column.nbytes for column in made.transfers()) == 21 * len(made)

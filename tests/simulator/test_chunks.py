@@ -10,28 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.collectives import (
-    ALL_REDUCE,
-    PIPELINED,
-    Schedule,
-    all_reduce,
-    best_blocks,
-    binary_tree,
-    double_binary_trees,
-    halving_doubling,
-    linear_pipeline,
-    recursive_doubling,
-    ring,
-)
+from syncline.collectives import PROGRAMS, Collective, Schedule, best_blocks
+from syncline.collectives.derived import derived_cost
 from syncline.errors import MismatchError, UserError
 from syncline.model.collective_costs import all_reduce_line
 from syncline.simulator.chunks import ChunkTimes, simulate_chunks, simulated_curve
 from syncline.simulator.fabric import Fabric, Slowdown, Wire
+from tests.collectives.programs import NAMES, PIPELINED, every_pipelined, every_program, make
 from tests.strategies import few
 
 ALPHA_S, BETA, GAMMA = 2e-5, 8e-10, 1e-10
 SIZE_BYTES = 1 << 20
 WIRE = Wire(alpha_s=ALPHA_S, beta_s_per_byte=BETA)
+
+
+FIXED = ("binary-tree", "recursive-doubling", "halving-doubling", "ring")
+"""The rows of MG-WFBP's Table 2 that are not told how many blocks to cut."""
+
+
+def all_reduce(algorithm: str, ranks: int, *, blocks: int = 32) -> Schedule:
+    return make("all-reduce", algorithm, ranks, blocks=blocks)
 
 
 def flat(ranks: int, gamma_s_per_byte: float = GAMMA) -> Fabric:
@@ -45,7 +43,7 @@ def alone_s(size_bytes: float) -> float:
 
 
 class TestAgainstTheFormulas:
-    @pytest.mark.parametrize("algorithm", ALL_REDUCE)
+    @pytest.mark.parametrize("algorithm", FIXED)
     @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 64, 256])
     @pytest.mark.parametrize("order", ["ready", "program"])
     def test_equal_on_powers_of_two(self, algorithm: str, ranks: int, order: str) -> None:
@@ -69,7 +67,7 @@ class TestAgainstTheFormulas:
         line = all_reduce_line(
             "ring", workers=ranks, alpha_s=ALPHA_S, beta_s_per_byte=BETA, gamma_s_per_byte=GAMMA
         )
-        times = simulate_chunks(ring(ranks), flat(ranks), size_bytes=ranks * 1000)
+        times = simulate_chunks(all_reduce("ring", ranks), flat(ranks), size_bytes=ranks * 1000)
         expected = line.seconds(ranks * 1000)
         assert times.total_s == pytest.approx(expected, abs=2 * ranks * 1e-9)
 
@@ -77,34 +75,36 @@ class TestAgainstTheFormulas:
     def test_what_other_numbers_cost_more(self, ranks: int) -> None:
         """Folding the surplus in and out: 2 (alpha + beta M) + gamma M."""
         power = 1 << (ranks.bit_length() - 1)
-        for algorithm in (recursive_doubling, halving_doubling):
-            core = simulate_chunks(algorithm(power), flat(power), size_bytes=SIZE_BYTES).total_s
-            all_ = simulate_chunks(algorithm(ranks), flat(ranks), size_bytes=SIZE_BYTES).total_s
+        for name in ("recursive-doubling", "halving-doubling"):
+            core, all_ = (
+                simulate_chunks(all_reduce(name, n), flat(n), size_bytes=SIZE_BYTES).total_s
+                for n in (power, ranks)
+            )
             surplus = 2 * alone_s(SIZE_BYTES) + GAMMA * SIZE_BYTES
             assert all_ == pytest.approx(core + surplus, rel=1e-6)
 
-    @pytest.mark.parametrize("name", PIPELINED)
+    @every_pipelined
     @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 13, 16, 33])
     @pytest.mark.parametrize("blocks", [1, 2, 5, 16, 64])
-    def test_pipelines_take_their_steps(self, name: str, ranks: int, blocks: int) -> None:
+    def test_pipelines_take_their_steps(
+        self, collective: Collective, algorithm: str, ranks: int, blocks: int
+    ) -> None:
         """With nothing to add up, in the order of the program: steps (alpha + beta M / blocks)."""
+        schedule = make(collective, algorithm, ranks, blocks=blocks)
         times = simulate_chunks(
-            all_reduce(name, ranks, blocks=blocks),
-            flat(ranks, 0.0),
-            size_bytes=blocks * 1000,
-            order="program",
+            schedule, flat(ranks, 0.0), size_bytes=blocks * 1000, order="program"
         )
-        steps = PIPELINED[name][1](ranks, blocks)
+        steps = schedule.steps
         assert times.total_s <= steps * alone_s(1000) * (1 + 1e-9)
         # In the trees some ports are free before a transfer's step.
-        idle = 0 if name == "linear-pipeline" else 3
+        idle = 0 if algorithm == "linear-pipeline" else 3
         assert times.total_s >= (steps - idle) * alone_s(1000) * (1 - 1e-9)
 
     def test_the_linear_pipeline_hides_the_reduction(self) -> None:
         """The paper adds gamma (M + b (P - 1)); of that only the filling of the pipe shows."""
         blocks, ranks = 64, 8
         size_bytes = blocks * 10_000
-        schedule = linear_pipeline(ranks, blocks=blocks)
+        schedule = all_reduce("linear-pipeline", ranks, blocks=blocks)
         with_, without = (
             simulate_chunks(schedule, flat(ranks, gamma), size_bytes=size_bytes).total_s
             for gamma in (GAMMA, 0.0)
@@ -119,23 +119,46 @@ class TestAgainstTheFormulas:
         """
         size_bytes = 1 << 28
         blocks = best_blocks(
+            "all-reduce",
             "double-binary-trees",
             ranks,
             size_bytes=size_bytes,
             alpha_s=ALPHA_S,
             beta_s_per_byte=BETA,
         )
-        schedule = double_binary_trees(ranks, blocks=blocks)
+        schedule = all_reduce("double-binary-trees", ranks, blocks=blocks)
         times = simulate_chunks(schedule, flat(ranks, 0.0), size_bytes=size_bytes, order="program")
         per_byte = times.total_s / size_bytes
         assert per_byte > 2 * (ranks - 1) / ranks * BETA
         assert per_byte * (1 + 1e-3) > 2 * BETA
         assert per_byte < 2.2 * BETA
 
-    @pytest.mark.parametrize("name", [*ALL_REDUCE, *PIPELINED])
+    @every_program
+    @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 16, 21])
+    def test_no_slower_than_derived(
+        self, collective: Collective, algorithm: str, ranks: int
+    ) -> None:
+        """A program costs at most what all ranks' going through its steps together does."""
+        schedule = make(collective, algorithm, ranks, blocks=6, root=ranks // 2)
+        size_bytes = schedule.blocks * 3000
+        for gamma in (0.0, GAMMA):
+            cost = derived_cost(schedule).seconds(
+                size_bytes, alpha_s=ALPHA_S, beta_s_per_byte=BETA, gamma_s_per_byte=gamma
+            )
+            found = simulate_chunks(
+                schedule, flat(ranks, gamma), size_bytes=size_bytes, order="program"
+            ).total_s
+            assert found <= cost * (1 + 1e-6)
+            # Direct reads go on while what came before is added.
+            hides = gamma > 0 and algorithm == "direct"
+            pipelined = (collective, algorithm) in PIPELINED
+            if ranks & (ranks - 1) == 0 and not hides and not pipelined:
+                assert found == pytest.approx(cost, rel=1e-6)
+
+    @pytest.mark.parametrize("name", PROGRAMS["all-reduce"])
     @pytest.mark.parametrize("ranks", [2, 3, 8, 11])
     def test_never_below_the_bound(self, name: str, ranks: int) -> None:
-        schedule = all_reduce(name, ranks, blocks=32 if name in PIPELINED else None)
+        schedule = all_reduce(name, ranks)
         times = simulate_chunks(schedule, flat(ranks), size_bytes=SIZE_BYTES)
         assert times.total_s >= 2 * (ranks - 1) / ranks * BETA * SIZE_BYTES
 
@@ -151,30 +174,35 @@ class TestContention:
     def test_recursive_doubling_queues_at_the_cards(self) -> None:
         """In the last of three steps four ranks a host send through one card: 2 + 4 transfers."""
         shared = self.total_s(
-            recursive_doubling(8), msgspec.structs.replace(self.HOSTS, gamma_s_per_byte=0.0)
+            all_reduce("recursive-doubling", 8),
+            msgspec.structs.replace(self.HOSTS, gamma_s_per_byte=0.0),
         )
         assert shared == pytest.approx(6 * alone_s(SIZE_BYTES))
-        assert self.total_s(recursive_doubling(8), flat(8, 0.0)) == pytest.approx(
+        assert self.total_s(all_reduce("recursive-doubling", 8), flat(8, 0.0)) == pytest.approx(
             3 * alone_s(SIZE_BYTES)
         )
 
     def test_a_ring_in_order_of_the_hosts_does_not(self) -> None:
-        assert self.total_s(ring(8), self.HOSTS) == self.total_s(ring(8), flat(8, 0.0))
+        assert self.total_s(all_reduce("ring", 8), self.HOSTS) == self.total_s(
+            all_reduce("ring", 8), flat(8, 0.0)
+        )
 
     def test_a_ring_across_the_hosts_does(self) -> None:
         """Every transfer leaves its host: the cards carry four times as much."""
         mixed = msgspec.structs.replace(self.HOSTS, hosts=(0, 1) * 4)
-        times = simulate_chunks(ring(8), mixed, size_bytes=SIZE_BYTES)
-        assert times.total_s == pytest.approx(4 * self.total_s(ring(8), flat(8, 0.0)))
+        times = simulate_chunks(all_reduce("ring", 8), mixed, size_bytes=SIZE_BYTES)
+        assert times.total_s == pytest.approx(4 * self.total_s(all_reduce("ring", 8), flat(8, 0.0)))
         assert times.busy_ns["host 0 NIC out"] == times.total_ns
 
     def test_faster_cards_carry_more_at_once(self) -> None:
         mixed = msgspec.structs.replace(self.HOSTS, hosts=(0, 1) * 4)
         costs = [
-            self.total_s(ring(8), msgspec.structs.replace(mixed, nic_s_per_byte=BETA / rate))
+            self.total_s(
+                all_reduce("ring", 8), msgspec.structs.replace(mixed, nic_s_per_byte=BETA / rate)
+            )
             for rate in (1, 2, 4)
         ]
-        assert costs[2] == self.total_s(ring(8), flat(8, 0.0))
+        assert costs[2] == self.total_s(all_reduce("ring", 8), flat(8, 0.0))
         assert costs[0] == pytest.approx(2 * costs[1], rel=1e-6)
         assert costs[1] == pytest.approx(2 * costs[2], rel=1e-6)
 
@@ -184,38 +212,44 @@ class TestContention:
             Fabric.of_hosts(4, 1, inside=WIRE, between=WIRE, oversubscription=ratio)
             for ratio in (1, 2)
         )
-        assert self.total_s(ring(4), free) == self.total_s(ring(4), flat(4, 0.0))
-        assert self.total_s(ring(4), half) == pytest.approx(
-            2 * self.total_s(ring(4), free), rel=1e-6
+        assert self.total_s(all_reduce("ring", 4), free) == self.total_s(
+            all_reduce("ring", 4), flat(4, 0.0)
+        )
+        assert self.total_s(all_reduce("ring", 4), half) == pytest.approx(
+            2 * self.total_s(all_reduce("ring", 4), free), rel=1e-6
         )
 
     def test_a_faster_wire_inside(self) -> None:
         """Halving over the far half first sends most bytes between the hosts."""
         fast = Wire(alpha_s=1e-6, beta_s_per_byte=1e-11)
         fabric = Fabric.of_hosts(2, 4, inside=fast, between=WIRE)
-        assert self.total_s(ring(8), fabric) < self.total_s(halving_doubling(8), fabric)
+        assert self.total_s(all_reduce("ring", 8), fabric) < self.total_s(
+            all_reduce("halving-doubling", 8), fabric
+        )
 
     def test_a_straggling_link(self) -> None:
         """A ring passes it in every step, a binary tree once."""
         slow = msgspec.structs.replace(flat(8, 0.0), slowdowns=(Slowdown(source=3, factor=4),))
         block_s = alone_s(SIZE_BYTES / 8)
-        usual = self.total_s(ring(8), flat(8, 0.0))
+        usual = self.total_s(all_reduce("ring", 8), flat(8, 0.0))
         # Rank 3 sends 14 blocks, four times as slowly, and the last goes on to ranks further down.
-        late = self.total_s(ring(8), slow)
+        late = self.total_s(all_reduce("ring", 8), slow)
         assert 14 * 4 * block_s <= late * (1 + 1e-6)
         assert late <= (14 * 4 + 14) * block_s
         assert late > 3.9 * usual
         # Rank 3 sends once, in the first step. Rank 0 takes the other branch in the meantime, but
         # not if its port is a queue.
         for order, transfers in (("ready", 8), ("program", 9)):
-            tree = simulate_chunks(binary_tree(8), slow, size_bytes=SIZE_BYTES, order=order)  # type: ignore[arg-type]
+            tree = simulate_chunks(
+                all_reduce("binary-tree", 8), slow, size_bytes=SIZE_BYTES, order=order
+            )  # type: ignore[arg-type]
             assert tree.total_s == pytest.approx(transfers * alone_s(SIZE_BYTES))
 
 
 class TestTheRun:
     def test_two_ranks_by_hand(self) -> None:
         fabric = Fabric.flat(2, alpha_s=1e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=5e-10)
-        times = simulate_chunks(ring(2), fabric, size_bytes=2000)
+        times = simulate_chunks(all_reduce("ring", 2), fabric, size_bytes=2000)
         assert times.start_ns.tolist() == [0, 0, 2500, 2500]
         assert times.stop_ns.tolist() == [2000, 2000, 4500, 4500]
         assert times.done_ns.tolist() == [2500, 2500, 4500, 4500]
@@ -251,13 +285,13 @@ class TestTheRun:
         assert times.start_ns.tolist() == [0, 20_000, 0]
 
     def test_one_rank_and_no_bytes(self) -> None:
-        assert simulate_chunks(ring(1), flat(1), size_bytes=100).total_ns == 0
-        nothing = simulate_chunks(binary_tree(2), flat(2), size_bytes=0)
+        assert simulate_chunks(all_reduce("ring", 1), flat(1), size_bytes=100).total_ns == 0
+        nothing = simulate_chunks(all_reduce("binary-tree", 2), flat(2), size_bytes=0)
         assert nothing.total_s == pytest.approx(2 * ALPHA_S)
 
     def test_a_thousand_ranks(self) -> None:
         """A ring of 2.1 million transfers, with all ranks different."""
-        schedule = ring(1024)
+        schedule = all_reduce("ring", 1024)
         fabric = flat(1024)
         times = simulate_chunks(schedule, fabric, size_bytes=1 << 26)
         line = all_reduce_line(
@@ -267,16 +301,16 @@ class TestTheRun:
 
     def test_another_number_of_ranks(self) -> None:
         with pytest.raises(MismatchError, match="is for 4 ranks, the fabric has 5"):
-            simulate_chunks(ring(4), flat(5), size_bytes=1)
+            simulate_chunks(all_reduce("ring", 4), flat(5), size_bytes=1)
 
     def test_bad_sizes_orders_and_units(self) -> None:
         with pytest.raises(UserError, match="found -1"):
-            simulate_chunks(ring(2), flat(2), size_bytes=-1)
+            simulate_chunks(all_reduce("ring", 2), flat(2), size_bytes=-1)
         with pytest.raises(UserError, match="unknown order 'fifo'"):
-            simulate_chunks(ring(2), flat(2), size_bytes=1, order="fifo")  # type: ignore[arg-type]
+            simulate_chunks(all_reduce("ring", 2), flat(2), size_bytes=1, order="fifo")  # type: ignore[arg-type]
         in_microseconds = Fabric.flat(2, alpha_s=1e6, beta_s_per_byte=1.0)
         with pytest.raises(UserError, match=r"a transfer takes .* alpha is in seconds"):
-            simulate_chunks(ring(2), in_microseconds, size_bytes=1)
+            simulate_chunks(all_reduce("ring", 2), in_microseconds, size_bytes=1)
 
 
 fabrics = st.integers(1, 9).flatmap(
@@ -308,15 +342,15 @@ fabrics = st.integers(1, 9).flatmap(
 @few
 @given(
     fabric=fabrics,
-    name=st.sampled_from([*ALL_REDUCE, *PIPELINED]),
+    name=st.sampled_from(NAMES),
     blocks=st.integers(1, 12),
     size_bytes=st.integers(0, 5000),
     order=st.sampled_from(["ready", "program"]),
 )
 def test_any_fabric_keeps_its_own_rules(
-    fabric: Fabric, name: str, blocks: int, size_bytes: int, order: str
+    fabric: Fabric, name: tuple[Collective, str], blocks: int, size_bytes: int, order: str
 ) -> None:
-    schedule = all_reduce(name, fabric.ranks, blocks=blocks if name in PIPELINED else None)
+    schedule = make(*name, fabric.ranks, blocks=blocks, root=fabric.ranks - 1)
     times = simulate_chunks(schedule, fabric, size_bytes=size_bytes, order=order)  # type: ignore[arg-type]
     assert (times.start_ns >= 0).all()
     for port in (schedule.source, schedule.destination):
@@ -353,7 +387,7 @@ def most_at_once(times: ChunkTimes, rows: Iterable[int]) -> int:
 
 class TestCurves:
     def test_a_straight_line_comes_back(self) -> None:
-        curve = simulated_curve(recursive_doubling(8), flat(8), [0, 1 << 20, 1 << 24])
+        curve = simulated_curve(all_reduce("recursive-doubling", 8), flat(8), [0, 1 << 20, 1 << 24])
         line = all_reduce_line(
             "recursive-doubling",
             workers=8,
@@ -366,10 +400,10 @@ class TestCurves:
 
     def test_contention_is_in_the_curve(self) -> None:
         hosts = Fabric.of_hosts(2, 4, inside=WIRE, between=WIRE)
-        curve = simulated_curve(recursive_doubling(8), hosts, [0, 1 << 20])
+        curve = simulated_curve(all_reduce("recursive-doubling", 8), hosts, [0, 1 << 20])
         assert curve.seconds(1 << 20) == pytest.approx(6 * alone_s(1 << 20))
 
     @pytest.mark.parametrize("sizes", [[], [0], [1, 2], [0, 2, 2], [0, 3, 2]])
     def test_sizes_that_make_no_curve(self, sizes: list[int]) -> None:
         with pytest.raises(UserError, match="at least two increasing sizes that begin with 0"):
-            simulated_curve(ring(2), flat(2), sizes)
+            simulated_curve(all_reduce("ring", 2), flat(2), sizes)

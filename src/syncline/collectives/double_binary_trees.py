@@ -7,12 +7,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.schedule import Schedule, Transfers, require_ranks
+from syncline.collectives.transfers import Transfers, together
 
-__all__ = ["double_binary_trees", "double_binary_trees_steps"]
+__all__ = [
+    "all_reduce",
+    "all_reduce_steps",
+    "broadcast",
+    "broadcast_steps",
+    "reduce",
+    "reduce_steps",
+]
 
 
-def double_binary_trees(ranks: int, *, blocks: int) -> Schedule:
+def all_reduce(ranks: int, blocks: int) -> Transfers:
     """Return the all-reduce over two binary trees, for any number of ranks.
 
     Even blocks go over the first tree, odd ones over the second. A rank with children in one tree
@@ -32,57 +39,65 @@ def double_binary_trees(ranks: int, *, blocks: int) -> Schedule:
 
     Source: Sanders, Speck and Traeff (2009), sections 2 to 4.
     """
-    require_ranks("double-binary-trees", ranks, blocks=blocks)
-    parts = []
-    if ranks > 1:
-        edges = _edges(ranks)
-        turn = _broadcast_from(edges, ranks, blocks)
-        for tree in (0, 1):
-            here = edges.tree == tree
-            child, parent = edges.child[here][:, None], edges.parent[here][:, None]
-            delay = edges.delay[here][:, None]
-            block = np.arange(tree, blocks, 2)
-            parts.append(
-                Transfers.of(
-                    step=edges.depth - delay + block // 2 * edges.period,
-                    source=child,
-                    destination=parent,
-                    block_start=block,
-                    reduces=True,
-                )
-            )
-            parts.append(
-                Transfers.of(
-                    step=turn + delay + block // 2 * edges.period,
-                    source=parent,
-                    destination=child,
-                    block_start=block,
-                    reduces=False,
-                )
-            )
-    return Schedule.of(
-        collective="all-reduce",
-        algorithm="double-binary-trees",
-        ranks=ranks,
-        blocks=blocks,
-        transfers=parts,
-    )
+    if ranks == 1:
+        return together()
+    edges = _edges_without_root(ranks)
+    turn = _broadcast_from(edges, ranks, blocks)
+    return together(_up(edges, blocks), _down(edges, blocks, first_step=turn))
 
 
-def double_binary_trees_steps(ranks: int, blocks: int) -> int:
-    """Return the steps of :func:`double_binary_trees`: about 2 B + 4 log2 P."""
+def broadcast(ranks: int, blocks: int) -> Transfers:
+    """Return the broadcast from rank 0 over two binary trees of the other ranks.
+
+    Rank 0 sends even blocks to the first tree's root and odd ones to the second's. Each rank gets
+    each byte once, so the time goes to beta M for many blocks. Arguments as for :func:`all_reduce`.
+
+    Source: Sanders, Speck and Traeff (2009), section 3.
+    """
+    if ranks == 1:
+        return together()
+    return _down(_edges_from_root(ranks), blocks)
+
+
+def reduce(ranks: int, blocks: int) -> Transfers:
+    """Return the reduction to rank 0 over the two trees of :func:`broadcast`.
+
+    Each rank sends each byte once, so the time goes to (beta + gamma) M for many blocks. Arguments
+    as for :func:`all_reduce`.
+
+    Source: Sanders, Speck and Traeff (2009), section 4.
+    """
+    if ranks == 1:
+        return together()
+    return _up(_edges_from_root(ranks), blocks)
+
+
+def all_reduce_steps(ranks: int, blocks: int) -> int:
+    """Return the steps of :func:`all_reduce`: about 2 B + 4 log2 P."""
     if ranks == 1:
         return 0
-    edges = _edges(ranks)
-    ends = [
-        int(edges.delay[edges.tree == tree].max()) + (blocks - 1 - tree) // 2 * edges.period
-        for tree in range(min(blocks, 2))
-    ]
-    return _broadcast_from(edges, ranks, blocks) + max(ends) + 1
+    edges = _edges_without_root(ranks)
+    return _broadcast_from(edges, ranks, blocks) + _last(edges, edges.delay, blocks) + 1
+
+
+def broadcast_steps(ranks: int, blocks: int) -> int:
+    """Return the steps of :func:`broadcast`: about B + 2 log2 P."""
+    if ranks == 1:
+        return 0
+    edges = _edges_from_root(ranks)
+    return _last(edges, edges.delay, blocks) + 1
+
+
+def reduce_steps(ranks: int, blocks: int) -> int:
+    """Return the steps of :func:`reduce`: about B + 2 log2 P."""
+    if ranks == 1:
+        return 0
+    edges = _edges_from_root(ranks)
+    return _last(edges, edges.depth - edges.delay, blocks) + 1
 
 
 class _Edges(NamedTuple):
-    """The edges of both trees, first those of tree 0, each of shape ``(2 (P - 1),)``."""
+    """The edges of both trees; each array of shape ``(2 (P - 1),)``."""
 
     tree: NDArray[np.int64]
     child: NDArray[np.int64]
@@ -98,7 +113,35 @@ class _Edges(NamedTuple):
         return int(self.delay.max())
 
 
-def _edges(ranks: int) -> _Edges:
+class _Trees(NamedTuple):
+    """Two trees over the same ranks: for each edge its tree and ends, and the two roots."""
+
+    tree: NDArray[np.int64]
+    child: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    roots: tuple[int, int]
+
+
+def _edges_without_root(ranks: int) -> _Edges:
+    """Return the edges of two trees over all ranks, each with a root of its own."""
+    return _timed(_trees(ranks), ranks)
+
+
+def _edges_from_root(ranks: int) -> _Edges:
+    """Return the edges of two trees over the ranks from 1 on, and from rank 0 to both roots."""
+    below = _trees(ranks - 1)
+    return _timed(
+        _Trees(
+            tree=np.append(below.tree, [0, 1]),
+            child=np.append(below.child, below.roots) + 1,
+            parent=np.append(below.parent + 1, [0, 0]),
+            roots=(0, 0),
+        ),
+        ranks,
+    )
+
+
+def _trees(ranks: int) -> _Trees:
     first = _parents(ranks)
     # The second tree is the first one's mirror image, which makes inner ranks of leaves; for odd P,
     # the first one moved on by a rank.
@@ -107,12 +150,18 @@ def _edges(ranks: int) -> _Edges:
         roots = (0, ranks - 1)
     else:
         second = (np.roll(first, 1) + 1) % ranks
-        roots = (0, 1)
-    parents = [first, second]
+        roots = (0, 1 % ranks)
     children = [np.delete(np.arange(ranks), root) for root in roots]
-    tree = np.repeat([0, 1], ranks - 1)
-    child = np.concatenate(children)
-    parent = np.concatenate([parents[t][children[t]] for t in (0, 1)])
+    return _Trees(
+        tree=np.repeat([0, 1], ranks - 1),
+        child=np.concatenate(children),
+        parent=np.concatenate([first[children[0]], second[children[1]]]),
+        roots=roots,
+    )
+
+
+def _timed(trees: _Trees, ranks: int) -> _Edges:
+    tree, child, parent, roots = trees
     colour = _two_colours(child, parent)
     delay = np.full((2, ranks), -1)
     for t in (0, 1):
@@ -126,6 +175,52 @@ def _edges(ranks: int) -> _Edges:
                 delay[t, next_rank] = at + (at % 2 != next_colour)
                 reached.append(next_rank)
     return _Edges(tree, child, parent, delay[tree, child], int(colour.max()) + 1)
+
+
+def _up(edges: _Edges, blocks: int) -> Transfers:
+    """Reduce towards the roots, first blocks first."""
+    step = edges.depth - edges.delay
+    return _over(edges, step, edges.child, edges.parent, blocks, reduces=True)
+
+
+def _down(edges: _Edges, blocks: int, *, first_step: int = 0) -> Transfers:
+    """Broadcast from the roots, first blocks first."""
+    step = first_step + edges.delay
+    return _over(edges, step, edges.parent, edges.child, blocks, reduces=False)
+
+
+def _over(
+    edges: _Edges,
+    step: NDArray[np.int64],
+    source: NDArray[np.int64],
+    destination: NDArray[np.int64],
+    blocks: int,
+    *,
+    reduces: bool,
+) -> Transfers:
+    """Send each tree's blocks over its edges, the first in the step that the edge has."""
+    parts = []
+    for tree in (0, 1):
+        here = edges.tree == tree
+        block = np.arange(tree, blocks, 2)
+        parts.append(
+            Transfers.of(
+                step=step[here][:, None] + block // 2 * edges.period,
+                source=source[here][:, None],
+                destination=destination[here][:, None],
+                block_start=block,
+                reduces=reduces,
+            )
+        )
+    return together(*parts)
+
+
+def _last(edges: _Edges, step: NDArray[np.int64], blocks: int) -> int:
+    """Return the step in which the last block is sent, if edges send the first in ``step``."""
+    return max(
+        int(step[edges.tree == tree].max()) + (blocks - 1 - tree) // 2 * edges.period
+        for tree in range(min(blocks, 2))
+    )
 
 
 def _parents(ranks: int) -> NDArray[np.int64]:

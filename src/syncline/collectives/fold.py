@@ -7,35 +7,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.schedule import Transfers
+from syncline.collectives.transfers import Transfers
 
-__all__ = ["Fold", "fold"]
+__all__ = ["Fold", "fold", "folded_blocks"]
 
 
 class Fold(NamedTuple):
-    """The ranks that take part, and how the others hand in their vectors and get the sums."""
+    """The ranks that take part, and how the others hand in what they have and get what they need.
+
+    Each part is one step where there are others, else nothing.
+    """
 
     core: NDArray[np.int64]
-    """The ranks that exchange, a power of two of them."""
-    rounds: int
-    """Base-2 logarithm of their number."""
-    before: Transfers
-    """Step 0 where there are others, else nothing."""
-    first_step: int
-    """The first step of the exchange: 1 where there are others, else 0."""
-    others: NDArray[np.int64]
-    """Ranks that do not exchange."""
-
-    def after(self, step: int, blocks: int) -> Transfers:
-        """Return the transfers of the sums to the other ranks, in a given step."""
-        return Transfers.of(
-            step=step,
-            source=self.others - 1,
-            destination=self.others,
-            block_start=0,
-            block_stop=blocks,
-            reduces=False,
-        )
+    """The ranks that exchange, a power of two of them. Where every rank has a shard, rank
+    ``core[n]`` speaks for the shards from ``core[n]`` to before ``core[n + 1]``."""
+    vectors_in: Transfers
+    """The other ranks' whole vectors, to be added."""
+    vectors_out: Transfers
+    """Whole results to the other ranks."""
+    shards_in: Transfers
+    """The other ranks' shards, one block a rank."""
+    shards_out: Transfers
+    """Results of the other ranks' shards."""
 
 
 def fold(ranks: int, blocks: int) -> Fold:
@@ -51,20 +44,29 @@ def fold(ranks: int, blocks: int) -> Fold:
 
     Source: Rabenseifner (2004), section 3.
     """
-    rounds = ranks.bit_length() - 1
-    remainder = ranks - (1 << rounds)
+    remainder = ranks - folded_blocks(ranks)
     others = np.arange(1, 2 * remainder, 2)
-    return Fold(
-        core=np.setdiff1d(np.arange(ranks), others),
-        rounds=rounds,
-        before=Transfers.of(
+
+    def hand_in(first: NDArray[np.int64] | int, stop: NDArray[np.int64] | int) -> Transfers:
+        return Transfers.of(
             step=0,
             source=others,
             destination=others - 1,
-            block_start=0,
-            block_stop=blocks,
-            reduces=True,
-        ),
-        first_step=1 if remainder else 0,
-        others=others,
+            block_start=first,
+            block_stop=stop,
+            reduces=False,
+        )
+
+    vectors, shards = hand_in(0, blocks), hand_in(others, others + 1)
+    return Fold(
+        core=np.setdiff1d(np.arange(ranks), others),
+        vectors_in=vectors._replace(reduces=~vectors.reduces),
+        vectors_out=vectors.backwards(reduces=False),
+        shards_in=shards,
+        shards_out=shards.backwards(reduces=False),
     )
+
+
+def folded_blocks(ranks: int) -> int:
+    """Return how many ranks are left, and so into how many blocks to cut: a power of two."""
+    return 1 << (ranks.bit_length() - 1)

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from syncline.collectives.schedule import Schedule, Transfers, require_ranks
+from syncline.collectives.transfers import Transfers, together
 
-__all__ = ["linear_pipeline", "linear_pipeline_steps"]
+__all__ = ["all_reduce", "all_reduce_steps", "broadcast", "one_way_steps", "reduce"]
 
 
-def linear_pipeline(ranks: int, *, blocks: int) -> Schedule:
-    """Return the all-reduce by linear pipeline, for any number of ranks.
+def broadcast(ranks: int, blocks: int) -> Transfers:
+    """Return the broadcast from rank 0: block after block goes down the chain 0, 1, ... P - 1.
+
+    Each rank sends one block while it receives the next. It takes P - 2 + B steps
+    (:func:`one_way_steps`).
+
+    Args:
+        ranks: P, at least 1.
+        blocks: B, how many blocks the vector is cut into, at least 1.
+
+    Source: linear-pipeline, section 3 and Fig. 2a.
+    """
+    return _chain(np.arange(ranks), blocks, reduces=False)
+
+
+def reduce(ranks: int, blocks: int) -> Transfers:
+    """Return the reduction to rank 0: blocks go down the chain 1, 2, ... P - 1, 0 and are added up.
+
+    It takes P - 2 + B steps (:func:`one_way_steps`). Arguments as for :func:`broadcast`.
+
+    Source: linear-pipeline, section 3 and Fig. 2b.
+    """
+    return _chain(np.roll(np.arange(ranks), -1), blocks, reduces=True)
+
+
+def all_reduce(ranks: int, blocks: int) -> Transfers:
+    """Return the all-reduce, for any number of ranks, which fills the pipe once.
 
     Block after block goes down the chain 0, 1, ... P - 1 and is added up on its way; the last rank
     has the sums. They go on in the same direction: from the last rank to rank 0, and down the chain
@@ -18,55 +44,29 @@ def linear_pipeline(ranks: int, *, blocks: int) -> Schedule:
     block a step, and data flow in one direction, as section 3.1 asks for.
 
     Fig. 2c of the paper takes 9 steps for 3 ranks and 4 blocks, because it also sends the sums to
-    the rank that formed them. That is left out here, which makes 8 (:func:`linear_pipeline_steps`).
-
-    Args:
-        ranks: P, at least 1.
-        blocks: how many blocks the vector is cut into, at least 1.
+    the rank that formed them. That is left out here, which makes 8 (:func:`all_reduce_steps`).
+    Arguments as for :func:`broadcast`.
 
     Source: linear-pipeline, section 3 and Fig. 2c.
     """
-    require_ranks("linear-pipeline", ranks, blocks=blocks)
     if ranks == 1:
-        parts = []
-    else:
-        block = np.arange(blocks)
-        rank = np.arange(ranks - 1)[:, None]
-        again = max(ranks, blocks)  # rank 0 has sent its own blocks, and the first sum has come
-        parts = [
-            Transfers.of(
-                step=rank + block,
-                source=rank,
-                destination=rank + 1,
-                block_start=block,
-                reduces=True,
-            ),
-            Transfers.of(
-                step=ranks - 1 + block,
-                source=ranks - 1,
-                destination=0,
-                block_start=block,
-                reduces=False,
-            ),
-            Transfers.of(
-                step=again + rank[:-1] + block,
-                source=rank[:-1],
-                destination=rank[:-1] + 1,
-                block_start=block,
-                reduces=False,
-            ),
-        ]
-    return Schedule.of(
-        collective="all-reduce",
-        algorithm="linear-pipeline",
-        ranks=ranks,
-        blocks=blocks,
-        transfers=parts,
+        return together()
+    rank = np.arange(ranks)
+    again = max(ranks, blocks)  # rank 0 has sent its own blocks, and the first sum has come
+    return together(
+        _chain(rank, blocks, reduces=True),
+        _chain(rank[[-1, 0]], blocks, reduces=False, first_step=ranks - 1),
+        _chain(rank[:-1], blocks, reduces=False, first_step=again),
     )
 
 
-def linear_pipeline_steps(ranks: int, blocks: int) -> int:
-    """Return the steps of :func:`linear_pipeline`: 2 B + P - 3 once there are P blocks or more.
+def one_way_steps(ranks: int, blocks: int) -> int:
+    """Return the steps of :func:`broadcast` and :func:`reduce`; the paper prints one more."""
+    return ranks - 2 + blocks if ranks > 1 else 0
+
+
+def all_reduce_steps(ranks: int, blocks: int) -> int:
+    """Return the steps of :func:`all_reduce`: 2 B + P - 3 once there are P blocks or more.
 
     The paper prints a cost of 2 (P - 1 + B) steps for reduction and broadcast one after the other
     (Table 1). Its own Fig. 2 shows P - 2 + B for each.
@@ -76,3 +76,18 @@ def linear_pipeline_steps(ranks: int, blocks: int) -> int:
     if ranks == 2:
         return blocks + 1
     return max(ranks, blocks) + blocks + ranks - 3
+
+
+def _chain(
+    order: NDArray[np.int64], blocks: int, *, reduces: bool, first_step: int = 0
+) -> Transfers:
+    """Send block after block from the first of some ranks to the last, each a step behind."""
+    hop = np.arange(len(order) - 1)[:, None]
+    block = np.arange(blocks)
+    return Transfers.of(
+        step=first_step + hop + block,
+        source=order[hop],
+        destination=order[hop + 1],
+        block_start=block,
+        reduces=reduces,
+    )

@@ -1,49 +1,63 @@
-"""Ring all-reduce: every rank talks to its neighbours only and is always busy."""
+"""Ring: every rank talks to its neighbours only and is always busy."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from syncline.collectives.schedule import Schedule, Transfers, require_ranks
+from syncline.collectives.transfers import Transfers, in_turn
 
-__all__ = ["ring"]
+__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 
-def ring(ranks: int) -> Schedule:
-    """Return the ring all-reduce for any number of ranks.
+def all_reduce(ranks: int) -> Transfers:
+    """Return the ring all-reduce, for any number of ranks: both halves below.
 
-    The vector has a block a rank. For P - 1 steps each rank sends one block to the next rank, which
-    adds its own; then every rank has the sum of one block. For another P - 1 steps the sums go
-    round. Cost: 2 (P - 1) alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M.
+    Cost: 2 (P - 1) alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M.
 
     Args:
         ranks: P, at least 1.
 
     Source: Patarasuk and Yuan (2009); cost in MG-WFBP, Table 2.
     """
-    require_ranks("ring", ranks)
+    return in_turn(reduce_scatter(ranks), all_gather(ranks))
+
+
+def reduce_scatter(ranks: int) -> Transfers:
+    """Return the reduce-scatter of a block a rank, for any number of ranks.
+
+    For P - 1 steps each rank sends one block to the next rank, which adds its own. Block r sets out
+    at rank r + 1, so that its sum is complete at rank r. Cost:
+    (P - 1) alpha + (P - 1)/P (beta M + gamma M).
+
+    Args:
+        ranks: P, at least 1.
+
+    Source: Patarasuk and Yuan (2009).
+    """
+    return _round(ranks, first_block=-1, reduces=True)
+
+
+def all_gather(ranks: int) -> Transfers:
+    """Return the all-gather of a block a rank, for any number of ranks.
+
+    For P - 1 steps each rank sends on the block that it got last, first its own. Cost:
+    (P - 1) alpha + (P - 1)/P beta M.
+
+    Args:
+        ranks: P, at least 1.
+
+    Source: Patarasuk and Yuan (2009).
+    """
+    return _round(ranks, first_block=0, reduces=False)
+
+
+def _round(ranks: int, *, first_block: int, reduces: bool) -> Transfers:
     rank = np.arange(ranks)
     step = np.arange(ranks - 1)[:, None]
-    after = (rank + 1) % ranks
-    # Rank r first sends its block r; after P - 1 steps the sum of block r + 1 is complete at r.
-    reduce_scatter = Transfers.of(
+    return Transfers.of(
         step=step,
         source=rank,
-        destination=after,
-        block_start=(rank - step) % ranks,
-        reduces=True,
-    )
-    all_gather = Transfers.of(
-        step=step + ranks - 1,
-        source=rank,
-        destination=after,
-        block_start=(rank + 1 - step) % ranks,
-        reduces=False,
-    )
-    return Schedule.of(
-        collective="all-reduce",
-        algorithm="ring",
-        ranks=ranks,
-        blocks=ranks,
-        transfers=[reduce_scatter, all_gather],
+        destination=(rank + 1) % ranks,
+        block_start=(rank + first_block - step) % ranks,
+        reduces=reduces,
     )

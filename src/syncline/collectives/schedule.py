@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from syncline.collectives.transfers import Flags, Indices, Transfers
 from syncline.errors import UserError
 
-__all__ = ["LARGEST_RANKS", "LARGEST_TRANSFERS", "Schedule", "Step", "Transfers", "require_ranks"]
-
-Indices = NDArray[np.int32]
-"""Shape ``(transfers,)``."""
-Flags = NDArray[np.bool_]
-"""Shape ``(transfers,)``."""
+__all__ = ["LARGEST_RANKS", "LARGEST_TRANSFERS", "Schedule", "Step", "require_ranks"]
 
 LARGEST_RANKS = 2048
 LARGEST_TRANSFERS = 1 << 24
@@ -34,47 +29,6 @@ class Step(NamedTuple):
     block_stop: int
 
 
-class Transfers(NamedTuple):
-    """Some of a schedule's transfers, column by column; each column of one length."""
-
-    step: Indices
-    source: Indices
-    destination: Indices
-    block_start: Indices
-    block_stop: Indices
-    reduces: Flags
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        step: ArrayLike,
-        source: ArrayLike,
-        destination: ArrayLike,
-        block_start: ArrayLike,
-        block_stop: ArrayLike | None = None,
-        reduces: bool,
-    ) -> Transfers:
-        """Return transfers from columns of shapes that broadcast together.
-
-        Args:
-            step: when, counted from 0.
-            source: the rank that sends.
-            destination: the rank that receives.
-            block_start: the first block sent.
-            block_stop: the block after the last; None for a single block.
-            reduces: whether the receiver adds what comes to its own, or replaces its own.
-        """
-        start = np.asarray(block_start)
-        stop = start + 1 if block_stop is None else np.asarray(block_stop)
-        columns = np.broadcast_arrays(step, source, destination, start, stop)
-        step_, source_, destination_, start_, stop_ = (
-            column.astype(np.int32).ravel() for column in columns
-        )
-        flags = np.full(len(step_), reduces)
-        return cls(step_, source_, destination_, start_, stop_, flags)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
     """A collective as a program: who sends which blocks to whom, in which step.
@@ -90,9 +44,9 @@ class Schedule:
 
     Raises:
         UserError: on construction, if there are too many ranks or transfers, columns differ in
-            length, rows are not sorted by step, a rank or block does not exist, a rank sends to
-            itself, or a rank would in one step write a block twice, or overwrite a block that it
-            sends.
+            length, rows are not sorted by step, a rank, the root or a block does not exist, a rank
+            sends to itself, or a rank would in one step write a block twice, or overwrite a block
+            that it sends.
     """
 
     collective: str
@@ -105,6 +59,8 @@ class Schedule:
     block_start: Indices
     block_stop: Indices
     reduces: Flags
+    root: int = 0
+    """The rank that a broadcast starts from and a reduce ends at; else of no meaning."""
 
     @classmethod
     def of(
@@ -114,39 +70,36 @@ class Schedule:
         algorithm: str,
         ranks: int,
         blocks: int,
-        transfers: Iterable[Transfers],
+        transfers: Transfers,
+        root: int = 0,
     ) -> Schedule:
         """Return the schedule of transfers that are listed in any order of steps."""
-        parts = [part for part in transfers if len(part.step)]
-        if not parts:
-            none = Transfers.of(step=[], source=[], destination=[], block_start=[], reduces=False)
-            parts = [none]
-        order = np.argsort(np.concatenate([part.step for part in parts]), kind="stable")
+        order = np.argsort(transfers.step, kind="stable")
         return cls(
             collective=collective,
             algorithm=algorithm,
             ranks=ranks,
+            root=root,
             blocks=blocks,
-            **{
-                field: np.concatenate([getattr(part, field) for part in parts])[order]
-                for field in Transfers._fields
-            },
+            **Transfers._make(column[order] for column in transfers)._asdict(),
         )
 
     def __post_init__(self) -> None:
         require_ranks(self.algorithm, self.ranks)
+        if not 0 <= self.root < self.ranks:
+            raise UserError(f"{self.name}: the root is one of the ranks, found {self.root}")
         if not 1 <= self.blocks <= LARGEST_TRANSFERS:
             raise UserError(
-                f"{self._name}: the vector must be cut into 1 to {LARGEST_TRANSFERS} blocks, "
+                f"{self.name}: the vector must be cut into 1 to {LARGEST_TRANSFERS} blocks, "
                 f"found {self.blocks}"
             )
         columns = self.transfers()
         if len({len(column) for column in columns}) != 1:
             lengths = [len(column) for column in columns]
-            raise UserError(f"{self._name}: the columns differ in length: {lengths}")
+            raise UserError(f"{self.name}: the columns differ in length: {lengths}")
         if len(self) > LARGEST_TRANSFERS:
             raise UserError(
-                f"{self._name}: {len(self)} transfers are more than {LARGEST_TRANSFERS}; "
+                f"{self.name}: {len(self)} transfers are more than {LARGEST_TRANSFERS}; "
                 "use fewer ranks or blocks"
             )
         for column in columns:
@@ -159,18 +112,19 @@ class Schedule:
         inside = (self.block_start >= 0) & (self.block_stop <= self.blocks)
         self._require(inside & (self.block_start < self.block_stop), "its blocks do not exist")
         if self.steps * self.ranks * self.blocks >= 1 << 55:
-            raise UserError(f"{self._name}: {self.steps} steps are too many; number them from 0")
+            raise UserError(f"{self.name}: {self.steps} steps are too many; number them from 0")
         self._require_independent_steps()
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """What messages call it."""
         return f"schedule {self.algorithm!r} ({self.ranks} ranks)"
 
     def _require(self, holds: Flags, otherwise: str) -> None:
         if not holds.all():
             row = int(np.argmin(holds))
             raise UserError(
-                f"{self._name}: transfer {row} (step {self.step[row]}, rank {self.source[row]} to "
+                f"{self.name}: transfer {row} (step {self.step[row]}, rank {self.source[row]} to "
                 f"{self.destination[row]}, blocks {self.block_start[row]} to "
                 f"{self.block_stop[row]}): {otherwise}"
             )
@@ -231,7 +185,7 @@ class Schedule:
             UserError: there is no such rank.
         """
         if not 0 <= rank < self.ranks:
-            raise UserError(f"{self._name} has ranks 0 to {self.ranks - 1}, not {rank}")
+            raise UserError(f"{self.name} has ranks 0 to {self.ranks - 1}, not {rank}")
         listed = []
         for row in np.flatnonzero((self.source == rank) | (self.destination == rank)):
             blocks = int(self.block_start[row]), int(self.block_stop[row])

@@ -1,0 +1,94 @@
+"""``Transfers``: who sends which blocks to whom, in arrays, and how such parts are put together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Flags", "Indices", "Transfers", "in_turn", "together"]
+
+Indices = NDArray[np.int32]
+"""Shape ``(transfers,)``."""
+Flags = NDArray[np.bool_]
+"""Shape ``(transfers,)``."""
+
+
+class Transfers(NamedTuple):
+    """Some of a schedule's transfers, column by column; each column of one length."""
+
+    step: Indices
+    source: Indices
+    destination: Indices
+    block_start: Indices
+    block_stop: Indices
+    reduces: Flags
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        step: ArrayLike,
+        source: ArrayLike,
+        destination: ArrayLike,
+        block_start: ArrayLike,
+        block_stop: ArrayLike | None = None,
+        reduces: bool,
+    ) -> Transfers:
+        """Return transfers from columns of shapes that broadcast together.
+
+        Args:
+            step: when, counted from 0.
+            source: the rank that sends.
+            destination: the rank that receives.
+            block_start: the first block sent.
+            block_stop: the block after the last; None for a single block.
+            reduces: whether the receiver adds what comes to its own, or replaces its own.
+        """
+        start = np.asarray(block_start)
+        stop = start + 1 if block_stop is None else np.asarray(block_stop)
+        columns = np.broadcast_arrays(step, source, destination, start, stop)
+        step_, source_, destination_, start_, stop_ = (
+            column.astype(np.int32).ravel() for column in columns
+        )
+        flags = np.full(len(step_), reduces)
+        return cls(step_, source_, destination_, start_, stop_, flags)
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are, up to the last one used."""
+        return int(self.step.max(initial=-1)) + 1
+
+    def backwards(self, *, reduces: bool) -> Transfers:
+        """Return these in reverse: the last step first, from those who received to who sent.
+
+        An all-gather becomes a reduce-scatter so, a broadcast a reduce and a scatter a gather.
+        """
+        return self._replace(
+            step=self.steps - 1 - self.step,
+            source=self.destination,
+            destination=self.source,
+            reduces=np.full_like(self.reduces, reduces),
+        )
+
+    def rotated(self, first: int, ranks: int) -> Transfers:
+        """Return these with every rank moved on, so that ``first`` does what rank 0 did."""
+        return self._replace(
+            source=(self.source + first) % ranks, destination=(self.destination + first) % ranks
+        )
+
+
+def together(*parts: Transfers) -> Transfers:
+    """Return the transfers of all parts, in the steps that they have."""
+    none = Transfers.of(step=[], source=[], destination=[], block_start=[], reduces=False)
+    return Transfers(*(np.concatenate(columns) for columns in zip(none, *parts, strict=True)))
+
+
+def in_turn(*parts: Transfers) -> Transfers:
+    """Return the transfers of all parts, one part after the other."""
+    moved, steps = [], 0
+    for part in parts:
+        moved.append(part._replace(step=part.step + steps))
+        steps += part.steps
+    return together(*moved)

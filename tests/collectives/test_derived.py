@@ -1,0 +1,190 @@
+"""Costs counted from the programs, against the papers' tables and the formulas of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from syncline.collectives import Collective, program
+from syncline.collectives.derived import Cost, derived_cost
+from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, Line
+from syncline.model.pipeline_costs import pipeline_steps
+from syncline.model.rooted_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
+from tests.collectives.programs import PIPELINED, make, own
+
+POWERS = [1 << k for k in range(1, 8)]
+OTHERS = [3, 5, 6, 7, 11, 12, 31, 33, 63, 100]
+PAPERS: dict[Collective, dict[str, Line]] = {
+    "broadcast": BROADCAST_ALGORITHMS,
+    "reduce": REDUCE_ALGORITHMS,
+    "all-reduce": {n: f for n, f in ALL_REDUCE_ALGORITHMS.items() if "tree" not in n},
+}
+PAPERS["all-reduce"]["minimum-spanning-tree"] = ALL_REDUCE_ALGORITHMS["binary-tree"]
+PAPERS["all-reduce"]["bidirectional-exchange"] = ALL_REDUCE_ALGORITHMS["halving-doubling"]
+ROWS = [(collective, name) for collective, table in PAPERS.items() for name in table]
+FOR_ANY_NUMBER = ("minimum-spanning-tree", "binary-tree", "ring", "scatter-ring")
+rows = pytest.mark.parametrize(("collective", "algorithm"), ROWS)
+
+
+def of_formula(formula: Line, ranks: int) -> Cost:
+    """Take a formula apart: alpha, beta and gamma alone, their shares as the fractions they are."""
+    (a, _), (_, b), (_, c) = (formula(ranks, *(float(i == j) for j in range(3))) for i in range(3))
+    transmitted, added = (Fraction(share).limit_denominator(1000) for share in (b, c))
+    return Cost(startups=int(a), transmitted=transmitted, added=added)
+
+
+def cost(collective: Collective, algorithm: str, ranks: int, blocks: int = 5) -> Cost:
+    return derived_cost(make(collective, algorithm, ranks, blocks=blocks))
+
+
+@rows
+@pytest.mark.parametrize("ranks", POWERS)
+def test_the_papers_formulas_on_powers_of_two(
+    collective: Collective, algorithm: str, ranks: int
+) -> None:
+    """MG-WFBP, Table 2, and linear-pipeline, Table 1, with the errata of ``syncline.model``."""
+    formula = PAPERS[collective][algorithm]
+    assert cost(collective, algorithm, ranks) == of_formula(formula, ranks)
+
+
+@rows
+@pytest.mark.parametrize("ranks", OTHERS)
+def test_the_papers_formulas_on_other_numbers(
+    collective: Collective, algorithm: str, ranks: int
+) -> None:
+    """Exact where no pairs are formed by bits, else never less: the surplus is folded in."""
+    printed = of_formula(PAPERS[collective][algorithm], ranks)
+    found = cost(collective, algorithm, ranks)
+    if algorithm in FOR_ANY_NUMBER:
+        assert found == printed
+    else:
+        assert found.transmitted > printed.transmitted
+
+
+@pytest.mark.parametrize("ranks", OTHERS)
+def test_what_folding_costs(ranks: int) -> None:
+    """On top of the power of two below: alpha + beta M (+ gamma M) in, and out again."""
+    power = 1 << (ranks.bit_length() - 1)
+    for collective, algorithm, times, adds in (
+        ("all-reduce", "recursive-doubling", 2, 1),
+        ("all-reduce", "halving-doubling", 2, 1),
+        ("broadcast", "bidirectional-exchange", 1, 0),
+        ("reduce", "bidirectional-exchange", 1, 1),
+    ):
+        core, found = (cost(collective, algorithm, n) for n in (power, ranks))  # type: ignore[arg-type]
+        assert found == Cost(
+            startups=core.startups + times,
+            transmitted=core.transmitted + times,
+            added=core.added + adds,
+        )
+
+
+@pytest.mark.parametrize("ranks", range(1, 40))
+def test_halves_of_a_ring(ranks: int) -> None:
+    """What holds for any P: ring and direct halves are optimal in bytes."""
+    share = Fraction(ranks - 1, ranks)
+    for algorithm in ("ring", "direct"):
+        half = Cost(startups=ranks - 1, transmitted=share, added=share)
+        assert cost("reduce-scatter", algorithm, ranks) == half
+        assert cost("all-gather", algorithm, ranks) == replace(half, added=Fraction(0))
+        assert cost("all-reduce", algorithm, ranks) == Cost(
+            startups=2 * (ranks - 1), transmitted=2 * share, added=share
+        )
+    assert cost("reduce", "direct", ranks) == cost("all-reduce", "ring", ranks)
+    assert cost("broadcast", "direct", ranks) == Cost(
+        startups=ranks - 1, transmitted=Fraction(ranks - 1), added=Fraction(0)
+    )
+
+
+@pytest.mark.parametrize("power", range(1, 8))
+def test_halving_and_doubling_apart(power: int) -> None:
+    ranks = 1 << power
+    share = Fraction(ranks - 1, ranks)
+    half = cost("reduce-scatter", "recursive-halving", ranks)
+    assert half == Cost(startups=power, transmitted=share, added=share)
+    half = cost("all-gather", "recursive-doubling", ranks)
+    assert half == Cost(startups=power, transmitted=share, added=Fraction(0))
+
+
+# ---------------------------------------------------------------------- the linear pipeline
+
+
+@pytest.mark.parametrize("ranks", [*POWERS, *OTHERS])
+@pytest.mark.parametrize("blocks", [1, 2, 4, 9, 40, 200])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "all-reduce"])
+def test_the_linear_pipeline(collective: Collective, ranks: int, blocks: int) -> None:
+    adding, passing = (int(n) for n in pipeline_steps(collective, ranks, blocks))
+    assert cost(collective, "linear-pipeline", ranks, blocks) == Cost(
+        startups=adding + passing,
+        transmitted=Fraction(adding + passing, blocks),
+        added=Fraction(adding, blocks),
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 31])
+@pytest.mark.parametrize("blocks", [1, 4, 40])
+def test_table_1_prints_a_step_too_many(ranks: int, blocks: int) -> None:
+    """``(p - 1 + n/b) alpha + (b (p - 1) + n) beta``: a step more than the program takes."""
+    steps = ranks - 1 + blocks
+    printed = Cost(startups=steps, transmitted=Fraction(steps, blocks), added=Fraction(0))
+    found = cost("broadcast", "linear-pipeline", ranks, blocks)
+    assert printed.startups == found.startups + 1
+    assert printed.transmitted == found.transmitted + Fraction(1, blocks)
+
+
+# ---------------------------------------------------------------------- double binary trees
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 7, 16, 33, 64])
+def test_the_double_trees_send_everything_twice(ranks: int) -> None:
+    """MG-WFBP, Table 2 prints b = beta + gamma; with many blocks it is 2 beta + gamma."""
+    blocks = 4096
+    found = cost("all-reduce", "double-binary-trees", ranks, blocks)
+    filling = 8 * ranks.bit_length()
+    assert 2 * blocks < found.startups < 2 * blocks + filling
+    assert found.transmitted == Fraction(found.startups, blocks)
+    assert blocks < found.added * blocks < blocks + filling
+    for collective in ("broadcast", "reduce"):
+        one_way = cost(collective, "double-binary-trees", ranks, blocks)
+        assert blocks <= one_way.startups < blocks + filling
+
+
+# ---------------------------------------------------------------------- the model
+
+
+def test_a_step_lasts_as_long_as_its_busiest_port() -> None:
+    """Rank 0 sends twice in the first step, and rank 2 receives most and adds most."""
+    schedule = own(
+        "own",
+        4,
+        4,
+        (0, 0, 1, 0, 1, False),
+        (0, 0, 2, 0, 1, True),
+        (0, 3, 2, 1, 4, True),
+        (2, 1, 3, 0, 2, False),
+    )
+    assert derived_cost(schedule) == Cost(
+        startups=2 + 1, transmitted=Fraction(4 + 2, 4), added=Fraction(4, 4)
+    )
+
+
+def test_seconds() -> None:
+    half = Cost(startups=3, transmitted=Fraction(3, 2), added=Fraction(1, 4))
+    assert half.seconds(1000, alpha_s=2.0, beta_s_per_byte=0.5, gamma_s_per_byte=4.0) == (
+        6 + 750 + 1000
+    )
+    assert half.seconds(1000, alpha_s=2.0, beta_s_per_byte=0.5) == 756
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), [*ROWS, *PIPELINED])
+def test_one_rank_pays_nothing(collective: Collective, algorithm: str) -> None:
+    nothing = Cost(startups=0, transmitted=Fraction(0), added=Fraction(0))
+    assert cost(collective, algorithm, 1) == nothing
+
+
+def test_a_root_elsewhere_costs_the_same() -> None:
+    for algorithm in ("minimum-spanning-tree", "bidirectional-exchange", "direct"):
+        costs = {derived_cost(program("broadcast", algorithm, 12, root=root)) for root in range(12)}
+        assert len(costs) == 1
