@@ -15,6 +15,7 @@ import pytest
 
 from syncline.errors import PeerError, UserError
 from syncline.testbed import Cluster, Place, Testbed, refusal
+from syncline.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS
 
 from .machine import alive, descendants, devices, networks, wait_until
 
@@ -94,6 +95,12 @@ def test_links_are_shaped_as_asked_in_both_directions(bed: Testbed) -> None:
             )
             (link,) = shown(place, "ip", "-json", "link", "show", "dev", device)
             assert link["mtu"] == 9000
+
+
+def test_congestion_is_controlled_alike_on_every_machine(bed: Testbed) -> None:
+    for host in bed.hosts:
+        found = host.run(["cat", str(CONGESTION)])
+        assert found.stdout.strip() in CONGESTION_CONTROLS
 
 
 def test_what_a_host_sends_is_counted(bed: Testbed) -> None:

@@ -18,6 +18,7 @@ from syncline.parallel.carrier import Carrier, Flight
 from syncline.parallel.layout import Layout
 from syncline.parallel.lost import said_of
 from syncline.parallel.measured import MessageTimes
+from syncline.parallel.pacing import Pacing
 from syncline.parallel.shares import shares_of
 
 __all__ = ["Engine"]
@@ -103,6 +104,7 @@ class Engine:
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
         self._in_flight = 0
+        self._pacing = Pacing(len(plan.messages))
         self._awaited = -1
         """The message that the issuer waits to become ready."""
         self._closing = False
@@ -415,6 +417,7 @@ class Engine:
                 )
             )
             self._awaited = -1
+            self._keep_pace()
             if self._closing or round_.missing[number]:
                 return False
         if message.delay_s:
@@ -424,6 +427,8 @@ class Engine:
         place = self.layout.places[number]
         buffer = self._buffers[place.bucket]
         round_.issued_ns[number] = time.perf_counter_ns()
+        with self._lock:
+            self._pacing.sent(number, round_.issued_ns[number])
         flight = self._carrier.send(
             buffer[place.start : place.stop],
             message.collective,
@@ -438,6 +443,14 @@ class Engine:
                 self._for_trainer.notify_all()
         self._landings.put(_Landing(round_, number, flight, None))
         return True
+
+    def _keep_pace(self) -> None:
+        """Wait, holding the lock, until the message under way leaves the line to the next."""
+        while self._carrier.bounded and not self._closing:
+            left_ns = self._pacing.opens_ns() - time.perf_counter_ns()
+            if left_ns <= 0:
+                return
+            self._for_issuer.wait(min(left_ns / 1e9, self.timeout_s))
 
     def _land(self) -> None:
         while True:
@@ -457,6 +470,7 @@ class Engine:
             round_, number = landing.round, landing.message
             with self._lock:
                 round_.finished_ns[number] = time.perf_counter_ns()
+                self._pacing.landed(number, round_.issued_ns[number], round_.finished_ns[number])
                 if self.plan.messages[number].collective != "reduce-scatter":
                     for tensor in self.layout.tensors[number]:
                         round_.left[tensor] -= 1

@@ -34,6 +34,10 @@ SWITCH_PLACE = 0
 
 IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+CONGESTION_CONTROLS = ("cubic", "reno")
+"""The first that the kernel allows in a network namespace; it always allows the last."""
+
 KINDS = ("net", "mnt", "uts", "ipc")
 """Namespaces that every host has of its own, as ``/proc/self/ns`` calls them."""
 HOST_KINDS = kernel.NETWORK | kernel.MOUNTS | kernel.NAMES | kernel.IPC
@@ -103,6 +107,21 @@ def _become_root_of_a_user_namespace() -> None:
             Path("/proc/self", name).write_text(text)
 
 
+def _control_congestion() -> None:
+    """Let TCP behave as on most Linux hosts, whatever this machine has chosen.
+
+    BBR, for one, measures the way every 10 s by sending next to nothing for 0.2 s.
+    """
+    for algorithm in CONGESTION_CONTROLS:
+        try:
+            CONGESTION.write_text(algorithm)
+        except OSError:
+            if algorithm == CONGESTION_CONTROLS[-1]:
+                raise
+        else:
+            return
+
+
 def _make_places(names: list[str], addresses: list[str]) -> list[Place]:
     """Return the switch, where this process stays, and the hosts."""
     switch = _here()
@@ -133,6 +152,7 @@ def _furnish(name: str, table: str) -> None:
     would otherwise go past the network.
     """
     _keep_quiet()
+    _control_congestion()
     socket.sethostname(name)
     kernel.mount("sysfs", "/sys", "sysfs", kernel.RESTRICTED)
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", kernel.RESTRICTED, "mode=1777")

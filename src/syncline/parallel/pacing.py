@@ -1,0 +1,63 @@
+"""When the next message may follow the one under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+__all__ = ["LEAD_S", "Pacing"]
+
+LEAD_S = 0.003
+"""How long before its predecessor has passed a message is sent: about what starting one takes, from
+the engine's threads to the last rank."""
+ROUNDS = 5
+"""So many rounds are remembered."""
+
+
+class Pacing:
+    """Lets a message follow its predecessor closely, without sharing the line with it.
+
+    Two messages under way hide each other's startup, but backends send both at once, at half the
+    rate each. An urgent piece behind a large message would then arrive about when the large one
+    does, and the one behind it slow it down further. So the second is sent when the first should
+    have passed but for a last moment, as the last rounds tell; until they can tell, when it has.
+
+    Planners and the simulator take it so: one channel, in the order of the plan, startups hidden.
+
+    Args:
+        messages: how many a round has.
+    """
+
+    def __init__(self, messages: int) -> None:
+        self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in range(messages)]
+        """Of each message: how long it had the line."""
+        self._last: int | None = None
+        """The message sent last, if it is under way."""
+        self._sent_ns = 0
+        self._finished_ns = 0
+        """When a message landed last."""
+        self._passed_ns: float = 0.0
+        """When all that is under way should have passed."""
+
+    def opens_ns(self) -> float:
+        """Return when the next message may be sent; infinity: once its predecessor has landed."""
+        return self._passed_ns - LEAD_S * 1e9 if self._last is not None else 0.0
+
+    def sent(self, message: int, now_ns: int) -> None:
+        """Take note that a message is under way."""
+        begins_ns = max(now_ns, self._passed_ns) if self._last is not None else now_ns
+        self._last, self._sent_ns = message, now_ns
+        self._passed_ns = begins_ns + self._expected_ns(message)
+
+    def landed(self, message: int, sent_ns: int, now_ns: int) -> None:
+        """Take note that a message has landed."""
+        self._took_ns[message].append(now_ns - max(sent_ns, self._finished_ns))
+        self._finished_ns = now_ns
+        if message == self._last:
+            self._last = None
+        elif self._last is not None:
+            self._passed_ns = max(self._sent_ns, now_ns) + self._expected_ns(self._last)
+
+    def _expected_ns(self, message: int) -> float:
+        took_ns = self._took_ns[message]
+        return median(took_ns) if took_ns else float("inf")
