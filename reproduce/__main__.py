@@ -27,6 +27,8 @@ SCRIPTS = (
     "pace_fig8",
     "pace_fig9",
     "pace_fig10",
+    "pipeline_table1",
+    "pipeline_fig4",
 )
 """One a figure or table."""
 

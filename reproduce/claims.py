@@ -97,7 +97,7 @@ Assumptions that many rows rest on:
 
 def page() -> str:
     """Return the page."""
-    from reproduce import claims_dag, claims_mgwfbp, claims_pace
+    from reproduce import claims_dag, claims_mgwfbp, claims_pace, claims_pipeline
 
     parts = [INTRODUCTION]
     counts: dict[str, int] = {}
@@ -105,6 +105,10 @@ def page() -> str:
         ("dag-model: A DAG Model of Synchronous Stochastic Gradient Descent", claims_dag.CLAIMS),
         ("MG-WFBP: Merging Gradients Wisely", claims_mgwfbp.CLAIMS),
         ("PACE: Preemptive All-reduce Scheduling", claims_pace.CLAIMS),
+        (
+            "linear-pipeline: Efficient Communications in Training Large Scale Neural Networks",
+            claims_pipeline.CLAIMS,
+        ),
     ):
         parts.append(f"\n## {title}\n\n{_table(claims, counts)}")
     total = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))

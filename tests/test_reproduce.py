@@ -12,13 +12,34 @@ from typing import get_args
 import matplotlib as mpl
 import pytest
 from PIL import Image
-from reproduce import claims, claims_dag, claims_mgwfbp, claims_pace, common, inputs
+from reproduce import (
+    claims,
+    claims_dag,
+    claims_mgwfbp,
+    claims_pace,
+    claims_pipeline,
+    common,
+    inputs,
+)
 from reproduce.__main__ import SCRIPTS, main
 
 from tests.trace_files import TRACES
 
-CLAIMS = [*claims_dag.CLAIMS, *claims_mgwfbp.CLAIMS, *claims_pace.CLAIMS]
-SELF_CONTAINED = ("dag_fig1", "dag_table6", "mgwfbp_fig1", "mgwfbp_fig2", "mgwfbp_table2")
+CLAIMS = [
+    *claims_dag.CLAIMS,
+    *claims_mgwfbp.CLAIMS,
+    *claims_pace.CLAIMS,
+    *claims_pipeline.CLAIMS,
+]
+SELF_CONTAINED = (
+    "dag_fig1",
+    "dag_table6",
+    "mgwfbp_fig1",
+    "mgwfbp_fig2",
+    "mgwfbp_table2",
+    "pipeline_table1",
+    "pipeline_fig4",
+)
 """Quick, and without any trace of others."""
 WITH_FALLBACK = ("dag_eq6", "dag_resnet", "dag_fig4", "mgwfbp_fig4", "mgwfbp_fig9")
 WITH_FALLBACK_LATE = ("mgwfbp_fig10", "mgwfbp_fig11", "pace_fig8", "pace_fig10")
@@ -34,7 +55,11 @@ def test_there_is_a_script_for_every_result_and_picture() -> None:
 
     assert stems(common.RESULTS, "json") == set(SCRIPTS)
     assert stems(common.PICTURES, "png") == set(SCRIPTS)
-    named = {p.stem for p in common.FOLDER.glob("*.py") if re.match(r"(dag|mgwfbp|pace)_", p.stem)}
+    named = {
+        p.stem
+        for p in common.FOLDER.glob("*.py")
+        if re.match(r"(dag|mgwfbp|pace|pipeline)_", p.stem)
+    }
     assert named - {"pace_speed"} == set(SCRIPTS)
     assert all(name == module(name).NAME for name in SCRIPTS)
 

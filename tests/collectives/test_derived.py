@@ -7,12 +7,13 @@ from fractions import Fraction
 
 import pytest
 
-from syncline.collectives import Collective, program
+from syncline.collectives import PROGRAMS, Collective, program
 from syncline.collectives.derived import Cost, derived_cost
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, Line
 from syncline.model.pipeline_costs import pipeline_steps
 from syncline.model.rooted_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
-from tests.collectives.programs import PIPELINED, make, own
+from tests.collectives.programs import NAMES, PIPELINED, make, own
+from tests.test_docs import evaluate, table_rows, text_of
 
 POWERS = [1 << k for k in range(1, 8)]
 OTHERS = [3, 5, 6, 7, 11, 12, 31, 33, 63, 100]
@@ -149,6 +150,29 @@ def test_the_double_trees_send_everything_twice(ranks: int) -> None:
     for collective in ("broadcast", "reduce"):
         one_way = cost(collective, "double-binary-trees", ranks, blocks)
         assert blocks <= one_way.startups < blocks + filling
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def test_the_table_of_counted_costs() -> None:
+    compared = set()
+    for what, names, *formulas in table_rows(text_of("algorithms.md"), 5):
+        collective, _, condition = what.partition(", ")
+        if collective not in PROGRAMS or not names.startswith("`"):
+            continue
+        for algorithm in names.replace("`", "").split(", "):
+            compared.add((collective, algorithm))
+            for ranks in range(2, 41):
+                power = 1 << (ranks.bit_length() - 1)
+                if (condition == "2^k" and ranks != power) or (ranks == 2 and "N > 2" in condition):
+                    continue
+                found = cost(collective, algorithm, ranks, 41)  # type: ignore[arg-type]
+                names_ = {"N": ranks, "Q": power, "f": int(power < ranks), "m": 41}
+                expected = [evaluate(formula.strip("`"), **names_) for formula in formulas]
+                counted = [float(found.startups), float(found.transmitted), float(found.added)]
+                assert counted == pytest.approx(expected), (collective, algorithm, ranks)
+    assert compared == {name for name in NAMES if name[1] != "double-binary-trees"}
 
 
 # ---------------------------------------------------------------------- the model

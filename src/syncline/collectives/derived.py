@@ -52,10 +52,10 @@ def derived_cost(schedule: Schedule) -> Cost:
     most to add, a step may be shorter than that; in the programs of the table a busiest rank has
     most of all.
 
-    A program that does not wait for the others at each step is no slower, and often a little
-    faster: see :func:`~syncline.simulator.chunks.simulate_chunks`.
+    Ranks that do not wait for the others at each step are no slower, and often a little faster: see
+    :func:`~syncline.simulator.chunks.simulate_chunks`.
 
-    Source: the model as stated above; Thakur, Rabenseifner and Gropp (2005), section 3.
+    Source: linear-pipeline, section 3.2; Thakur, Rabenseifner and Gropp (2005), section 3.
     """
     blocks = schedule.block_stop - schedule.block_start
     one = np.ones_like(blocks)
