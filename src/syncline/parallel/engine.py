@@ -104,7 +104,7 @@ class Engine:
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
         self._in_flight = 0
-        self._pacing = Pacing(len(plan.messages))
+        self._pacing = Pacing([message.stop - message.start for message in plan.messages])
         self._awaited = -1
         """The message that the issuer waits to become ready."""
         self._closing = False

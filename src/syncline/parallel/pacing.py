@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 __all__ = ["LEAD_S", "Pacing"]
@@ -20,17 +21,21 @@ class Pacing:
     Two messages under way hide each other's startup, but backends send both at once, at half the
     rate each. An urgent piece behind a large message would then arrive about when the large one
     does, and the one behind it slow it down further. So the second is sent when the first should
-    have passed but for a last moment, as the last rounds tell; until they can tell, when it has.
+    have passed but for a last moment, as the last rounds tell, or the largest message so far;
+    before the very first has landed, nothing follows it.
 
     Planners and the simulator take it so: one channel, in the order of the plan, startups hidden.
 
     Args:
-        messages: how many a round has.
+        sizes: of the messages of a round, in any unit.
     """
 
-    def __init__(self, messages: int) -> None:
-        self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in range(messages)]
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in sizes]
         """Of each message: how long it had the line."""
+        self._largest: int | None = None
+        """The largest message that has landed."""
         self._last: int | None = None
         """The message sent last, if it is under way."""
         self._sent_ns = 0
@@ -52,6 +57,8 @@ class Pacing:
     def landed(self, message: int, sent_ns: int, now_ns: int) -> None:
         """Take note that a message has landed."""
         self._took_ns[message].append(now_ns - max(sent_ns, self._finished_ns))
+        if self._largest is None or self._sizes[message] > self._sizes[self._largest]:
+            self._largest = message
         self._finished_ns = now_ns
         if message == self._last:
             self._last = None
@@ -59,5 +66,9 @@ class Pacing:
             self._passed_ns = max(self._sent_ns, now_ns) + self._expected_ns(self._last)
 
     def _expected_ns(self, message: int) -> float:
-        took_ns = self._took_ns[message]
-        return median(took_ns) if took_ns else float("inf")
+        if self._took_ns[message]:
+            return median(self._took_ns[message])
+        if self._largest is None:
+            return float("inf")
+        share = self._sizes[message] / max(self._sizes[self._largest], 1)
+        return median(self._took_ns[self._largest]) * share
