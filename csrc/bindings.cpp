@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "group_bindings.hpp"
 #include "merge.hpp"
 #include "overlap.hpp"
 #include "pace.hpp"
@@ -191,6 +192,7 @@ nb::tuple simulate(const std::vector<std::tuple<std::int32_t, bool>>& lanes,
 
 NB_MODULE(_native, module) {
     module.doc() = "Syncline's native core: the event simulator and what planners need.";
+    bind_groups(module);
     module.def("merge", &merge, nb::arg("ready_ns"), nb::arg("size_bytes"), nb::arg("segments"),
                "Return the last tensor of each message of the optimal backward-only merge.");
     module.def("costs", &costs, nb::arg("size_bytes"), nb::arg("segments"),

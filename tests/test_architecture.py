@@ -16,7 +16,7 @@ FORMATS = DATA | {"traces"}
 CORE = FORMATS | {"_native"}
 EXACT = CORE | {"simulator", "collectives"}
 TOOLS = EXACT | {"planners", "compression"}
-RUNTIME = TOOLS | {"measure", "report"}
+RUNTIME = TOOLS | {"measure", "report", "groups"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "traces": DATA,
     "collectives": CORE,
     "simulator": CORE | {"collectives"},
+    "groups": CORE | {"collectives"},
     "planners": EXACT,
     "compression": EXACT,
     "measure": TOOLS,
@@ -44,6 +45,7 @@ WITHOUT_TORCH = {
     "model",
     "traces",
     "collectives",
+    "groups",
     "simulator",
     "planners",
     "report",

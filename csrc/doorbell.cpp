@@ -1,0 +1,54 @@
+#include "doorbell.hpp"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <limits>
+
+namespace syncline {
+
+namespace {
+
+// Without FUTEX_PRIVATE_FLAG: other processes wake.
+void futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value,
+           const timespec* timeout) {
+    // An error is a wake-up for nothing: the caller looks again anyway.
+    (void)syscall(SYS_futex, word, operation, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+void Doorbell::ring() {
+    // Either the sleeper sees what was written before, or this sees that it sleeps.
+#if defined(__SANITIZE_THREAD__)  // it does not know fences
+    const bool asleep = sleeping.fetch_or(0, std::memory_order_seq_cst) != 0;
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const bool asleep = sleeping.load(std::memory_order_relaxed) != 0;
+#endif
+    if (asleep) {
+        rung.fetch_add(1, std::memory_order_release);
+        futex(&rung, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr);
+    }
+}
+
+std::uint32_t Doorbell::announce() {
+    const std::uint32_t before = rung.load(std::memory_order_acquire);
+    sleeping.exchange(1, std::memory_order_seq_cst);
+    return before;
+}
+
+void Doorbell::sleep(std::uint32_t announced, std::chrono::steady_clock::time_point deadline) {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    const auto ns = std::max<std::int64_t>(
+        0, std::chrono::duration_cast<std::chrono::nanoseconds>(left).count());
+    const timespec timeout{static_cast<std::time_t>(ns / 1'000'000'000),
+                           static_cast<long>(ns % 1'000'000'000)};
+    futex(&rung, FUTEX_WAIT, announced, &timeout);
+    withdraw();
+}
+
+}  // namespace syncline

@@ -1,0 +1,25 @@
+// How a rank waits for whatever its peers do, in memory that they share.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace syncline {
+
+// Lies in shared memory. One thread at a time sleeps on it; any process may ring.
+struct Doorbell {
+    alignas(64) std::atomic<std::uint32_t> sleeping;
+    std::atomic<std::uint32_t> rung;
+
+    // Wake the sleeper, if there is one; comes after what it should see has been written.
+    void ring();
+    // Say that this thread is about to sleep: what is written from now on rings.
+    [[nodiscard]] std::uint32_t announce();
+    void withdraw() { sleeping.store(0, std::memory_order_relaxed); }
+    // Sleep until rung since announce(), or until the deadline; withdraws.
+    void sleep(std::uint32_t announced, std::chrono::steady_clock::time_point deadline);
+};
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+}  // namespace syncline

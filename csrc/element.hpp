@@ -1,0 +1,40 @@
+// Elements of tensors and how two of them are combined. Knows nothing of who sends what.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace syncline {
+
+enum class Dtype : std::uint8_t {
+    float32,
+    float64,
+    bfloat16,
+    float16,
+    int8,
+    int32,
+    int64,
+    uint8,
+    boolean,
+};
+
+enum class Reduction : std::uint8_t { sum, average, minimum, maximum, product, band, bor, bxor };
+
+[[nodiscard]] std::size_t size_of(Dtype dtype);
+[[nodiscard]] const char* name_of(Dtype dtype);
+[[nodiscard]] const char* name_of(Reduction reduction);
+
+// Whether the reduction exists for elements of the dtype: bitwise ones for integers and booleans,
+// averages for floating point.
+[[nodiscard]] bool exists(Reduction reduction, Dtype dtype);
+
+// result[i] = a[i] (reduction) b[i] for `count` elements. `result` may be `a`; nothing else may
+// overlap. Elements of 16 bits are combined as float and rounded to the nearest even. The operands
+// can be exchanged without changing a bit, but for NaN's payload. `average` sums: see divide().
+void combine(Reduction reduction, Dtype dtype, void* result, const void* a, const void* b,
+             std::size_t count);
+
+// data[i] = data[i] / divisor.
+void divide(Dtype dtype, void* data, std::size_t count, std::uint32_t divisor);
+
+}  // namespace syncline

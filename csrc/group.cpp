@@ -1,0 +1,358 @@
+#include "group.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace syncline {
+
+Operation::Operation(Request request)
+    : request_(std::move(request)),
+      element_(size_of(request_.call.dtype)),
+      through_(request_.program->transfers().size(), 0) {
+    for (const Transfer& transfer : request_.program->transfers()) {
+        left_ += begin(transfer) < end(transfer) ? 1 : 0;
+    }
+}
+
+std::size_t Operation::begin(const Transfer& transfer) const {
+    return request_.program->offset(transfer.block_start, request_.call.count) * element_;
+}
+
+std::size_t Operation::end(const Transfer& transfer) const {
+    return request_.program->offset(transfer.block_stop, request_.call.count) * element_;
+}
+
+bool Operation::passed(const std::vector<std::uint32_t>& earlier, std::size_t from,
+                       std::size_t to) const {
+    return std::ranges::all_of(earlier, [&](std::uint32_t number) {
+        const Transfer& transfer = request_.program->transfers()[number];
+        const std::size_t first = begin(transfer);
+        const std::size_t last = std::min(to, end(transfer));
+        return std::max(from, first) >= last || through_[number] >= last - first;
+    });
+}
+
+void Operation::finish() {
+    const std::size_t count = request_.result_stop - request_.result_start;
+    std::byte* result = request_.work + request_.result_start * element_;
+    if (request_.call.reduction == Reduction::average && count > 0) {
+        divide(request_.call.dtype, result, count,
+               static_cast<std::uint32_t>(request_.program->ranks()));
+    }
+    if (request_.output != nullptr && count > 0) {
+        std::memcpy(request_.output, result, count * element_);
+    }
+}
+
+Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
+             std::unique_ptr<Sleeper> sleeper, std::chrono::nanoseconds spin)
+    : rank_(rank), sleeper_(std::move(sleeper)), spin_(spin) {
+    for (auto& link : links) links_.push_back({std::move(link), {}, {}, {}});
+}
+
+Group::~Group() {
+    {
+        const std::lock_guard lock(mutex_);
+        closing_ = true;
+        if (!failure_) failure_ = {-1, false, "the group was closed"};
+    }
+    attend_.notify_all();
+    done_.notify_all();
+    sleeper_->wake();
+    if (attendant_.joinable()) attendant_.join();
+}
+
+Handle Group::start(Operation::Request request, bool attended) {
+    auto operation = std::make_shared<Operation>(std::move(request));
+    const std::lock_guard lock(mutex_);
+    if (failure_) throw_failure();
+    operation->request_.call.sequence = ++sequence_;
+    if (operation->left_ == 0) {
+        operation->finish();
+        operation->done_.store(true, std::memory_order_release);
+        return operation;
+    }
+    const Program& program = *operation->request_.program;
+    for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+        Peer& peer = links_[static_cast<std::size_t>(rank)];
+        if (!program.sends_to(rank).empty()) peer.sends.waiting.push_back({operation, 0, 0});
+        if (!program.receives_from(rank).empty())
+            peer.receives.waiting.push_back({operation, 0, 0});
+    }
+    active_.push_back(operation);
+    if (!attended || driven_) progress();
+    if (!attended && !operation->done_.load(std::memory_order_relaxed)) {
+        call_attendant();
+    }
+    return operation;
+}
+
+void Group::wait(const Handle& handle, Clock::time_point deadline) {
+    if (handle->done()) return;
+    std::unique_lock lock(mutex_);
+    while (!handle->done()) {
+        if (failure_) throw_failure();
+        bool in_time = true;
+        if (driven_) {
+            in_time = done_.wait_until(lock, deadline) == std::cv_status::no_timeout ||
+                      Clock::now() < deadline;
+        } else {
+            in_time = drive(lock, handle.get(), deadline);
+        }
+        if (!in_time && !handle->done() && !failure_) {
+            const std::string what = waited_for(*handle);
+            fail(-1, false, what);
+            throw Timeout(what);
+        }
+    }
+}
+
+bool Group::idle() {
+    const std::lock_guard lock(mutex_);
+    return active_.empty();
+}
+
+void Group::lose(std::int32_t rank, const std::string& what) {
+    {
+        const std::lock_guard lock(mutex_);
+        Peer& peer = links_.at(static_cast<std::size_t>(rank));
+        if (peer.lost.empty()) peer.lost = what;
+        any_lost_ = true;
+        if (!driven_) {
+            progress();
+            require_peers();
+        }
+    }
+    sleeper_->wake();
+}
+
+void Group::require_peers() {
+    if (!any_lost_) return;
+    for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+        const std::string& lost = links_[static_cast<std::size_t>(rank)].lost;
+        if (lost.empty()) continue;
+        for (const Handle& operation : active_) {
+            if (misses(*operation, rank)) {
+                fail(rank, false, lost + ", in " + describe(operation->call()));
+                return;
+            }
+        }
+    }
+}
+
+bool Group::misses(const Operation& operation, std::int32_t rank) const {
+    const Program& program = *operation.request_.program;
+    const auto open = [&](std::uint32_t number) {
+        const Transfer& transfer = program.transfers()[number];
+        return operation.through_[number] < operation.end(transfer) - operation.begin(transfer);
+    };
+    return std::ranges::any_of(program.receives_from(rank), open) ||
+           std::ranges::any_of(program.sends_to(rank), open);
+}
+
+void Group::fail(std::int32_t rank, bool disagrees, const std::string& what) {
+    if (!failure_) failure_ = {rank, disagrees, what};
+    done_.notify_all();
+    attend_.notify_all();
+}
+
+void Group::throw_failure() const {
+    throw PeerFailure(failure_->rank, failure_->disagrees, failure_->what);
+}
+
+bool Group::progress() {
+    if (failure_) return false;
+    bool moved = false;
+    try {
+        for (bool more = true; more;) {
+            more = false;
+            for (Peer& peer : links_) {
+                if (peer.link == nullptr) continue;
+                more |= progress_sends(peer);
+                more |= progress_receives(peer);
+            }
+            moved |= more;
+        }
+    } catch (const PeerFailure& failure) {
+        fail(failure.rank, failure.disagrees, failure.what());
+    }
+    return moved;
+}
+
+bool Group::progress_sends(Peer& peer) {
+    Side& side = peer.sends;
+    bool moved = settle(side, peer.link->released());
+    while (!side.waiting.empty()) {
+        Cursor& cursor = side.waiting.front();
+        const Operation& operation = *cursor.operation;
+        const Program& program = *operation.request_.program;
+        const auto& list = program.sends_to(static_cast<std::int32_t>(&peer - links_.data()));
+        if (cursor.index == list.size()) {
+            side.waiting.pop_front();
+            continue;
+        }
+        const std::uint32_t number = list[cursor.index];
+        const Transfer& transfer = program.transfers()[number];
+        const std::size_t from = operation.begin(transfer) + cursor.offset;
+        const std::size_t end = operation.end(transfer);
+        if (from == end) {
+            ++cursor.index;
+            cursor.offset = 0;
+            continue;
+        }
+        const std::size_t to = std::min(end, from + peer.link->fragment_bytes());
+        if (!peer.link->can_send() || !operation.passed(transfer.after_receives, from, to)) break;
+        const std::byte* source =
+            transfer.fresh ? operation.request_.input : operation.request_.work;
+        side.under_way.push_back({cursor.operation.get(), number, to - from});
+        peer.link->send(source + from, to - from, operation.call());
+        cursor.offset += to - from;
+        moved = true;
+        settle(side, peer.link->released());
+    }
+    return moved;
+}
+
+bool Group::progress_receives(Peer& peer) {
+    Side& side = peer.receives;
+    bool moved = settle(side, peer.link->received());
+    while (!side.waiting.empty()) {
+        Cursor& cursor = side.waiting.front();
+        const Operation& operation = *cursor.operation;
+        const Program& program = *operation.request_.program;
+        const auto& list = program.receives_from(static_cast<std::int32_t>(&peer - links_.data()));
+        if (cursor.index == list.size()) {
+            side.waiting.pop_front();
+            continue;
+        }
+        const std::uint32_t number = list[cursor.index];
+        const Transfer& transfer = program.transfers()[number];
+        const std::size_t from = operation.begin(transfer) + cursor.offset;
+        const std::size_t end = operation.end(transfer);
+        if (from == end) {
+            ++cursor.index;
+            cursor.offset = 0;
+            continue;
+        }
+        const std::size_t to = std::min(end, from + peer.link->fragment_bytes());
+        if (!peer.link->can_receive() || !operation.passed(transfer.after_receives, from, to)) {
+            break;
+        }
+        // What was put in elsewhere is not overwritten, so nobody need have read it.
+        const bool overwrites = operation.in_place() || !transfer.fresh;
+        if (overwrites && !operation.passed(transfer.after_sends, from, to)) break;
+        const std::byte* own = transfer.fresh ? operation.request_.input : operation.request_.work;
+        side.under_way.push_back({cursor.operation.get(), number, to - from});
+        peer.link->receive({operation.request_.work + from,
+                            transfer.action == Action::reduce ? own + from : nullptr, to - from},
+                           operation.call());
+        cursor.offset += to - from;
+        moved = true;
+        settle(side, peer.link->received());
+    }
+    return moved;
+}
+
+bool Group::settle(Side& side, std::uint64_t count) {
+    bool moved = false;
+    while (side.settled < count) {
+        const Piece piece = side.under_way.front();
+        side.under_way.pop_front();
+        ++side.settled;
+        complete(piece);
+        moved = true;
+    }
+    return moved;
+}
+
+void Group::complete(const Piece& piece) {
+    Operation& operation = *piece.operation;
+    const Transfer& transfer = operation.request_.program->transfers()[piece.transfer];
+    operation.through_[piece.transfer] += piece.bytes;
+    if (operation.through_[piece.transfer] < operation.end(transfer) - operation.begin(transfer)) {
+        return;
+    }
+    if (--operation.left_ > 0) return;
+    operation.finish();
+    operation.done_.store(true, std::memory_order_release);
+    done_.notify_all();
+    std::erase_if(active_, [&](const Handle& handle) { return handle.get() == &operation; });
+}
+
+bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
+                  Clock::time_point deadline) {
+    const auto finished = [&] {
+        return failure_ || closing_ || (until != nullptr ? until->done() : active_.empty());
+    };
+    driven_ = true;
+    bool in_time = true;
+    auto news = Clock::now();
+    while (!finished()) {
+        if (progress()) {
+            news = Clock::now();
+            continue;
+        }
+        require_peers();
+        if (finished()) break;
+        const auto now = Clock::now();
+        if (now >= deadline) {
+            in_time = false;
+            break;
+        }
+        if (now - news < spin_) {
+            // Let others start collectives, or fail the group.
+            lock.unlock();
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+            lock.lock();
+            continue;
+        }
+        sleeper_->announce();
+        if (progress() || finished()) {
+            sleeper_->withdraw();
+            news = Clock::now();
+            continue;
+        }
+        lock.unlock();
+        sleeper_->sleep(deadline);
+        lock.lock();
+        news = Clock::now();
+    }
+    driven_ = false;
+    if (until != nullptr && !active_.empty() && !failure_) {
+        // Those who wait for others, or for nothing yet, need another driver.
+        done_.notify_all();
+        call_attendant();
+    }
+    return in_time;
+}
+
+void Group::call_attendant() {
+    if (driven_) return;
+    if (!attendant_.joinable()) attendant_ = std::thread([this] { attend(); });
+    attend_.notify_one();
+}
+
+void Group::attend() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        attend_.wait(lock, [&] { return closing_ || (!driven_ && !failure_ && !active_.empty()); });
+        if (closing_) return;
+        drive(lock, nullptr, Clock::time_point::max());
+    }
+}
+
+std::string Group::waited_for(const Operation& operation) const {
+    std::string waited;
+    for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+        if (misses(operation, rank)) waited += (waited.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    return "rank " + std::to_string(rank_) + " waited in vain in " + describe(operation.call()) +
+           ": rank " + waited + " did not send, or take, what it should";
+}
+
+}  // namespace syncline

@@ -1,0 +1,193 @@
+// The ranks of a group, as one of them runs collectives with the others.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "doorbell.hpp"
+#include "link.hpp"
+#include "program.hpp"
+
+namespace syncline {
+
+using Clock = std::chrono::steady_clock;
+
+// One collective under way.
+class Operation {
+  public:
+    // What to run on which memory. Where `input` is another buffer than `work`, it is left as it
+    // is, which takes a program that is out_of_place().
+    struct Request {
+        std::shared_ptr<const Program> program;
+        Call call;
+        const std::byte* input;
+        std::byte* work;
+        // Elements [result_start, result_stop) are divided by the number of ranks at the end, where
+        // the reduction is the average.
+        std::size_t result_start;
+        std::size_t result_stop;
+        // Where that part goes at the end; null: it stays.
+        std::byte* output;
+    };
+
+    explicit Operation(Request request);
+
+    [[nodiscard]] bool done() const { return done_.load(std::memory_order_acquire); }
+    [[nodiscard]] const Call& call() const { return request_.call; }
+
+  private:
+    friend class Group;
+
+    [[nodiscard]] std::size_t begin(const Transfer& transfer) const;
+    [[nodiscard]] std::size_t end(const Transfer& transfer) const;
+    // Whether all bytes of [from, to) that earlier transfers touch are through.
+    [[nodiscard]] bool passed(const std::vector<std::uint32_t>& earlier, std::size_t from,
+                              std::size_t to) const;
+    [[nodiscard]] bool in_place() const { return request_.input == request_.work; }
+    void finish();
+
+    Request request_;
+    std::size_t element_;
+    std::vector<std::size_t> through_;  // of each transfer: bytes sent and released, or landed
+    std::size_t left_ = 0;              // transfers that are not through
+    std::atomic<bool> done_ = false;
+};
+
+using Handle = std::shared_ptr<Operation>;
+
+// Where the group's threads sleep until a peer does something.
+class Sleeper {
+  public:
+    virtual ~Sleeper() = default;
+    // Announce sleep; what peers do from now on ends it.
+    virtual void announce() = 0;
+    virtual void withdraw() = 0;
+    virtual void sleep(Clock::time_point deadline) = 0;
+    // End the sleep from this process.
+    virtual void wake() = 0;
+};
+
+class BellSleeper final : public Sleeper {
+  public:
+    explicit BellSleeper(Doorbell& bell) : bell_(bell) {}
+    void announce() override { announced_ = bell_.announce(); }
+    void withdraw() override { bell_.withdraw(); }
+    void sleep(Clock::time_point deadline) override { bell_.sleep(announced_, deadline); }
+    void wake() override { bell_.ring(); }
+
+  private:
+    Doorbell& bell_;
+    std::uint32_t announced_ = 0;
+};
+
+// Nothing was heard of some peers within a time.
+class Timeout : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// Runs collectives in the order in which they are started, which must be the same on all ranks.
+// Whoever waits drives them; what nobody waits for is driven by a thread of the group's own. Safe
+// to use from several threads.
+class Group {
+  public:
+    // links[r] joins this rank to rank r; that of this rank is null. `spin` is how long a thread
+    // looks for news before it sleeps.
+    Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
+          std::unique_ptr<Sleeper> sleeper, std::chrono::nanoseconds spin);
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+    ~Group();
+
+    [[nodiscard]] std::int32_t rank() const { return rank_; }
+    [[nodiscard]] std::int32_t ranks() const { return static_cast<std::int32_t>(links_.size()); }
+
+    // Begin a collective. `attended`: the caller is about to wait for it, so no other thread need
+    // be woken. Throws what went wrong in the group before.
+    Handle start(Operation::Request request, bool attended);
+
+    // Return once it is done. Throws PeerFailure or Timeout; the group is of no use then.
+    void wait(const Handle& handle, Clock::time_point deadline);
+
+    // A peer has died or left: what it has sent before still counts, what is missing never comes.
+    void lose(std::int32_t rank, const std::string& what);
+
+    // Whether nothing is under way.
+    [[nodiscard]] bool idle();
+
+  private:
+    struct Cursor {
+        Handle operation;
+        std::size_t index;   // in the program's list for the peer
+        std::size_t offset;  // bytes of that transfer
+    };
+    struct Piece {
+        Operation* operation;
+        std::uint32_t transfer;
+        std::size_t bytes;
+    };
+    struct Side {
+        std::deque<Cursor> waiting;
+        std::deque<Piece> under_way;
+        std::uint64_t settled = 0;
+    };
+    struct Peer {
+        std::unique_ptr<Link> link;
+        Side sends;
+        Side receives;
+        std::string lost;  // why, once it is
+    };
+
+    // All of these need the lock.
+    bool progress();
+    bool progress_sends(Peer& peer);
+    bool progress_receives(Peer& peer);
+    bool settle(Side& side, std::uint64_t count);
+    void complete(const Piece& piece);
+    void require_peers();
+    [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
+    void fail(std::int32_t rank, bool disagrees, const std::string& what);
+    void throw_failure() const;
+    [[nodiscard]] std::string waited_for(const Operation& operation) const;
+
+    // Drive all collectives until `until` is done, or all are (null). Returns false at the
+    // deadline.
+    bool drive(std::unique_lock<std::mutex>& lock, const Operation* until,
+               Clock::time_point deadline);
+    void call_attendant();
+    void attend();
+
+    struct Failure {
+        std::int32_t rank;
+        bool disagrees;
+        std::string what;
+    };
+
+    std::int32_t rank_;
+    std::vector<Peer> links_;
+    std::unique_ptr<Sleeper> sleeper_;
+    std::chrono::nanoseconds spin_;
+
+    std::mutex mutex_;
+    std::condition_variable done_;    // for those who wait while another thread drives
+    std::condition_variable attend_;  // for the group's own thread
+    std::uint32_t sequence_ = 0;
+    bool driven_ = false;
+    bool any_lost_ = false;
+    bool closing_ = false;
+    std::vector<Handle> active_;
+    std::optional<Failure> failure_;
+    std::thread attendant_;
+};
+
+}  // namespace syncline

@@ -1,0 +1,178 @@
+// The Python face of groups: addresses of memory as integers, programs as rows.
+#include "group_bindings.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "group.hpp"
+#include "program.hpp"
+#include "shared_link.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using syncline::Arenas;
+using syncline::BellSleeper;
+using syncline::Clock;
+using syncline::Group;
+using syncline::Handle;
+using syncline::Link;
+using syncline::Operation;
+using syncline::Program;
+using syncline::SegmentLayout;
+using syncline::SharedLink;
+using syncline::SharedMemory;
+
+using Rows = nb::ndarray<const std::int32_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
+
+std::shared_ptr<Program> make_program(std::int32_t rank, std::int32_t ranks, std::int32_t blocks,
+                                      const Rows& rows) {
+    std::vector<syncline::Step> steps;
+    steps.reserve(rows.shape(0));
+    for (std::size_t i = 0; i < rows.shape(0); ++i) {
+        const std::int32_t action = rows(i, 1);
+        if (action < 0 || action > 2) throw std::invalid_argument("no such action");
+        steps.push_back({rows(i, 0), static_cast<syncline::Action>(action), rows(i, 2), rows(i, 3),
+                         rows(i, 4)});
+    }
+    return std::make_shared<Program>(rank, ranks, blocks, steps);
+}
+
+Clock::time_point after(double timeout_s) {
+    return Clock::now() +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+}
+
+const std::byte* memory(std::uintptr_t address) {
+    return reinterpret_cast<const std::byte*>(address);
+}
+
+std::byte* writable(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+// A group whose ranks share memory. Arenas and segments live as long as it does.
+class SharedGroup {
+  public:
+    // `segments`: of each rank, a descriptor of its segment.
+    SharedGroup(std::int32_t rank, const std::vector<int>& segments, std::size_t fragment_bytes,
+                std::uint32_t window, double spin_s)
+        : layout_{static_cast<std::int32_t>(segments.size()), fragment_bytes, window} {
+        std::vector<std::shared_ptr<SharedMemory>> mapped;
+        mapped.reserve(segments.size());
+        for (const int descriptor : segments) {
+            mapped.push_back(std::make_shared<SharedMemory>(descriptor, layout_.bytes()));
+        }
+        own_ = mapped.at(static_cast<std::size_t>(rank));
+        std::vector<std::unique_ptr<Link>> links;
+        for (std::int32_t peer = 0; peer < layout_.peers; ++peer) {
+            links.push_back(peer == rank
+                                ? nullptr
+                                : std::make_unique<SharedLink>(
+                                      layout_, own_, mapped[static_cast<std::size_t>(peer)], rank,
+                                      peer, peer, &arenas_));
+        }
+        group_.emplace(rank, std::move(links),
+                       std::make_unique<BellSleeper>(SharedLink::bell_of(*own_)),
+                       std::chrono::duration_cast<std::chrono::nanoseconds>(
+                           std::chrono::duration<double>(spin_s)));
+    }
+
+    Handle start(std::shared_ptr<Program> program, std::uint64_t count, std::uint32_t variant,
+                 std::uint8_t collective, std::uint8_t dtype, std::uint8_t reduction,
+                 std::uintptr_t input, std::uintptr_t work, std::size_t result_start,
+                 std::size_t result_stop, std::uintptr_t output, bool attended) {
+        const syncline::Call call{count,
+                                  0,
+                                  variant,
+                                  collective,
+                                  static_cast<syncline::Dtype>(dtype),
+                                  static_cast<syncline::Reduction>(reduction),
+                                  0};
+        return group_->start({std::move(program), call, memory(input), writable(work), result_start,
+                              result_stop, output == 0 ? nullptr : writable(output)},
+                             attended);
+    }
+
+    void wait(const Handle& handle, double timeout_s) { group_->wait(handle, after(timeout_s)); }
+    void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
+    bool idle() { return group_->idle(); }
+
+    // The memory must stay mapped as long as anybody reads from it: the caller closes groups first.
+    void add_arena(std::int32_t peer, std::uint32_t number, std::shared_ptr<SharedMemory> arena) {
+        if (peer < 0) {
+            arenas_.own(number, std::move(arena));
+        } else {
+            arenas_.of_peer(peer, number, std::move(arena));
+        }
+    }
+    void forget_arena(std::uint32_t number) { arenas_.forget(number); }
+
+  private:
+    SegmentLayout layout_;
+    std::shared_ptr<SharedMemory> own_;
+    Arenas arenas_;
+    std::optional<Group> group_;
+};
+
+}  // namespace
+
+void bind_groups(nb::module_& module) {
+    nb::exception<syncline::Timeout>(module, "WaitTimeout", PyExc_RuntimeError);
+    static PyObject* failure =
+        PyErr_NewException("syncline._native.LinkFailure", PyExc_RuntimeError, nullptr);
+    module.attr("LinkFailure") = nb::borrow(failure);
+    nb::register_exception_translator(
+        [](const std::exception_ptr& thrown, void*) {
+            try {
+                std::rethrow_exception(thrown);
+            } catch (const syncline::PeerFailure& error) {
+                const nb::tuple arguments =
+                    nb::make_tuple(error.what(), error.rank, error.disagrees);
+                PyErr_SetObject(failure, arguments.ptr());
+            }
+        },
+        nullptr);
+
+    nb::class_<Program>(module, "Program")
+        .def_prop_ro("out_of_place", &Program::out_of_place)
+        .def("changes", &Program::changes);
+    module.def("make_program", &make_program);
+    nb::class_<SharedMemory>(module, "SharedMemory")
+        .def(nb::init<int, std::size_t>())
+        .def_prop_ro("address",
+                     [](const SharedMemory& memory) {
+                         return reinterpret_cast<std::uintptr_t>(memory.data());
+                     })
+        .def_prop_ro("bytes", &SharedMemory::bytes);
+    nb::class_<Operation>(module, "Operation").def_prop_ro("done", &Operation::done);
+    nb::class_<SharedGroup>(module, "SharedGroup")
+        .def(nb::init<std::int32_t, const std::vector<int>&, std::size_t, std::uint32_t, double>())
+        .def("start", &SharedGroup::start, nb::call_guard<nb::gil_scoped_release>())
+        .def("wait", &SharedGroup::wait, nb::call_guard<nb::gil_scoped_release>())
+        .def("lose", &SharedGroup::lose, nb::call_guard<nb::gil_scoped_release>())
+        .def("idle", &SharedGroup::idle)
+        .def("add_arena", &SharedGroup::add_arena)
+        .def("forget_arena", &SharedGroup::forget_arena);
+    module.def("segment_bytes",
+               [](std::int32_t peers, std::size_t fragment_bytes, std::uint32_t window) {
+                   return SegmentLayout{peers, fragment_bytes, window}.bytes();
+               });
+    module.def("reduction_exists", [](std::uint8_t reduction, std::uint8_t dtype) {
+        return syncline::exists(static_cast<syncline::Reduction>(reduction),
+                                static_cast<syncline::Dtype>(dtype));
+    });
+}

@@ -1,0 +1,70 @@
+// What joins two ranks: fragments in order, in each direction.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "element.hpp"
+
+namespace syncline {
+
+// What a rank calls. Every fragment carries it, so that ranks that call different collectives say
+// so instead of mixing up each other's bytes.
+struct Call {
+    std::uint64_t count;     // elements of the whole vector
+    std::uint32_t sequence;  // number of the collective in its group
+    std::uint32_t variant;   // root, algorithm and blocks, hashed by the caller
+    std::uint8_t collective;
+    Dtype dtype;
+    Reduction reduction;
+    std::uint8_t reserved;
+    bool operator==(const Call&) const = default;
+};
+static_assert(sizeof(Call) == 24);
+
+// Where a fragment goes.
+struct Target {
+    std::byte* result;
+    const std::byte* own;  // combined with what comes; null: what comes is copied
+    std::size_t bytes;
+};
+
+// A peer that has failed or called something else.
+class PeerFailure : public std::runtime_error {
+  public:
+    PeerFailure(std::int32_t peer, bool calls_differ, const std::string& what)
+        : std::runtime_error(what), rank(peer), disagrees(calls_differ) {}
+    std::int32_t rank;
+    bool disagrees;
+};
+
+// Both directions between this rank and one peer. Used by one thread at a time.
+class Link {
+  public:
+    Link() = default;
+    Link(const Link&) = delete;
+    Link& operator=(const Link&) = delete;
+    virtual ~Link() = default;
+
+    // Transfers are cut into fragments of this size, at most, on both sides.
+    [[nodiscard]] virtual std::size_t fragment_bytes() const = 0;
+
+    [[nodiscard]] virtual bool can_send() = 0;
+    // Send a fragment; its memory must stay as it is until it is released.
+    virtual void send(const std::byte* data, std::size_t bytes, const Call& call) = 0;
+    // How many of the fragments sent so far are released.
+    [[nodiscard]] virtual std::uint64_t released() = 0;
+
+    [[nodiscard]] virtual bool can_receive() = 0;
+    // Take the next fragment, now or as soon as it comes. Throws PeerFailure if the peer calls
+    // something else.
+    virtual void receive(const Target& target, const Call& call) = 0;
+    // How many of the fragments taken so far are where they should be.
+    [[nodiscard]] virtual std::uint64_t received() = 0;
+};
+
+[[nodiscard]] std::string describe(const Call& call);
+
+}  // namespace syncline

@@ -1,0 +1,80 @@
+// What one rank does in a collective, and what each of its transfers waits for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace syncline {
+
+enum class Action : std::uint8_t { send, copy, reduce };
+
+// A row of Schedule.program(rank): whole blocks go to, or come from, one peer.
+struct Step {
+    std::int32_t step;
+    Action action;
+    std::int32_t peer;
+    std::int32_t block_start;
+    std::int32_t block_stop;
+};
+
+// A step with what it waits for on its own rank.
+struct Transfer {
+    Action action;
+    std::int32_t peer;
+    std::int32_t block_start;
+    std::int32_t block_stop;
+    // Receives whose blocks this sends, or changes after them: those whose value was there last.
+    std::vector<std::uint32_t> after_receives;
+    // Sends of what this receive changes.
+    std::vector<std::uint32_t> after_sends;
+    // Whether the rank has changed none of the blocks before: they still are what was put in.
+    bool fresh;
+};
+
+class Program {
+  public:
+    // `steps` in the order of Schedule.program(rank). Throws std::invalid_argument for ranks or
+    // blocks that do not exist, and for steps out of order.
+    Program(std::int32_t rank, std::int32_t ranks, std::int32_t blocks,
+            std::span<const Step> steps);
+
+    [[nodiscard]] std::int32_t rank() const { return rank_; }
+    [[nodiscard]] std::int32_t ranks() const { return ranks_; }
+    [[nodiscard]] std::int32_t blocks() const { return blocks_; }
+    [[nodiscard]] const std::vector<Transfer>& transfers() const { return transfers_; }
+    // For each peer, the transfers to it and from it, in order.
+    [[nodiscard]] const std::vector<std::uint32_t>& sends_to(std::int32_t peer) const {
+        return sends_[static_cast<std::size_t>(peer)];
+    }
+    [[nodiscard]] const std::vector<std::uint32_t>& receives_from(std::int32_t peer) const {
+        return receives_[static_cast<std::size_t>(peer)];
+    }
+    // Whether every transfer's blocks are all fresh, or none of them: then a first reduction can
+    // read what was put in and write elsewhere.
+    [[nodiscard]] bool out_of_place() const { return out_of_place_; }
+    // Which blocks the rank changes.
+    [[nodiscard]] bool changes(std::int32_t block) const {
+        return changed_[static_cast<std::size_t>(block)];
+    }
+
+    // Where a block begins in a vector of `length` elements; as Schedule.block_offsets has it.
+    [[nodiscard]] std::size_t offset(std::int32_t block, std::size_t length) const {
+        const auto index = static_cast<std::size_t>(block);
+        const auto count = static_cast<std::size_t>(blocks_);
+        return index * (length / count) + index * (length % count) / count;
+    }
+
+  private:
+    std::int32_t rank_;
+    std::int32_t ranks_;
+    std::int32_t blocks_;
+    std::vector<Transfer> transfers_;
+    std::vector<std::vector<std::uint32_t>> sends_;
+    std::vector<std::vector<std::uint32_t>> receives_;
+    std::vector<bool> changed_;
+    bool out_of_place_ = true;
+};
+
+}  // namespace syncline

@@ -1,0 +1,163 @@
+#include "shared_link.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <string>
+#include <system_error>
+
+namespace syncline {
+
+namespace {
+
+constexpr std::size_t page = 4096;
+constexpr std::size_t fragment_stride = 64;
+
+std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; }
+
+}  // namespace
+
+SharedMemory::SharedMemory(int descriptor, std::size_t bytes) : bytes_(bytes) {
+    void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (mapped == MAP_FAILED) {
+        throw std::system_error(errno, std::generic_category(), "mapping shared memory");
+    }
+    data_ = static_cast<std::byte*>(mapped);
+}
+
+SharedMemory::~SharedMemory() { munmap(data_, bytes_); }
+
+std::size_t SegmentLayout::channel_offset(std::int32_t to) const {
+    // The counters, then what is said of each fragment, then the fragments.
+    const std::size_t channel = pages(2 * 64 + window * fragment_stride) + window * fragment_bytes;
+    return page + static_cast<std::size_t>(to) * channel;
+}
+
+std::size_t SegmentLayout::bytes() const { return channel_offset(peers); }
+
+void Arenas::own(std::uint32_t number, std::shared_ptr<SharedMemory> memory) {
+    of_peer(-1, number, std::move(memory));
+}
+
+void Arenas::of_peer(std::int32_t peer, std::uint32_t number,
+                     std::shared_ptr<SharedMemory> memory) {
+    arenas_.push_back({peer, number, std::move(memory)});
+}
+
+void Arenas::forget(std::uint32_t number) {
+    std::erase_if(arenas_, [&](const Arena& arena) { return arena.number == number; });
+}
+
+Arenas::Place Arenas::find(const std::byte* data, std::size_t bytes) const {
+    for (const Arena& arena : arenas_) {
+        if (arena.peer >= 0) continue;
+        const std::byte* begin = arena.memory->data();
+        if (data >= begin && data + bytes <= begin + arena.memory->bytes()) {
+            return {arena.number, static_cast<std::uint64_t>(data - begin)};
+        }
+    }
+    return {};
+}
+
+const std::byte* Arenas::at(std::int32_t peer, Place place, std::size_t bytes) const {
+    for (const Arena& arena : arenas_) {
+        if (arena.peer == peer && arena.number == place.number &&
+            place.offset + bytes <= arena.memory->bytes()) {
+            return arena.memory->data() + place.offset;
+        }
+    }
+    throw PeerFailure(peer, true,
+                      "rank " + std::to_string(peer) + " sent from shared memory number " +
+                          std::to_string(place.number) + ", which this rank does not know");
+}
+
+SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
+                       std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
+                       std::int32_t their_place, std::int32_t peer, const Arenas* arenas)
+    : own_(std::move(own)),
+      theirs_(std::move(theirs)),
+      fragment_bytes_(layout.fragment_bytes),
+      window_(layout.window),
+      peer_(peer),
+      arenas_(arenas),
+      out_(own_->data() + layout.channel_offset(their_place)),
+      in_(theirs_->data() + layout.channel_offset(own_place)),
+      outgoing_(channel(*own_, layout.channel_offset(their_place))),
+      incoming_(channel(*theirs_, layout.channel_offset(own_place))) {}
+
+// New memory is zero, which is what a channel and a bell begin with; so none is constructed twice.
+SharedLink::Channel& SharedLink::channel(const SharedMemory& segment, std::size_t offset) {
+    return *std::launder(reinterpret_cast<Channel*>(segment.data() + offset));
+}
+
+Doorbell& SharedLink::bell_of(const SharedMemory& segment) {
+    return *std::launder(reinterpret_cast<Doorbell*>(segment.data()));
+}
+
+SharedLink::Fragment& SharedLink::fragment(std::byte* base, std::uint64_t number) const {
+    static_assert(sizeof(Fragment) <= fragment_stride);
+    std::byte* at = base + sizeof(Channel) + (number % window_) * fragment_stride;
+    return *std::launder(reinterpret_cast<Fragment*>(at));
+}
+
+std::byte* SharedLink::slot(std::byte* base, std::uint64_t number) const {
+    return base + pages(sizeof(Channel) + window_ * fragment_stride) +
+           (number % window_) * fragment_bytes_;
+}
+
+bool SharedLink::can_send() {
+    if (sent_ - taken_ < window_) return true;
+    taken_ = outgoing_.taken.load(std::memory_order_acquire);
+    return sent_ - taken_ < window_;
+}
+
+void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call) {
+    const Arenas::Place place = arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
+    if (place.number != 0) {
+        borrowed_ = sent_ + 1;
+    } else {
+        std::memcpy(slot(out_, sent_), data, bytes);
+    }
+    fragment(out_, sent_) = {call, bytes, place.offset, place.number, 0};
+    ++sent_;
+    outgoing_.sent.store(sent_, std::memory_order_release);
+    bell_of(*theirs_).ring();
+}
+
+std::uint64_t SharedLink::released() {
+    if (borrowed_ <= taken_) return sent_;
+    taken_ = outgoing_.taken.load(std::memory_order_acquire);
+    return borrowed_ <= taken_ ? sent_ : taken_;
+}
+
+bool SharedLink::can_receive() {
+    if (received_ < arrived_) return true;
+    arrived_ = incoming_.sent.load(std::memory_order_acquire);
+    return received_ < arrived_;
+}
+
+void SharedLink::receive(const Target& target, const Call& call) {
+    const Fragment& come = fragment(in_, received_);
+    if (come.call != call || come.bytes != target.bytes) {
+        throw PeerFailure(peer_, true,
+                          "rank " + std::to_string(peer_) + " called " + describe(come.call) +
+                              ", this rank " + describe(call));
+    }
+    const std::byte* data = come.arena != 0
+                                ? arenas_->at(peer_, {come.arena, come.offset}, target.bytes)
+                                : slot(in_, received_);
+    if (target.own == nullptr) {
+        std::memcpy(target.result, data, target.bytes);
+    } else {
+        combine(call.reduction, call.dtype, target.result, target.own, data,
+                target.bytes / size_of(call.dtype));
+    }
+    ++received_;
+    incoming_.taken.store(received_, std::memory_order_release);
+    bell_of(*theirs_).ring();
+}
+
+}  // namespace syncline

@@ -1,0 +1,121 @@
+// Two ranks on one host: fragments through memory that both have mapped.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "doorbell.hpp"
+#include "link.hpp"
+
+namespace syncline {
+
+// Memory behind a file descriptor, mapped for reading and writing, shared with other processes.
+class SharedMemory {
+  public:
+    // Throws std::system_error.
+    SharedMemory(int descriptor, std::size_t bytes);
+    SharedMemory(const SharedMemory&) = delete;
+    SharedMemory& operator=(const SharedMemory&) = delete;
+    ~SharedMemory();
+
+    [[nodiscard]] std::byte* data() const { return data_; }
+    [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+  private:
+    std::byte* data_;
+    std::size_t bytes_;
+};
+
+// What the ranks of a host need to exchange: one segment a rank, written by it.
+struct SegmentLayout {
+    std::int32_t peers;          // ranks on the host, the owner included
+    std::size_t fragment_bytes;  // a multiple of 4096
+    std::uint32_t window;        // fragments under way from one rank to another
+
+    [[nodiscard]] std::size_t bytes() const;
+    [[nodiscard]] std::size_t channel_offset(std::int32_t to) const;
+};
+
+// Buffers that every rank of the host can read: a fragment from one of them is not copied.
+class Arenas {
+  public:
+    // Let fragments from this memory go without a copy, under a number that all ranks know.
+    void own(std::uint32_t number, std::shared_ptr<SharedMemory> memory);
+    void of_peer(std::int32_t peer, std::uint32_t number, std::shared_ptr<SharedMemory> memory);
+    void forget(std::uint32_t number);
+
+    struct Place {
+        std::uint32_t number = 0;  // 0: in no arena
+        std::uint64_t offset = 0;
+    };
+    [[nodiscard]] Place find(const std::byte* data, std::size_t bytes) const;
+    // Throws PeerFailure if there is no such arena, or it is too small.
+    [[nodiscard]] const std::byte* at(std::int32_t peer, Place place, std::size_t bytes) const;
+
+  private:
+    struct Arena {
+        std::int32_t peer;  // -1: this rank
+        std::uint32_t number;
+        std::shared_ptr<SharedMemory> memory;
+    };
+    std::vector<Arena> arenas_;
+};
+
+class SharedLink final : public Link {
+  public:
+    // `own` and `theirs` are the segments of this rank and of the peer. Places are positions among
+    // the ranks of the host.
+    SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
+               std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
+               std::int32_t their_place, std::int32_t peer, const Arenas* arenas);
+
+    [[nodiscard]] std::size_t fragment_bytes() const override { return fragment_bytes_; }
+    [[nodiscard]] bool can_send() override;
+    void send(const std::byte* data, std::size_t bytes, const Call& call) override;
+    [[nodiscard]] std::uint64_t released() override;
+    [[nodiscard]] bool can_receive() override;
+    void receive(const Target& target, const Call& call) override;
+    [[nodiscard]] std::uint64_t received() override { return received_; }
+
+    // The bell that wakes the owner of a segment.
+    [[nodiscard]] static Doorbell& bell_of(const SharedMemory& segment);
+
+  private:
+    struct Fragment {
+        Call call;
+        std::uint64_t bytes;
+        std::uint64_t offset;
+        std::uint32_t arena;
+        std::uint32_t unused;
+    };
+    struct Channel {
+        alignas(64) std::atomic<std::uint64_t> sent;
+        alignas(64) std::atomic<std::uint64_t> taken;
+    };
+
+    [[nodiscard]] static Channel& channel(const SharedMemory& segment, std::size_t offset);
+    [[nodiscard]] Fragment& fragment(std::byte* base, std::uint64_t number) const;
+    [[nodiscard]] std::byte* slot(std::byte* base, std::uint64_t number) const;
+
+    std::shared_ptr<SharedMemory> own_;
+    std::shared_ptr<SharedMemory> theirs_;
+    std::size_t fragment_bytes_;
+    std::uint64_t window_;
+    std::int32_t peer_;
+    const Arenas* arenas_;
+    std::byte* out_;  // the channel to the peer, in this rank's segment
+    std::byte* in_;   // the channel from the peer, in the peer's
+    Channel& outgoing_;
+    Channel& incoming_;
+    std::uint64_t sent_ = 0;
+    std::uint64_t taken_ = 0;     // of those sent, as last seen
+    std::uint64_t borrowed_ = 0;  // fragments up to here are in an arena, unless they are taken
+    std::uint64_t arrived_ = 0;   // of those to come, as last seen
+    std::uint64_t received_ = 0;
+};
+
+}  // namespace syncline

@@ -1,0 +1,57 @@
+"""Programs, compiled for one rank."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from syncline import _native
+from syncline.collectives import Collective, program
+
+__all__ = ["Compiled", "compiled"]
+
+ACTIONS = {"send": 0, "copy": 1, "reduce": 2}
+CACHED = 512
+
+
+class Compiled(NamedTuple):
+    """A program that the native core can run."""
+
+    native: _native.Program
+    out_of_place: bool
+    """Whether it can leave its input as it is and write elsewhere."""
+    changed: tuple[bool, ...]
+    """Of each block: whether this rank changes it."""
+
+
+@lru_cache(maxsize=CACHED)
+def compiled(
+    collective: Collective,
+    algorithm: str,
+    rank: int,
+    ranks: int,
+    blocks: int | None = None,
+    root: int = 0,
+) -> Compiled:
+    """Return a program for one rank; see :func:`syncline.collectives.program`.
+
+    Raises:
+        UserError: as there.
+    """
+    schedule = program(collective, algorithm, ranks, blocks=blocks, root=root)
+    steps = schedule.program(rank)
+    rows = np.array(
+        [
+            (step.step, ACTIONS[step.action], step.peer, step.block_start, step.block_stop)
+            for step in steps
+        ],
+        dtype=np.int32,
+    ).reshape(-1, 5)
+    native = _native.make_program(rank, ranks, schedule.blocks, rows)
+    return Compiled(
+        native=native,
+        out_of_place=native.out_of_place,
+        changed=tuple(native.changes(block) for block in range(schedule.blocks)),
+    )

@@ -1,0 +1,67 @@
+"""Elements and reductions by the numbers that the native core knows them by."""
+
+from __future__ import annotations
+
+from syncline.errors import UserError, did_you_mean
+
+__all__ = ["COLLECTIVES", "DTYPES", "REDUCTIONS", "SIZES_BYTES", "dtype_code", "reduction_code"]
+
+SIZES_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "bool": 1,
+}
+"""In the order of the native core's ``Dtype``."""
+DTYPES = {name: code for code, name in enumerate(SIZES_BYTES)}
+REDUCTIONS = {
+    name: code
+    for code, name in enumerate(("sum", "avg", "min", "max", "product", "band", "bor", "bxor"))
+}
+"""In the order of the native core's ``Reduction``."""
+COLLECTIVES = {
+    name: code
+    for code, name in enumerate(
+        ("all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather", "exchange")
+    )
+}
+"""In the order of the native core's names."""
+
+FLOATING = ("float32", "float64", "bfloat16", "float16")
+
+
+def dtype_code(dtype: str) -> int:
+    """Return the native core's number of a dtype.
+
+    Raises:
+        UserError: it has none.
+    """
+    if dtype not in DTYPES:
+        raise UserError(
+            f"elements of {dtype} cannot be exchanged{did_you_mean(dtype, DTYPES)} "
+            f"(known: {', '.join(DTYPES)})"
+        )
+    return DTYPES[dtype]
+
+
+def reduction_code(reduction: str, dtype: str) -> int:
+    """Return the native core's number of a reduction.
+
+    Raises:
+        UserError: it is unknown, or not defined for elements of ``dtype``.
+    """
+    if reduction not in REDUCTIONS:
+        raise UserError(
+            f"unknown reduction {reduction!r}{did_you_mean(reduction, REDUCTIONS)} "
+            f"(known: {', '.join(REDUCTIONS)})"
+        )
+    bitwise = reduction in ("band", "bor", "bxor")
+    if (bitwise and dtype in FLOATING) or (reduction == "avg" and dtype not in FLOATING):
+        kind = "integers and booleans" if bitwise else "floating point"
+        raise UserError(f"the reduction {reduction!r} is for {kind}, not for {dtype}")
+    return REDUCTIONS[reduction]
