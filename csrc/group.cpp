@@ -53,7 +53,9 @@ Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
     for (auto& link : links) links_.push_back({std::move(link), {}, {}, {}});
 }
 
-Group::~Group() {
+Group::~Group() { close(); }
+
+void Group::close() {
     {
         const std::lock_guard lock(mutex_);
         closing_ = true;
@@ -69,7 +71,10 @@ Handle Group::start(Operation::Request request, bool attended) {
     auto operation = std::make_shared<Operation>(std::move(request));
     const std::lock_guard lock(mutex_);
     if (failure_) throw_failure();
-    operation->request_.call.sequence = ++sequence_;
+    // Two ranks that send to each other count nothing that all ranks could agree on.
+    if (operation->request_.call.collective != exchange) {
+        operation->request_.call.sequence = ++sequence_;
+    }
     if (operation->left_ == 0) {
         operation->finish();
         operation->done_.store(true, std::memory_order_release);

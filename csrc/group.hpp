@@ -122,6 +122,9 @@ class Group {
     // A peer has died or left: what it has sent before still counts, what is missing never comes.
     void lose(std::int32_t rank, const std::string& what);
 
+    // Let all waits end; what is under way is given up, and its memory touched no more.
+    void close();
+
     // Whether nothing is under way.
     [[nodiscard]] bool idle();
 

@@ -110,6 +110,7 @@ class SharedGroup {
     void wait(const Handle& handle, double timeout_s) { group_->wait(handle, after(timeout_s)); }
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
     bool idle() { return group_->idle(); }
+    void close() { group_->close(); }
 
     // The memory must stay mapped as long as anybody reads from it: the caller closes groups first.
     void add_arena(std::int32_t peer, std::uint32_t number, std::shared_ptr<SharedMemory> arena) {
@@ -131,6 +132,8 @@ class SharedGroup {
 }  // namespace
 
 void bind_groups(nb::module_& module) {
+    // Programs are cached, and groups may live, until the process ends.
+    nb::set_leak_warnings(false);
     nb::exception<syncline::Timeout>(module, "WaitTimeout", PyExc_RuntimeError);
     static PyObject* failure =
         PyErr_NewException("syncline._native.LinkFailure", PyExc_RuntimeError, nullptr);
@@ -165,6 +168,7 @@ void bind_groups(nb::module_& module) {
         .def("wait", &SharedGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &SharedGroup::lose, nb::call_guard<nb::gil_scoped_release>())
         .def("idle", &SharedGroup::idle)
+        .def("close", &SharedGroup::close, nb::call_guard<nb::gil_scoped_release>())
         .def("add_arena", &SharedGroup::add_arena)
         .def("forget_arena", &SharedGroup::forget_arena);
     module.def("segment_bytes",

@@ -10,6 +10,9 @@
 
 namespace syncline {
 
+// The collective that only two ranks take part in.
+constexpr std::uint8_t exchange = 5;
+
 // What a rank calls. Every fragment carries it, so that ranks that call different collectives say
 // so instead of mixing up each other's bytes.
 struct Call {

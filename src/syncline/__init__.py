@@ -13,6 +13,7 @@ measures imports torch when it is first used.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from syncline.errors import (
@@ -96,6 +97,11 @@ def __getattr__(name: str) -> Any:
             "install it with: pip install 'syncline[torch]'"
         ) from error
     return getattr(module, name)
+
+
+if "torch" in sys.modules:
+    # Where torch comes later, it finds the backend through its entry point "torch.backends".
+    importlib.import_module("syncline.parallel.backend").register()
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from syncline.groups.choice import Choice
+from syncline.groups.elements import Elements
 from syncline.groups.group import Group, Pending
 from syncline.groups.rendezvous import Store
 
-__all__ = ["Group", "Pending", "Store"]
+__all__ = ["Choice", "Elements", "Group", "Pending", "Store"]

@@ -10,7 +10,7 @@ import numpy as np
 from syncline import _native
 from syncline.collectives import Collective, program
 
-__all__ = ["Compiled", "compiled"]
+__all__ = ["Compiled", "between", "compiled"]
 
 ACTIONS = {"send": 0, "copy": 1, "reduce": 2}
 CACHED = 512
@@ -49,9 +49,19 @@ def compiled(
         ],
         dtype=np.int32,
     ).reshape(-1, 5)
-    native = _native.make_program(rank, ranks, schedule.blocks, rows)
+    return _compiled(_native.make_program(rank, ranks, schedule.blocks, rows), schedule.blocks)
+
+
+def _compiled(native: _native.Program, blocks: int) -> Compiled:
     return Compiled(
         native=native,
         out_of_place=native.out_of_place,
-        changed=tuple(native.changes(block) for block in range(schedule.blocks)),
+        changed=tuple(native.changes(block) for block in range(blocks)),
     )
+
+
+@lru_cache(maxsize=CACHED)
+def between(action: str, rank: int, ranks: int, peer: int) -> Compiled:
+    """Return the program that sends a whole vector to a peer, or copies what comes from it."""
+    rows = np.array([(0, ACTIONS[action], peer, 0, 1)], dtype=np.int32)
+    return _compiled(_native.make_program(rank, ranks, 1, rows), 1)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from syncline.errors import UserError, did_you_mean
 
-__all__ = ["COLLECTIVES", "DTYPES", "REDUCTIONS", "SIZES_BYTES", "dtype_code", "reduction_code"]
+__all__ = [
+    "COLLECTIVES",
+    "DTYPES",
+    "REDUCTIONS",
+    "SIZES_BYTES",
+    "Elements",
+    "dtype_code",
+    "reduction_code",
+]
 
 SIZES_BYTES = {
     "float32": 4,
@@ -31,6 +41,23 @@ COLLECTIVES = {
     )
 }
 """In the order of the native core's names."""
+
+
+@dataclass(slots=True)  # not frozen: that takes three times as long to make
+class Elements:
+    """Contiguous elements somewhere in memory."""
+
+    address: int
+    count: int
+    dtype: str
+    owner: object = None
+    """Keeps the memory, as long as it is needed."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes they take; 0 for a dtype that is not known."""
+        return self.count * SIZES_BYTES.get(self.dtype, 0)
+
 
 FLOATING = ("float32", "float64", "bfloat16", "float16")
 

@@ -6,14 +6,15 @@ import ctypes
 import os
 import threading
 import zlib
-from typing import Any
+from collections import deque
+from typing import Any, Literal, NamedTuple
 
 from syncline import _native
 from syncline.collectives import Collective
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.choice import Choice, choose
-from syncline.groups.compiled import Compiled, compiled
-from syncline.groups.elements import COLLECTIVES, SIZES_BYTES, dtype_code, reduction_code
+from syncline.groups.compiled import Compiled, between, compiled
+from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
 from syncline.groups.rendezvous import Introduced, Store, introduce
 from syncline.groups.watch import GOODBYE, Watch
 
@@ -25,6 +26,21 @@ WINDOW = 8
 SPIN_S = 20e-6
 """A rank that has a processor to itself looks so long for news before it sleeps: longer than a
 fragment takes, shorter than falling asleep and waking."""
+
+
+class Task(NamedTuple):
+    """What a collective is, on all ranks alike, and which part of the vector is its result here."""
+
+    collective: Collective | Literal["exchange"]
+    choice: Choice
+    root: int = 0
+    reduction: str = "sum"
+    result: tuple[int, int] = (0, 0)
+
+    @property
+    def variant(self) -> int:
+        """A number that is the same on two ranks only if they mean the same."""
+        return zlib.crc32(f"{self.choice.algorithm}/{self.choice.blocks}/{self.root}".encode())
 
 
 class Pending:
@@ -61,8 +77,8 @@ class Group:
     """Ranks of one host that run collectives through shared memory.
 
     All ranks must start the same collectives in the same order; several may be under way at once.
-    Buffers are given by their address and must stay valid, and alone, until the collective is done.
-    Counts are of elements. Results have the same bits on all ranks.
+    Elements must be left alone until the collective is done. Results have the same bits on all
+    ranks.
 
     Args:
         store: where all ranks look for each other.
@@ -92,6 +108,8 @@ class Group:
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._closed = False
+        self._begun: deque[Pending] = deque()
+        """Collectives that may still be under way, in order."""
         segment = _new_segment(ranks)
         peers: list[Introduced] = []
         try:
@@ -112,207 +130,154 @@ class Group:
 
     def all_reduce(
         self,
-        input_: int,
-        output: int,
-        count: int,
-        dtype: str,
+        given: Elements,
+        result: Elements | None = None,
         reduction: str = "sum",
         *,
         choice: Choice | None = None,
         attended: bool = False,
-        keep: object = None,
     ) -> Pending:
-        """Reduce ``count`` elements over all ranks; every rank gets the result.
+        """Reduce elements over all ranks; every rank gets the result.
 
         Args:
-            input_: address of this rank's elements.
-            output: address of the result; may be that of the input.
-            count: how many elements.
-            dtype: of the elements, such as ``"float32"``.
+            given: this rank's elements.
+            result: as many, where the result goes; None: in place.
             reduction: sum, avg, min, max, product, band, bor or bxor.
-            choice: the algorithm; None: whatever is fastest.
-            attended: whether the caller is about to wait for it. Otherwise a thread works on it.
-            keep: an object that owns the memory.
+            choice: the algorithm; None: what is fastest for the size.
+            attended: whether the caller is about to wait. Otherwise a thread of the group's works
+                on it meanwhile.
 
         Raises:
-            UserError: the dtype or reduction is unknown.
+            UserError: the dtype, the reduction or the algorithm is unknown, or counts do not fit.
             PeerError: the group has failed.
         """
-        size_bytes = count * SIZES_BYTES.get(dtype, 1)
-        choice = choice or choose("all-reduce", self.ranks, size_bytes)
+        result = _fitting(given, given if result is None else result, 1)
+        choice = choice or choose("all-reduce", self.ranks, given.size_bytes)
         code = self._compiled("all-reduce", choice)
-        if input_ != output and not (code.out_of_place and self.ranks > 1):
-            ctypes.memmove(output, input_, size_bytes)
-            input_ = output
         return self._start(
-            "all-reduce",
+            Task("all-reduce", choice, reduction=reduction, result=(0, given.count)),
             code,
-            choice,
-            count,
-            dtype,
-            reduction,
-            input_,
-            output,
-            (0, count),
-            0,
+            _placed(given, result, code, self.ranks),
+            result,
             attended,
-            keep,
         )
 
     def broadcast(
         self,
-        buffer: int,
-        count: int,
-        dtype: str,
+        buffer: Elements,
         *,
         root: int = 0,
         choice: Choice | None = None,
         attended: bool = False,
-        keep: object = None,
     ) -> Pending:
-        """Copy the root's elements to all ranks; arguments as of :meth:`all_reduce`."""
+        """Copy the root's elements to all ranks; see :meth:`all_reduce`."""
         self._require_rank(root)
-        choice = choice or choose("broadcast", self.ranks, count * SIZES_BYTES.get(dtype, 1))
+        choice = choice or choose("broadcast", self.ranks, buffer.size_bytes)
         code = self._compiled("broadcast", choice, root)
-        return self._start(
-            "broadcast",
-            code,
-            choice,
-            count,
-            dtype,
-            "sum",
-            buffer,
-            buffer,
-            (0, 0),
-            0,
-            attended,
-            keep,
-            root,
-        )
+        return self._start(Task("broadcast", choice, root), code, buffer, buffer, attended)
 
     def reduce(
         self,
-        input_: int,
-        output: int,
-        count: int,
-        dtype: str,
+        given: Elements,
+        result: Elements | None = None,
         reduction: str = "sum",
         *,
         root: int = 0,
         choice: Choice | None = None,
         attended: bool = False,
-        keep: object = None,
     ) -> Pending:
-        """Reduce over all ranks; the root gets the result. Other ranks' outputs are not used."""
+        """Reduce over all ranks; the root alone gets the result, and needs a place for it.
+
+        Other ranks' elements are left as they are. See :meth:`all_reduce`.
+        """
         self._require_rank(root)
-        size_bytes = count * SIZES_BYTES.get(dtype, 1)
-        choice = choice or choose("reduce", self.ranks, size_bytes)
+        choice = choice or choose("reduce", self.ranks, given.size_bytes)
         code = self._compiled("reduce", choice, root)
-        work, result = output, (0, count)
         if self.rank != root:
-            work, keep = _scratch(size_bytes if any(code.changed) else 0, keep)
-            result = (0, 0)
-        if input_ != work and not (code.out_of_place and self.ranks > 1):
-            ctypes.memmove(work, input_, size_bytes)
-            input_ = work
-        return self._start(
-            "reduce",
-            code,
-            choice,
-            count,
-            dtype,
-            reduction,
-            input_,
-            work,
-            result,
-            0,
-            attended,
-            keep,
-            root,
-        )
+            work = _scratch(given) if any(code.changed) else given
+            task = Task("reduce", choice, root, reduction)
+        else:
+            work = _fitting(given, given if result is None else result, 1)
+            task = Task("reduce", choice, root, reduction, result=(0, given.count))
+        return self._start(task, code, _placed(given, work, code, self.ranks), work, attended)
 
     def all_gather(
         self,
-        input_: int,
-        output: int,
-        count: int,
-        dtype: str,
+        given: Elements,
+        result: Elements,
         *,
         choice: Choice | None = None,
         attended: bool = False,
-        keep: object = None,
     ) -> Pending:
-        """Collect ``count`` elements of every rank, in the order of ranks, on all ranks."""
-        size_bytes = count * SIZES_BYTES.get(dtype, 1)
-        choice = choice or choose("all-gather", self.ranks, size_bytes * self.ranks)
+        """Collect every rank's elements, in the order of ranks, on all ranks.
+
+        Args:
+            given: this rank's elements, as many on all ranks.
+            result: as many for each rank.
+            choice: see :meth:`all_reduce`.
+            attended: see :meth:`all_reduce`.
+        """
+        _fitting(given, result, self.ranks)
+        choice = choice or choose("all-gather", self.ranks, result.size_bytes)
         code = self._compiled("all-gather", choice)
-        own = output + self.rank * size_bytes
-        if own != input_:
-            ctypes.memmove(own, input_, size_bytes)
-        return self._start(
-            "all-gather",
-            code,
-            choice,
-            count * self.ranks,
-            dtype,
-            "sum",
-            output,
-            output,
-            (0, 0),
-            0,
-            attended,
-            keep,
-        )
+        own = result.address + self.rank * given.size_bytes
+        if own != given.address:
+            ctypes.memmove(own, given.address, given.size_bytes)
+        return self._start(Task("all-gather", choice), code, result, result, attended)
 
     def reduce_scatter(
         self,
-        input_: int,
-        output: int,
-        count: int,
-        dtype: str,
+        given: Elements,
+        result: Elements,
         reduction: str = "sum",
         *,
         choice: Choice | None = None,
         attended: bool = False,
-        keep: object = None,
     ) -> Pending:
-        """Reduce ``count`` elements a rank over all ranks; rank r gets the r-th part.
+        """Reduce over all ranks; rank r gets the r-th of equal parts.
 
-        The input, of ``count`` elements for every rank, is left as it is.
+        Args:
+            given: this rank's elements, which are left as they are.
+            result: an equal part of as many.
+            reduction: see :meth:`all_reduce`.
+            choice: see :meth:`all_reduce`.
+            attended: see :meth:`all_reduce`.
         """
-        element = SIZES_BYTES.get(dtype, 1)
-        choice = choice or choose("reduce-scatter", self.ranks, count * self.ranks * element)
+        _fitting(result, given, self.ranks)
+        choice = choice or choose("reduce-scatter", self.ranks, given.size_bytes)
         code = self._compiled("reduce-scatter", choice)
-        start, stop = self.rank * count, (self.rank + 1) * count
-        whole_bytes = count * self.ranks * element
+        task = Task(
+            "reduce-scatter",
+            choice,
+            reduction=reduction,
+            result=(self.rank * result.count, (self.rank + 1) * result.count),
+        )
         shard = len(code.changed) // self.ranks
         own = range(self.rank * shard, (self.rank + 1) * shard)
-        if self.ranks == 1:
-            ctypes.memmove(output, input_, whole_bytes)
-            input_ = output
-        inside = all(block in own for block, changed in enumerate(code.changed) if changed)
-        if inside and (code.out_of_place or self.ranks == 1):
-            work, result = output - start * element, 0
-        else:
-            work, keep = _scratch(whole_bytes, keep)
-            result = output
-            if not code.out_of_place:
-                ctypes.memmove(work, input_, whole_bytes)
-                input_ = work
-        return self._start(
-            "reduce-scatter",
-            code,
-            choice,
-            count * self.ranks,
-            dtype,
-            reduction,
-            input_,
-            work,
-            (start, stop),
-            result,
-            attended,
-            keep,
-        )
+        elsewhere = any(changed for block, changed in enumerate(code.changed) if block not in own)
+        if elsewhere or not code.out_of_place or self.ranks == 1:
+            work = _scratch(given)
+            return self._start(
+                task, code, _placed(given, work, code, self.ranks), work, attended, result
+            )
+        # Only the own part is written: it goes to its place at once.
+        before = result.address - self.rank * result.size_bytes
+        work = Elements(before, given.count, given.dtype, result.owner)
+        return self._start(task, code, given, work, attended)
+
+    def send(self, given: Elements, *, peer: int, tag: int = 0) -> Pending:
+        """Send elements to one rank, which must receive in the order of the sends.
+
+        Args:
+            given: the elements.
+            peer: to whom.
+            tag: the receiver must give the same.
+        """
+        return self._exchange("send", given, peer, tag)
+
+    def receive(self, result: Elements, *, peer: int, tag: int = 0) -> Pending:
+        """Receive what ``peer`` sends next, of the same count and dtype; see :meth:`send`."""
+        return self._exchange("copy", result, peer, tag)
 
     # ------------------------------------------------------------------ the end
 
@@ -328,6 +293,8 @@ class Group:
             except OSError:
                 continue  # it has ended before
         self._watch.close()
+        self._native.close()  # every wait ends
+        self._begun.clear()
         for peer in self._peers:
             peer.connection.close()
             os.close(peer.process)
@@ -337,40 +304,48 @@ class Group:
     def _compiled(self, collective: Collective, choice: Choice, root: int = 0) -> Compiled:
         return compiled(collective, choice.algorithm, self.rank, self.ranks, choice.blocks, root)
 
+    def _exchange(self, action: str, buffer: Elements, peer: int, tag: int) -> Pending:
+        self._require_rank(peer)
+        if peer == self.rank:
+            raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
+        code = between(action, self.rank, self.ranks, peer)
+        return self._start(Task("exchange", Choice(str(tag))), code, buffer, buffer, False)
+
     def _start(
         self,
-        collective: Collective,
+        task: Task,
         code: Compiled,
-        choice: Choice,
-        count: int,
-        dtype: str,
-        reduction: str,
-        input_: int,
-        work: int,
-        result: tuple[int, int],
-        output: int,
+        given: Elements,
+        work: Elements,
         attended: bool,
-        keep: object,
-        root: int = 0,
+        result: Elements | None = None,
     ) -> Pending:
-        variant = zlib.crc32(f"{choice.algorithm}/{choice.blocks}/{root}".encode())
-        try:
-            native = self._native.start(
-                code.native,
-                count,
-                variant,
-                COLLECTIVES[collective],
-                dtype_code(dtype),
-                reduction_code(reduction, dtype),
-                input_,
-                work,
-                *result,
-                output,
-                attended,
-            )
-        except _native.LinkFailure as error:
-            raise self._explained(error) from None
-        return Pending(self, native, keep)
+        """Begin a program that reads ``given`` and writes ``work``; its result may go elsewhere."""
+        with self._lock:
+            if self._closed:
+                raise UserError(f"rank {self.rank}: this group was closed")
+            try:
+                native = self._native.start(
+                    code.native,
+                    work.count,
+                    task.variant,
+                    COLLECTIVES[task.collective],
+                    dtype_code(work.dtype),
+                    reduction_code(task.reduction, work.dtype),
+                    given.address,
+                    work.address,
+                    *task.result,
+                    result.address if result is not None else 0,
+                    attended,
+                )
+            except _native.LinkFailure as error:
+                raise self._explained(error) from None
+            pending = Pending(self, native, (given.owner, work.owner, result))
+            # Memory must stay even where nobody waits for the collective.
+            while self._begun and self._begun[0].done:
+                self._begun.popleft()
+            self._begun.append(pending)
+        return pending
 
     def _wait(self, native: _native.Operation, timeout_s: float | None) -> None:
         try:
@@ -399,9 +374,27 @@ def _new_segment(ranks: int) -> int:
     return segment
 
 
-def _scratch(size_bytes: int, keep: object) -> tuple[int, object]:
-    memory = (ctypes.c_char * size_bytes)()
-    return ctypes.addressof(memory), (memory, keep)
+def _scratch(like: Elements) -> Elements:
+    memory = (ctypes.c_char * like.size_bytes)()
+    return Elements(ctypes.addressof(memory), like.count, like.dtype, memory)
+
+
+def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elements:
+    """Return where a program reads what was given: from its own place, if it can."""
+    if given.address != work.address and (ranks == 1 or not code.out_of_place):
+        ctypes.memmove(work.address, given.address, given.size_bytes)
+        return work
+    return given
+
+
+def _fitting(part: Elements, whole: Elements, times: int) -> Elements:
+    """Return ``whole``, which must be ``times`` as large as ``part``."""
+    if part.dtype != whole.dtype or part.count * times != whole.count:
+        raise UserError(
+            f"expected {part.count * times} elements of {part.dtype}, {part.count} for each rank, "
+            f"found {whole.count} of {whole.dtype}"
+        )
+    return whole
 
 
 def _processors() -> int:

@@ -1,0 +1,604 @@
+"""``torch.distributed.init_process_group("syncline")``: torch's collectives on our groups."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import UserError
+from syncline.groups import Elements, Group, Pending, Store
+
+__all__ = ["NAME", "ProcessGroup", "register"]
+
+NAME = "syncline"
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.int8: "int8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+}
+REDUCTIONS = {
+    "SUM": "sum",
+    "AVG": "avg",
+    "MIN": "min",
+    "MAX": "max",
+    "PRODUCT": "product",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
+}
+# Its stubs have overloads for calls that C++ alone makes.
+TorchsProcessGroup: Any = dist.ProcessGroup
+OPERATORS = {getattr(dist.ReduceOp, torchs): ours for torchs, ours in REDUCTIONS.items()}
+
+
+def register() -> None:
+    """Make the backend known to torch; doing so again changes nothing."""
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _created, devices=["cpu"])
+
+
+def _created(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+    return ProcessGroup(store, rank, size, timeout)
+
+
+class Work(dist.Work):
+    """Collectives under way, and what is left to do with their results."""
+
+    def __init__(
+        self,
+        pending: Sequence[Pending],
+        results: Any,
+        completer: Completer,
+        finishes: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        super().__init__()
+        self._completer = completer
+        self.pending = pending
+        self.finishes = finishes
+        self._results = results
+        self._lock = threading.Lock()
+        self._future: Future | None = None
+        self._error: BaseException | None = None
+
+    def is_completed(self) -> bool:
+        """Say whether the results are in place."""
+        return all(pending.done for pending in self.pending)
+
+    def is_success(self) -> bool:
+        """Say whether nothing went wrong so far."""
+        return self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong."""
+        return self._error
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return once the results are in place.
+
+        Raises:
+            PeerError: a rank has ended, or did not answer in time.
+            MismatchError: the ranks called different collectives.
+        """
+        seconds = timeout.total_seconds() if timeout else None
+        try:
+            for pending in self.pending:
+                pending.wait(seconds or None)
+        except BaseException as error:
+            self._error = error
+            raise
+        if self.finishes:
+            with self._lock:
+                finishes, self.finishes = self.finishes, ()
+                for finish in finishes:
+                    finish()
+        return True
+
+    def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> Work:
+        """Return the same work with more to do at its end, and other results."""
+        return Work(self.pending, results, self._completer, [*self.finishes, *finishes])
+
+    def synchronize(self) -> None:
+        """Return once the results are in place."""
+        self.wait()
+
+    def result(self) -> Any:
+        """Return the tensors."""
+        return self._results
+
+    def get_future(self) -> Future:
+        """Return a future of the tensors."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = Future(self._completer)
+        self._future.complete(self._waited_for)
+        return self._future
+
+    def _waited_for(self) -> Any:
+        self.wait()
+        return self._results
+
+
+class Completer:
+    """A thread on which a group's futures are completed and what is chained to them runs.
+
+    Both happen in the order in which the program asked for them, so in the same order on all ranks,
+    wherever and whenever messages arrive. What is chained may begin collectives itself, and wait
+    for them, as PowerSGD does.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller runs on this thread."""
+        return threading.current_thread() is self._thread
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run a job after those before it; from the thread itself, at once."""
+        if self.here:
+            job()
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="syncline futures", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread once it has nothing left to do."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+
+
+class Future(torch.futures.Future[Any]):
+    """A future whose callbacks run on its group's thread, even if it is complete already."""
+
+    def __init__(self, completer: Completer) -> None:
+        super().__init__()
+        self._completer = completer
+
+    def complete(self, value: Callable[[], Any]) -> None:
+        """Take what ``value`` returns, or raises, when it is its turn."""
+
+        def job() -> None:
+            try:
+                result = value()
+            except Exception as error:
+                self.set_exception(error)
+            else:
+                self.set_result(result)
+
+        self._completer.run(job)
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """Return a future of what ``callback`` makes of this one."""
+        after = Future(self._completer)
+        after.complete(lambda: callback(self))
+        return after
+
+
+class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
+    """A process group of torch that runs on a :class:`~syncline.groups.Group`.
+
+    Args:
+        store: where the ranks meet; torch gives each group a part of its own.
+        rank: this rank in the group.
+        size: how many ranks it has.
+        timeout: deadline of every wait.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._store = store
+        self._name = self._description = ""
+        self._outer = Group(store, rank, size, name="calls", timeout_s=timeout.total_seconds())
+        self._inner: Group | None = None
+        self._completer = Completer()
+
+    @property
+    def _group(self) -> Group:
+        """What a collective runs on.
+
+        Those begun where a future is completed have a group of their own: beside those of the main
+        thread, they would come in another order on every rank.
+        """
+        if not self._completer.here:
+            return self._outer
+        if self._inner is None:
+            self._inner = Group(
+                self._store,
+                self._rank,
+                self._size,
+                name="calls of futures",
+                timeout_s=self._timeout.total_seconds(),
+            )
+        return self._inner
+
+    # ------------------------------------------------------------------ what it is
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name to give to ``init_process_group``."""
+        return NAME
+
+    # Torch's own class keeps these in backends, of which this group has none.
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name that torch has given to the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take a name."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the description that torch has given to the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Take a description."""
+        self._description = description
+
+    def size(self) -> int:
+        """Return how many ranks there are."""
+        return self._size
+
+    def rank(self) -> int:
+        """Return this rank."""
+        return self._rank
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._completer.close()
+        for group in (self._inner, self._outer):
+            if group is not None:
+                group.close()
+
+    def abort(self) -> None:
+        """Leave the group, whatever is under way."""
+        self.shutdown()
+
+    # ------------------------------------------------------------------ collectives
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce each tensor over all ranks, in place."""
+        reduction = _reduction(opts)
+        return self._each(tensors, lambda given: self._group.all_reduce(given, reduction=reduction))
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce each tensor over all ranks, in place."""
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        """Copy the root's tensors to all ranks."""
+        root = opts.rootRank
+        return self._each(
+            tensors, lambda given: self._group.broadcast(given, root=root), copies=True
+        )
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        """Reduce each tensor over all ranks; the root gets the result, in place."""
+        reduction, root = _reduction(opts), opts.rootRank
+        return self._each(
+            tensors, lambda given: self._group.reduce(given, reduction=reduction, root=root)
+        )
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Return once all ranks have come here."""
+        del opts
+        return self.allreduce([torch.zeros(1, dtype=torch.uint8)])
+
+    def all_gather_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> Work:
+        """Collect every rank's tensor in one, in the order of ranks."""
+        del opts
+        return self._into(
+            output,
+            given,
+            lambda result, part: self._group.all_gather(part, result),
+            copies=True,
+        )
+
+    _allgather_base = all_gather_single
+
+    def allgather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
+        """Collect every rank's tensor in a list, in the order of ranks."""
+        del opts
+        works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
+        return self._together(works, outputs)
+
+    def allgather_coalesced(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
+        """Collect several tensors; ``outputs[r]`` are those of rank r."""
+        del opts
+        works = [
+            self._gather_all([of_rank[number] for of_rank in outputs], tensor)
+            for number, tensor in enumerate(inputs)
+        ]
+        return self._together(works, outputs)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Collect several tensors, each in one."""
+        works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return self._together(works, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> Work:
+        """Reduce a tensor over all ranks; rank r gets the r-th part."""
+        reduction = _reduction(opts)
+        return self._into(
+            output,
+            given,
+            lambda result, whole: self._group.reduce_scatter(whole, result, reduction),
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any = None,
+    ) -> Work:
+        """Reduce a list of tensors over all ranks; rank r gets the r-th."""
+        works = []
+        for output, parts in zip(outputs, inputs, strict=True):
+            if len({part.numel() for part in parts}) == 1:
+                whole = torch.cat([part.reshape(-1) for part in parts])
+                works.append(self.reduce_scatter_single(output, whole, opts))
+            else:
+                works.append(self._reduce_to_each(output, parts, _reduction(opts)))
+        return self._together(works, outputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Reduce several tensors over all ranks; rank r gets the r-th part of each."""
+        works = [
+            self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)
+        ]
+        return self._together(works, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def gather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> Work:
+        """Collect every rank's tensor at the root."""
+        works = []
+        for number, tensor in enumerate(inputs):
+            sent = {opts.rootRank: tensor}
+            taken = dict(enumerate(outputs[number])) if self._rank == opts.rootRank else {}
+            works.append(self._to_each(sent, taken))
+        return self._together(works, outputs)
+
+    def scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any,
+    ) -> Work:
+        """Give every rank one of the root's tensors."""
+        works = []
+        for number, tensor in enumerate(outputs):
+            sent = dict(enumerate(inputs[number])) if self._rank == opts.rootRank else {}
+            works.append(self._to_each(sent, {opts.rootRank: tensor}))
+        return self._together(works, outputs)
+
+    def alltoall(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Send the r-th tensor to rank r; get the r-th from it."""
+        del opts
+        return self._to_each(dict(enumerate(inputs)), dict(enumerate(outputs)), outputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_sizes: Sequence[int] | None = None,
+        input_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> Work:
+        """Send the r-th part to rank r; get the r-th from it. Sizes are of the first dimension."""
+        del opts
+        taken = _parts(output, output_sizes, self._size)
+        sent = _parts(given, input_sizes, self._size)
+        return self._to_each(dict(enumerate(sent)), dict(enumerate(taken)), [output])
+
+    alltoall_base = all_to_all_single
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        """Send tensors to one rank."""
+        return self._each(
+            tensors, lambda given: self._group.send(given, peer=peer, tag=tag), copies=True
+        )
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        """Receive what a rank sends next."""
+        return self._each(
+            tensors, lambda result: self._group.receive(result, peer=peer, tag=tag), copies=True
+        )
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        """Refuse: this backend receives from ranks that are named.
+
+        Raises:
+            UserError: always.
+        """
+        del tensors, tag
+        raise UserError("backend syncline: recv() needs the rank to receive from (src=...)")
+
+    # ------------------------------------------------------------------ inside
+
+    def _each(
+        self,
+        tensors: Sequence[torch.Tensor],
+        start: Callable[[Elements], Pending],
+        *,
+        copies: bool = False,
+    ) -> Work:
+        """Start a collective on each tensor, in place."""
+        finishes: list[Callable[[], None]] = []
+        pending = []
+        for tensor in tensors:
+            dense = tensor
+            if not tensor.is_contiguous():
+                dense = tensor.contiguous()
+                finishes.append(_copying(tensor, dense))
+            pending.append(start(_elements(dense, copies=copies)))
+        return Work(pending, tensors, self._completer, finishes)
+
+    def _into(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        start: Callable[[Elements, Elements], Pending],
+        *,
+        copies: bool = False,
+    ) -> Work:
+        """Start a collective from one tensor into another."""
+        dense = output if output.is_contiguous() else torch.empty_like(output).contiguous()
+        finishes = [] if dense is output else [_copying(output, dense)]
+        pending = start(
+            _elements(dense, copies=copies), _elements(given.contiguous(), copies=copies)
+        )
+        return Work([pending], [output], self._completer, finishes)
+
+    def _gather_all(self, parts: Sequence[torch.Tensor], given: torch.Tensor) -> Work:
+        if all(part.numel() == given.numel() for part in parts):
+            whole = given.new_empty(len(parts) * given.numel())
+            work = self.all_gather_single(whole, given.reshape(-1))
+            chunks = whole.view(len(parts), given.numel())
+            pairs = zip(parts, chunks, strict=True)
+            return work.then(
+                [_copying(part, chunk.view(part.shape)) for part, chunk in pairs], parts
+            )
+        parts[self._rank].copy_(given)
+        works = [
+            self._each([part], partial(self._group.broadcast, root=rank), copies=True)
+            for rank, part in enumerate(parts)
+        ]
+        return self._together(works, parts)
+
+    def _reduce_to_each(
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], reduction: str
+    ) -> Work:
+        """Reduce parts that differ in size."""
+        dense = [part.contiguous().clone() for part in parts]
+        works = [
+            self._each([part], partial(self._group.reduce, reduction=reduction, root=rank))
+            for rank, part in enumerate(dense)
+        ]
+        own = dense[self._rank].view(output.shape)
+        return self._together(works, [output]).then([_copying(output, own)], [output])
+
+    def _together(self, works: Sequence[Work], results: Any) -> Work:
+        pending = [pending for work in works for pending in work.pending]
+        finishes = [finish for work in works for finish in work.finishes]
+        return Work(pending, results, self._completer, finishes)
+
+    def _to_each(
+        self,
+        sent: dict[int, torch.Tensor],
+        taken: dict[int, torch.Tensor],
+        results: Any = None,
+    ) -> Work:
+        """Send a tensor to each of some ranks, and take one from each of some."""
+        if self._rank in sent and self._rank in taken:
+            taken[self._rank].copy_(sent[self._rank].view(taken[self._rank].shape))
+        works = [self.send([t], peer) for peer, t in sent.items() if peer != self._rank]
+        works += [self.recv([t], peer) for peer, t in taken.items() if peer != self._rank]
+        return self._together(works, results if results is not None else list(taken.values()))
+
+
+def _elements(tensor: torch.Tensor, *, copies: bool) -> Elements:
+    """Return a contiguous tensor's elements.
+
+    Args:
+        tensor: on the CPU, dense.
+        copies: they are only moved, so they may as well be bytes.
+    """
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise UserError(
+            f"backend syncline exchanges dense tensors on the CPU, not {tensor.layout} on "
+            f"{tensor.device}; use nccl for CUDA: init_process_group('cpu:syncline,cuda:nccl')"
+        )
+    if tensor.is_complex() and not copies:
+        tensor = torch.view_as_real(tensor)
+    dtype = DTYPES.get(tensor.dtype)
+    if copies and (dtype is None or dtype == "bool"):
+        return Elements(tensor.data_ptr(), tensor.nbytes, "uint8", tensor)
+    if dtype is None:
+        raise UserError(
+            f"backend syncline cannot reduce elements of {tensor.dtype} "
+            f"(it can: {', '.join(DTYPES.values())})"
+        )
+    return Elements(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+
+
+def _reduction(opts: Any) -> str:
+    operator = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    for torchs, ours in OPERATORS.items():
+        if operator == torchs:
+            return ours
+    raise UserError(
+        f"backend syncline does not know the reduction {operator} (known: {', '.join(REDUCTIONS)})"
+    )
+
+
+def _parts(
+    tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int
+) -> tuple[torch.Tensor, ...]:
+    if sizes:
+        return tuple(tensor.split(list(sizes)))
+    if len(tensor) % ranks:
+        raise UserError(f"a first dimension of {len(tensor)} cannot be shared out to {ranks} ranks")
+    return tuple(tensor.chunk(ranks)) if len(tensor) else (tensor,) * ranks
+
+
+def _copying(to: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+    def copy() -> None:
+        with torch.no_grad():
+            to.copy_(source)
+
+    return copy
