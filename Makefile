@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints-dev.txt $(NATIVE)
 	@tools/system-packages g++ make python3-venv
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    -c constraints-dev.txt torch scikit-build-core nanobind cmake ninja
+	    -c constraints-dev.txt torch scikit-build-core nanobind cmake ninja libucx-cu12
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	    -c constraints-dev.txt --editable '.[dev]'
 	@touch $@

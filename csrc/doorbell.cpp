@@ -21,23 +21,26 @@ void futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value,
 
 }  // namespace
 
-void Doorbell::ring() {
+void Doorbell::ring(int event) {
     // Either the sleeper sees what was written before, or this sees that it sleeps.
 #if defined(__SANITIZE_THREAD__)  // it does not know fences
-    const bool asleep = sleeping.fetch_or(0, std::memory_order_seq_cst) != 0;
+    const std::uint32_t how = sleeping.fetch_or(0, std::memory_order_seq_cst);
 #else
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    const bool asleep = sleeping.load(std::memory_order_relaxed) != 0;
+    const std::uint32_t how = sleeping.load(std::memory_order_relaxed);
 #endif
-    if (asleep) {
+    if (how == by_futex) {
         rung.fetch_add(1, std::memory_order_release);
         futex(&rung, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr);
+    } else if (how == by_event && event >= 0) {
+        const std::uint64_t one = 1;
+        (void)!write(event, &one, sizeof one);  // it fails only where a wake-up is due already
     }
 }
 
-std::uint32_t Doorbell::announce() {
+std::uint32_t Doorbell::announce(std::uint32_t how) {
     const std::uint32_t before = rung.load(std::memory_order_acquire);
-    sleeping.exchange(1, std::memory_order_seq_cst);
+    sleeping.exchange(how, std::memory_order_seq_cst);
     return before;
 }
 

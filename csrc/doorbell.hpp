@@ -12,10 +12,15 @@ struct Doorbell {
     alignas(64) std::atomic<std::uint32_t> sleeping;
     std::atomic<std::uint32_t> rung;
 
-    // Wake the sleeper, if there is one; comes after what it should see has been written.
-    void ring();
+    // How a sleeper is woken: in sleep(), or wherever it waits for an eventfd.
+    static constexpr std::uint32_t by_futex = 1;
+    static constexpr std::uint32_t by_event = 2;
+
+    // Wake the sleeper, if there is one; comes after what it should see has been written. `event`
+    // is the sleeper's eventfd, or -1.
+    void ring(int event = -1);
     // Say that this thread is about to sleep: what is written from now on rings.
-    [[nodiscard]] std::uint32_t announce();
+    std::uint32_t announce(std::uint32_t how = by_futex);
     void withdraw() { sleeping.store(0, std::memory_order_relaxed); }
     // Sleep until rung since announce(), or until the deadline; withdraws.
     void sleep(std::uint32_t announced, std::chrono::steady_clock::time_point deadline);

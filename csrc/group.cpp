@@ -48,8 +48,9 @@ void Operation::finish() {
 }
 
 Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
-             std::unique_ptr<Sleeper> sleeper, std::chrono::nanoseconds spin)
-    : rank_(rank), sleeper_(std::move(sleeper)), spin_(spin) {
+             std::unique_ptr<Sleeper> sleeper, std::shared_ptr<Transport> transport,
+             std::chrono::nanoseconds spin)
+    : rank_(rank), sleeper_(std::move(sleeper)), transport_(std::move(transport)), spin_(spin) {
     for (auto& link : links) links_.push_back({std::move(link), {}, {}, {}});
 }
 
@@ -65,6 +66,8 @@ void Group::close() {
     done_.notify_all();
     sleeper_->wake();
     if (attendant_.joinable()) attendant_.join();
+    const std::lock_guard lock(mutex_);
+    for (Peer& peer : links_) peer.link.reset();
 }
 
 Handle Group::start(Operation::Request request, bool attended) {
@@ -89,6 +92,7 @@ Handle Group::start(Operation::Request request, bool attended) {
     }
     active_.push_back(operation);
     if (!attended || driven_) progress();
+    if (driven_ && transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
     if (!attended && !operation->done_.load(std::memory_order_relaxed)) {
         call_attendant();
     }
@@ -173,11 +177,15 @@ bool Group::progress() {
     bool moved = false;
     try {
         for (bool more = true; more;) {
-            more = false;
+            more = transport_ != nullptr && transport_->progress();
             for (Peer& peer : links_) {
                 if (peer.link == nullptr) continue;
                 more |= progress_sends(peer);
                 more |= progress_receives(peer);
+                if (peer.lost.empty() && !peer.link->broken().empty()) {
+                    peer.lost = peer.link->broken();
+                    any_lost_ = true;
+                }
             }
             moved |= more;
         }
@@ -213,7 +221,8 @@ bool Group::progress_sends(Peer& peer) {
         const std::byte* source =
             transfer.fresh ? operation.request_.input : operation.request_.work;
         side.under_way.push_back({cursor.operation.get(), number, to - from});
-        peer.link->send(source + from, to - from, operation.call());
+        const bool changes = transfer.exchanged && (operation.in_place() || !transfer.fresh);
+        peer.link->send(source + from, to - from, operation.call(), !changes);
         cursor.offset += to - from;
         moved = true;
         settle(side, peer.link->released());
@@ -317,7 +326,7 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
             continue;
         }
         sleeper_->announce();
-        if (progress() || finished()) {
+        if (progress() || finished() || !sleeper_->may_sleep()) {
             sleeper_->withdraw();
             news = Clock::now();
             continue;

@@ -72,6 +72,8 @@ class Sleeper {
     // Announce sleep; what peers do from now on ends it.
     virtual void announce() = 0;
     virtual void withdraw() = 0;
+    // Called last, with everything looked at after announce(): whether it may sleep.
+    virtual bool may_sleep() { return true; }
     virtual void sleep(Clock::time_point deadline) = 0;
     // End the sleep from this process.
     virtual void wake() = 0;
@@ -101,10 +103,11 @@ class Timeout : public std::runtime_error {
 // to use from several threads.
 class Group {
   public:
-    // links[r] joins this rank to rank r; that of this rank is null. `spin` is how long a thread
-    // looks for news before it sleeps.
+    // links[r] joins this rank to rank r; that of this rank is null. `transport` is null where
+    // links move by themselves. `spin` is how long a thread looks for news before it sleeps.
     Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
-          std::unique_ptr<Sleeper> sleeper, std::chrono::nanoseconds spin);
+          std::unique_ptr<Sleeper> sleeper, std::shared_ptr<Transport> transport,
+          std::chrono::nanoseconds spin);
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
     ~Group();
@@ -179,6 +182,7 @@ class Group {
     std::int32_t rank_;
     std::vector<Peer> links_;
     std::unique_ptr<Sleeper> sleeper_;
+    std::shared_ptr<Transport> transport_;
     std::chrono::nanoseconds spin_;
 
     std::mutex mutex_;

@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -21,6 +22,7 @@
 #include "group.hpp"
 #include "program.hpp"
 #include "shared_link.hpp"
+#include "ucx_link.hpp"
 
 namespace nb = nanobind;
 
@@ -29,6 +31,7 @@ namespace {
 using syncline::Arenas;
 using syncline::BellSleeper;
 using syncline::Clock;
+using syncline::Doorbell;
 using syncline::Group;
 using syncline::Handle;
 using syncline::Link;
@@ -37,6 +40,10 @@ using syncline::Program;
 using syncline::SegmentLayout;
 using syncline::SharedLink;
 using syncline::SharedMemory;
+using syncline::Sleeper;
+using syncline::UcxLink;
+using syncline::UcxSleeper;
+using syncline::UcxWorker;
 
 using Rows = nb::ndarray<const std::int32_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
 
@@ -64,29 +71,52 @@ const std::byte* memory(std::uintptr_t address) {
 
 std::byte* writable(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
-// A group whose ranks share memory. Arenas and segments live as long as it does.
-class SharedGroup {
+// Another rank of this host, or this one: its segment of shared memory, and its eventfd or -1.
+using Neighbour = std::tuple<std::int32_t, int, int>;
+// A rank of another host, and the address of its worker.
+using Remote = std::tuple<std::int32_t, nb::bytes>;
+
+// A group of ranks that share memory, or are joined by UCX, or both. Arenas and segments live as
+// long as it does.
+class NativeGroup {
   public:
-    // `segments`: of each rank, a descriptor of its segment.
-    SharedGroup(std::int32_t rank, const std::vector<int>& segments, std::size_t fragment_bytes,
-                std::uint32_t window, double spin_s)
-        : layout_{static_cast<std::int32_t>(segments.size()), fragment_bytes, window} {
-        std::vector<std::shared_ptr<SharedMemory>> mapped;
-        mapped.reserve(segments.size());
-        for (const int descriptor : segments) {
-            mapped.push_back(std::make_shared<SharedMemory>(descriptor, layout_.bytes()));
+    // `neighbours` are this rank and all others of the host, in order; `remotes` all other ranks.
+    NativeGroup(std::int32_t rank, const std::vector<Neighbour>& neighbours,
+                const std::vector<Remote>& remotes, std::shared_ptr<UcxWorker> worker,
+                std::size_t fragment_bytes, std::uint32_t window, double spin_s)
+        : layout_{static_cast<std::int32_t>(neighbours.size()), fragment_bytes, window} {
+        std::vector<std::unique_ptr<Link>> links(neighbours.size() + remotes.size());
+        std::vector<std::shared_ptr<SharedMemory>> segments;
+        std::int32_t own_place = 0;
+        int own_event = -1;
+        for (const auto& [peer, segment, event] : neighbours) {
+            if (peer == rank) {
+                own_place = static_cast<std::int32_t>(segments.size());
+                own_event = event;
+            }
+            segments.push_back(std::make_shared<SharedMemory>(segment, layout_.bytes()));
         }
-        own_ = mapped.at(static_cast<std::size_t>(rank));
-        std::vector<std::unique_ptr<Link>> links;
-        for (std::int32_t peer = 0; peer < layout_.peers; ++peer) {
-            links.push_back(peer == rank
-                                ? nullptr
-                                : std::make_unique<SharedLink>(
-                                      layout_, own_, mapped[static_cast<std::size_t>(peer)], rank,
-                                      peer, peer, &arenas_));
+        own_ = segments.at(static_cast<std::size_t>(own_place));
+        for (std::size_t place = 0; place < neighbours.size(); ++place) {
+            const auto& [peer, segment, event] = neighbours[place];
+            if (peer == rank) continue;
+            links.at(static_cast<std::size_t>(peer)) = std::make_unique<SharedLink>(
+                layout_, own_, segments[place], own_place, static_cast<std::int32_t>(place), peer,
+                event, &arenas_);
         }
-        group_.emplace(rank, std::move(links),
-                       std::make_unique<BellSleeper>(SharedLink::bell_of(*own_)),
+        for (const auto& [peer, address] : remotes) {
+            links.at(static_cast<std::size_t>(peer)) =
+                std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
+                                          rank, peer, fragment_bytes, window);
+        }
+        Doorbell& bell = SharedLink::bell_of(*own_);
+        std::unique_ptr<Sleeper> sleeper;
+        if (worker != nullptr) {
+            sleeper = std::make_unique<UcxSleeper>(worker, &bell, own_event);
+        } else {
+            sleeper = std::make_unique<BellSleeper>(bell);
+        }
+        group_.emplace(rank, std::move(links), std::move(sleeper), std::move(worker),
                        std::chrono::duration_cast<std::chrono::nanoseconds>(
                            std::chrono::duration<double>(spin_s)));
     }
@@ -162,15 +192,24 @@ void bind_groups(nb::module_& module) {
                      })
         .def_prop_ro("bytes", &SharedMemory::bytes);
     nb::class_<Operation>(module, "Operation").def_prop_ro("done", &Operation::done);
-    nb::class_<SharedGroup>(module, "SharedGroup")
-        .def(nb::init<std::int32_t, const std::vector<int>&, std::size_t, std::uint32_t, double>())
-        .def("start", &SharedGroup::start, nb::call_guard<nb::gil_scoped_release>())
-        .def("wait", &SharedGroup::wait, nb::call_guard<nb::gil_scoped_release>())
-        .def("lose", &SharedGroup::lose, nb::call_guard<nb::gil_scoped_release>())
-        .def("idle", &SharedGroup::idle)
-        .def("close", &SharedGroup::close, nb::call_guard<nb::gil_scoped_release>())
-        .def("add_arena", &SharedGroup::add_arena)
-        .def("forget_arena", &SharedGroup::forget_arena);
+    nb::class_<UcxWorker>(module, "UcxWorker")
+        .def(nb::init<const std::string&, const UcxWorker::Settings&>())
+        .def_prop_ro("address", [](const UcxWorker& worker) {
+            const std::string address = worker.address();
+            return nb::bytes(address.data(), address.size());
+        });
+    nb::class_<NativeGroup>(module, "NativeGroup")
+        .def(nb::init<std::int32_t, const std::vector<Neighbour>&, const std::vector<Remote>&,
+                      std::shared_ptr<UcxWorker>, std::size_t, std::uint32_t, double>(),
+             nb::arg("rank"), nb::arg("neighbours"), nb::arg("remotes"), nb::arg("worker").none(),
+             nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("spin_s"))
+        .def("start", &NativeGroup::start, nb::call_guard<nb::gil_scoped_release>())
+        .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
+        .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
+        .def("idle", &NativeGroup::idle)
+        .def("close", &NativeGroup::close, nb::call_guard<nb::gil_scoped_release>())
+        .def("add_arena", &NativeGroup::add_arena)
+        .def("forget_arena", &NativeGroup::forget_arena);
     module.def("segment_bytes",
                [](std::int32_t peers, std::size_t fragment_bytes, std::uint32_t window) {
                    return SegmentLayout{peers, fragment_bytes, window}.bytes();

@@ -55,8 +55,10 @@ class Link {
     [[nodiscard]] virtual std::size_t fragment_bytes() const = 0;
 
     [[nodiscard]] virtual bool can_send() = 0;
-    // Send a fragment; its memory must stay as it is until it is released.
-    virtual void send(const std::byte* data, std::size_t bytes, const Call& call) = 0;
+    // Send a fragment; its memory must stay as it is until it is released. Unless it may be
+    // borrowed, that is at once.
+    virtual void send(const std::byte* data, std::size_t bytes, const Call& call,
+                      bool may_borrow) = 0;
     // How many of the fragments sent so far are released.
     [[nodiscard]] virtual std::uint64_t released() = 0;
 
@@ -66,8 +68,21 @@ class Link {
     virtual void receive(const Target& target, const Call& call) = 0;
     // How many of the fragments taken so far are where they should be.
     [[nodiscard]] virtual std::uint64_t received() = 0;
+
+    // Why nothing more will come or go; empty as long as that is not so.
+    [[nodiscard]] virtual const std::string& broken() const;
+};
+
+// What moves fragments of several links, where they do not move by themselves.
+class Transport {
+  public:
+    virtual ~Transport() = default;
+    // Returns whether anything moved.
+    virtual bool progress() = 0;
 };
 
 [[nodiscard]] std::string describe(const Call& call);
+// Without count and number.
+[[nodiscard]] std::string describe_kind(const Call& call);
 
 }  // namespace syncline

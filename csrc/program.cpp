@@ -57,7 +57,10 @@ Program::Program(std::int32_t rank, std::int32_t ranks, std::int32_t blocks,
             if (step.action == Action::send) {
                 readers[at].push_back(index);
             } else {
-                for (const std::uint32_t reader : readers[at]) add(transfer.after_sends, reader);
+                for (const std::uint32_t reader : readers[at]) {
+                    add(transfer.after_sends, reader);
+                    if (steps[reader].step == step.step) transfers_[reader].exchanged = true;
+                }
                 readers[at].clear();
                 writer[at] = index;
                 changed_[at] = true;

@@ -31,6 +31,9 @@ struct Transfer {
     std::vector<std::uint32_t> after_sends;
     // Whether the rank has changed none of the blocks before: they still are what was put in.
     bool fresh;
+    // For a send: whether the rank changes a block in the step in which it sends it. Two ranks that
+    // do so with each other would wait in a circle for their blocks to be read.
+    bool exchanged = false;
 };
 
 class Program {

@@ -76,12 +76,13 @@ const std::byte* Arenas::at(std::int32_t peer, Place place, std::size_t bytes) c
 
 SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                        std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
-                       std::int32_t their_place, std::int32_t peer, const Arenas* arenas)
+                       std::int32_t their_place, std::int32_t peer, int event, const Arenas* arenas)
     : own_(std::move(own)),
       theirs_(std::move(theirs)),
       fragment_bytes_(layout.fragment_bytes),
       window_(layout.window),
       peer_(peer),
+      event_(event),
       arenas_(arenas),
       out_(own_->data() + layout.channel_offset(their_place)),
       in_(theirs_->data() + layout.channel_offset(own_place)),
@@ -114,8 +115,9 @@ bool SharedLink::can_send() {
     return sent_ - taken_ < window_;
 }
 
-void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call) {
-    const Arenas::Place place = arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
+void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) {
+    const Arenas::Place place =
+        may_borrow && arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
     if (place.number != 0) {
         borrowed_ = sent_ + 1;
     } else {
@@ -124,7 +126,7 @@ void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call
     fragment(out_, sent_) = {call, bytes, place.offset, place.number, 0};
     ++sent_;
     outgoing_.sent.store(sent_, std::memory_order_release);
-    bell_of(*theirs_).ring();
+    bell_of(*theirs_).ring(event_);
 }
 
 std::uint64_t SharedLink::released() {
@@ -157,7 +159,7 @@ void SharedLink::receive(const Target& target, const Call& call) {
     }
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);
-    bell_of(*theirs_).ring();
+    bell_of(*theirs_).ring(event_);
 }
 
 }  // namespace syncline

@@ -68,14 +68,14 @@ class Arenas {
 class SharedLink final : public Link {
   public:
     // `own` and `theirs` are the segments of this rank and of the peer. Places are positions among
-    // the ranks of the host.
+    // the ranks of the host. `event` is the peer's eventfd, or -1 if it never waits for one.
     SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
-               std::int32_t their_place, std::int32_t peer, const Arenas* arenas);
+               std::int32_t their_place, std::int32_t peer, int event, const Arenas* arenas);
 
     [[nodiscard]] std::size_t fragment_bytes() const override { return fragment_bytes_; }
     [[nodiscard]] bool can_send() override;
-    void send(const std::byte* data, std::size_t bytes, const Call& call) override;
+    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
     void receive(const Target& target, const Call& call) override;
@@ -106,6 +106,7 @@ class SharedLink final : public Link {
     std::size_t fragment_bytes_;
     std::uint64_t window_;
     std::int32_t peer_;
+    int event_;
     const Arenas* arenas_;
     std::byte* out_;  // the channel to the peer, in this rank's segment
     std::byte* in_;   // the channel from the peer, in the peer's

@@ -86,9 +86,21 @@ class Operation:
     @property
     def done(self) -> bool: ...
 
-class SharedGroup:
+class UcxWorker:
+    def __init__(self, library: str, settings: Sequence[tuple[str, str]]) -> None: ...
+    @property
+    def address(self) -> bytes: ...
+
+class NativeGroup:
     def __init__(
-        self, rank: int, segments: list[int], fragment_bytes: int, window: int, spin_s: float
+        self,
+        rank: int,
+        neighbours: Sequence[tuple[int, int, int]],
+        remotes: Sequence[tuple[int, bytes]],
+        worker: UcxWorker | None,
+        fragment_bytes: int,
+        window: int,
+        spin_s: float,
     ) -> None: ...
     def start(
         self,

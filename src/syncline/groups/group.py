@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 import zlib
 from collections import deque
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from syncline import _native
 from syncline.collectives import Collective
@@ -15,8 +16,11 @@ from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.choice import Choice, choose
 from syncline.groups.compiled import Compiled, between, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
-from syncline.groups.rendezvous import Introduced, Store, introduce
+from syncline.groups.rendezvous import Introduced, Reception, Store
+from syncline.groups.ucx import addresses, new_worker
 from syncline.groups.watch import GOODBYE, Watch
+
+Transport = Literal["auto", "shared", "ucx"]
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Group", "Pending"]
 
@@ -74,7 +78,7 @@ class Pending:
 
 
 class Group:
-    """Ranks of one host that run collectives through shared memory.
+    """Ranks that run collectives, through shared memory inside a host and UCX between hosts.
 
     All ranks must start the same collectives in the same order; several may be under way at once.
     Elements must be left alone until the collective is done. Results have the same bits on all
@@ -86,10 +90,12 @@ class Group:
         ranks: how many there are.
         name: of the group, the same on all its ranks; no other group may have it in this store.
         timeout_s: deadline for meeting, and for every wait that is not given its own.
+        transport: ``"auto"``: shared memory inside a host, UCX between hosts; ``"shared"``: refuse
+            ranks of other hosts; ``"ucx"``: UCX to all ranks.
 
     Raises:
         PeerError: a rank did not come.
-        UserError: the ranks are not all on one host, or cannot share memory.
+        UserError: UCX is needed and missing, or ranks cannot share memory.
     """
 
     def __init__(
@@ -100,7 +106,12 @@ class Group:
         *,
         name: str = "default",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        transport: Transport = "auto",
     ) -> None:
+        if transport not in get_args(Transport):
+            raise UserError(
+                f"unknown transport {transport!r} (known: {', '.join(get_args(Transport))})"
+            )
         if not 0 <= rank < ranks:
             raise UserError(f"expected a rank from 0 to {ranks - 1}, found {rank}")
         self.rank = rank
@@ -110,21 +121,43 @@ class Group:
         self._closed = False
         self._begun: deque[Pending] = deque()
         """Collectives that may still be under way, in order."""
-        segment = _new_segment(ranks)
-        peers: list[Introduced] = []
-        try:
-            peers = introduce(store, name, rank, ranks, segment, timeout_s=timeout_s)
-            segments = [peer.segment for peer in peers]
-            segments.insert(rank, segment)
-            self._native = _native.SharedGroup(
-                rank, segments, FRAGMENT_BYTES, WINDOW, SPIN_S if ranks <= _processors() else 0.0
-            )
-        finally:
-            os.close(segment)
-            for peer in peers:
-                os.close(peer.segment)
-        self._peers = peers
-        self._watch = Watch(peers, self._native.lose)
+        deadline = time.monotonic() + timeout_s
+        with Reception(store, name, rank, ranks, deadline) as reception:
+            near = [rank] if transport == "ucx" else reception.neighbours
+            remote = [other for other in range(ranks) if other not in near]
+            if remote and transport == "shared":
+                cards = reception.cards
+                raise UserError(
+                    f"rank {remote[0]} is on host {cards[remote[0]].name!r} and rank {rank} on "
+                    f"{cards[rank].name!r}: shared memory joins ranks of one host"
+                )
+            worker = new_worker() if remote else None
+            ways = addresses(worker, store, name, rank, remote) if worker is not None else []
+            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            segment = _new_segment(len(near))
+            self._peers: list[Introduced] = []
+            try:
+                others = [other for other in near if other != rank]
+                self._peers = reception.meet(others, [segment, self._event])
+                neighbours = [(peer.rank, peer.segment, peer.event) for peer in self._peers]
+                neighbours.append((rank, segment, self._event))
+                self._native = _native.NativeGroup(
+                    rank,
+                    sorted(neighbours),
+                    ways,
+                    worker,
+                    FRAGMENT_BYTES,
+                    WINDOW,
+                    SPIN_S if len(near) <= _processors() else 0.0,
+                )
+            except BaseException:
+                for peer in self._peers:
+                    peer.close()
+                os.close(self._event)
+                raise
+            finally:
+                os.close(segment)
+        self._watch = Watch(self._peers, self._native.lose)
 
     # ------------------------------------------------------------------ collectives
 
@@ -293,11 +326,11 @@ class Group:
             except OSError:
                 continue  # it has ended before
         self._watch.close()
-        self._native.close()  # every wait ends
+        self._native.close()  # every wait ends; what was sent to other hosts is flushed
         self._begun.clear()
         for peer in self._peers:
-            peer.connection.close()
-            os.close(peer.process)
+            peer.close()
+        os.close(self._event)
 
     # ------------------------------------------------------------------ inside
 

@@ -15,9 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from syncline.errors import PeerError, UserError
+from syncline.errors import PeerError
 
-__all__ = ["Introduced", "Store", "introduce", "pass_descriptors", "take_descriptors"]
+__all__ = [
+    "Card",
+    "Introduced",
+    "Reception",
+    "Store",
+    "pass_descriptors",
+    "read_note",
+    "take_descriptors",
+]
 
 LEAST_TIMEOUT_S = 0.05
 HELLO = struct.Struct("<I16s")
@@ -47,16 +55,19 @@ class Introduced:
     """A descriptor that becomes readable when its process ends (a pidfd)."""
     segment: int
     """A descriptor of its memory."""
+    event: int
+    """An eventfd that wakes it."""
 
     def close(self) -> None:
         """Close what was opened."""
         self.connection.close()
         os.close(self.process)
         os.close(self.segment)
+        os.close(self.event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
+class Card:
     """What a rank says of itself in the store."""
 
     host: tuple[str, str]
@@ -67,7 +78,8 @@ class _Card:
     nonce: str
 
     @classmethod
-    def own(cls) -> _Card:
+    def own(cls) -> Card:
+        """Return that of this process, with a socket that nobody has yet."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return cls(
             host=(boot, str(Path("/proc/self/ns/net").readlink())),
@@ -77,18 +89,33 @@ class _Card:
         )
 
     def to_json(self) -> str:
+        """Return it as others read it."""
         return json.dumps([self.host, self.name, self.socket, self.nonce])
 
     @classmethod
-    def from_json(cls, text: bytes) -> _Card:
+    def from_json(cls, text: bytes) -> Card:
+        """Return what another rank has left."""
         host, name, address, nonce = json.loads(text)
         return cls(host=tuple(host), name=name, socket=address, nonce=nonce)
 
 
-def introduce(
-    store: Store, prefix: str, rank: int, ranks: int, segment: int, *, timeout_s: float
-) -> list[Introduced]:
-    """Meet the other ranks, and exchange memory with them.
+def read_note(store: Store, key: str, rank: int, other: int) -> bytes:
+    """Return what rank ``other`` has left in the store.
+
+    Raises:
+        PeerError: it does not come in time.
+    """
+    try:
+        return store.get(key)
+    except RuntimeError as error:  # torch's DistStoreError is one
+        raise PeerError(
+            f"rank {rank}: rank {other} did not join the group in time ({error}); has it started, "
+            "with the same number of ranks?"
+        ) from error
+
+
+class Reception:
+    """Where ranks of one host come to meet this one, and exchange memory.
 
     That a rank is on this host is not believed but seen: a connection through the kernel's own
     sockets, which do not leave a host, hands over its memory and attests its process.
@@ -98,60 +125,74 @@ def introduce(
         prefix: of the group's notes in it.
         rank: this rank.
         ranks: how many there are.
-        segment: descriptor of the memory that this rank gives to the others.
-        timeout_s: deadline for all of it.
-
-    Returns:
-        All other ranks, in order.
+        deadline: when to give up, on the monotonic clock, in seconds.
 
     Raises:
-        PeerError: a rank did not come, or is not what it says.
-        UserError: a rank is on another host, or this host does not allow processes to meet.
+        PeerError: on construction, if a rank does not join.
     """
-    deadline = time.monotonic() + timeout_s
-    card = _Card.own()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-        listening.bind(card.socket)
-        listening.listen(ranks)
-        store.set(f"{prefix}/{rank}", card.to_json())
-        cards = [_card_of(store, prefix, rank, other) for other in range(ranks)]
-        for other, theirs in enumerate(cards):
-            if theirs.host != card.host:
-                raise UserError(
-                    f"rank {other} is on host {theirs.name!r} and rank {rank} on {card.name!r}: "
-                    "shared memory joins ranks of one host; use another backend between hosts"
-                )
+
+    def __init__(self, store: Store, prefix: str, rank: int, ranks: int, deadline: float) -> None:
+        self._rank = rank
+        self._deadline = deadline
+        card = Card.own()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._listening.bind(card.socket)
+            self._listening.listen(ranks)
+            store.set(f"{prefix}/{rank}", card.to_json())
+            self.cards = [
+                Card.from_json(read_note(store, f"{prefix}/{other}", rank, other))
+                for other in range(ranks)
+            ]
+        except BaseException:
+            self._listening.close()
+            raise
+
+    def __enter__(self) -> Reception:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listening.close()
+
+    @property
+    def neighbours(self) -> list[int]:
+        """The ranks of this host, this one included."""
+        own = self.cards[self._rank].host
+        return [rank for rank, card in enumerate(self.cards) if card.host == own]
+
+    def meet(self, others: Sequence[int], descriptors: Sequence[int]) -> list[Introduced]:
+        """Meet other ranks of this host.
+
+        Args:
+            others: who, in order.
+            descriptors: of this rank's segment of memory, and of the eventfd that wakes it.
+
+        Raises:
+            PeerError: a rank did not come, or is not what it says.
+        """
         met: dict[int, Introduced] = {}
+        arguments = self.cards, self._rank
         with contextlib.ExitStack() as on_error:
-            for other in range(rank):
-                met[other] = _call(cards, rank, other, segment, deadline)
-                on_error.callback(met[other].close)
-            while missing := [other for other in range(rank + 1, ranks) if other not in met]:
-                peer = _answer(listening, cards, rank, missing, segment, deadline)
+            for other in others:
+                if other < self._rank:
+                    met[other] = _call(*arguments, other, descriptors, self._deadline)
+                    on_error.callback(met[other].close)
+            while missing := [other for other in others if other not in met]:
+                peer = _answer(self._listening, *arguments, missing, descriptors, self._deadline)
                 on_error.callback(peer.close)
                 met[peer.rank] = peer
             on_error.pop_all()
-    return [met[other] for other in sorted(met)]
-
-
-def _card_of(store: Store, prefix: str, rank: int, other: int) -> _Card:
-    try:
-        return _Card.from_json(store.get(f"{prefix}/{other}"))
-    except RuntimeError as error:  # torch's DistStoreError is one
-        raise PeerError(
-            f"rank {rank}: rank {other} did not join the group in time ({error}); has it started, "
-            "with the same number of ranks?"
-        ) from error
+        return [met[other] for other in others]
 
 
 def _call(
-    cards: Sequence[_Card], rank: int, other: int, segment: int, deadline: float
+    cards: Sequence[Card], rank: int, other: int, descriptors: Sequence[int], deadline: float
 ) -> Introduced:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(_left(deadline))
         connection.connect(cards[other].socket)
-        _greet(connection, cards, rank, segment)
+        _greet(connection, cards, rank, descriptors)
         return _greeted(connection, cards, rank, range(other, other + 1))
     except OSError as error:
         connection.close()
@@ -166,10 +207,10 @@ def _call(
 
 def _answer(
     listening: socket.socket,
-    cards: Sequence[_Card],
+    cards: Sequence[Card],
     rank: int,
     missing: Sequence[int],
-    segment: int,
+    descriptors: Sequence[int],
     deadline: float,
 ) -> Introduced:
     connection = None
@@ -178,7 +219,7 @@ def _answer(
         connection, _ = listening.accept()
         connection.settimeout(_left(deadline))
         peer = _greeted(connection, cards, rank, missing)
-        _greet(connection, cards, rank, segment)
+        _greet(connection, cards, rank, descriptors)
     except OSError as error:
         if connection is not None:
             connection.close()
@@ -193,17 +234,19 @@ def _answer(
     return peer
 
 
-def _greet(connection: socket.socket, cards: Sequence[_Card], rank: int, segment: int) -> None:
-    pass_descriptors(connection, HELLO.pack(rank, bytes.fromhex(cards[rank].nonce)), [segment])
+def _greet(
+    connection: socket.socket, cards: Sequence[Card], rank: int, descriptors: Sequence[int]
+) -> None:
+    pass_descriptors(connection, HELLO.pack(rank, bytes.fromhex(cards[rank].nonce)), descriptors)
 
 
 def _greeted(
-    connection: socket.socket, cards: Sequence[_Card], rank: int, expected: Sequence[int]
+    connection: socket.socket, cards: Sequence[Card], rank: int, expected: Sequence[int]
 ) -> Introduced:
     """Take the greeting of one of the expected ranks."""
-    hello, descriptors = take_descriptors(connection, HELLO.size, 1)
+    hello, descriptors = take_descriptors(connection, HELLO.size, 2)
     try:
-        if len(hello) != HELLO.size or len(descriptors) != 1:
+        if len(hello) != HELLO.size or len(descriptors) != 2:
             raise PeerError(
                 f"rank {rank}: a process that is no rank of this group called, or has ended"
             )
@@ -226,10 +269,16 @@ def _greeted(
             os.close(descriptor)
         raise
     connection.settimeout(None)
-    return Introduced(rank=other, connection=connection, process=process, segment=descriptors[0])
+    return Introduced(
+        rank=other,
+        connection=connection,
+        process=process,
+        segment=descriptors[0],
+        event=descriptors[1],
+    )
 
 
-def pass_descriptors(connection: socket.socket, message: bytes, descriptors: list[int]) -> None:
+def pass_descriptors(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
     """Send a message together with open files."""
     rights = array.array("i", descriptors)
     connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])

@@ -1,0 +1,58 @@
+#include "ucx_library.hpp"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace syncline {
+
+namespace {
+
+template <typename Function>
+void find(void* library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    if (function == nullptr) {
+        throw std::runtime_error(std::string("this libucp has no function ") + name +
+                                 "; UCX 1.12 or newer is needed");
+    }
+}
+
+UcxLibrary loaded(const std::string& path) {
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+        const char* error = dlerror();
+        throw std::runtime_error(std::string("cannot load UCX: ") +
+                                 (error != nullptr ? error : path.c_str()));
+    }
+    UcxLibrary ucx{};
+    find(library, "ucp_config_read", ucx.config_read);
+    find(library, "ucp_config_modify", ucx.config_modify);
+    find(library, "ucp_config_release", ucx.config_release);
+    find(library, "ucp_init_version", ucx.init_version);
+    find(library, "ucp_cleanup", ucx.cleanup);
+    find(library, "ucp_worker_create", ucx.worker_create);
+    find(library, "ucp_worker_destroy", ucx.worker_destroy);
+    find(library, "ucp_worker_get_address", ucx.worker_get_address);
+    find(library, "ucp_worker_release_address", ucx.worker_release_address);
+    find(library, "ucp_worker_get_efd", ucx.worker_get_efd);
+    find(library, "ucp_worker_arm", ucx.worker_arm);
+    find(library, "ucp_worker_progress", ucx.worker_progress);
+    find(library, "ucp_ep_create", ucx.ep_create);
+    find(library, "ucp_ep_close_nbx", ucx.ep_close_nbx);
+    find(library, "ucp_tag_send_nbx", ucx.tag_send_nbx);
+    find(library, "ucp_tag_recv_nbx", ucx.tag_recv_nbx);
+    find(library, "ucp_request_check_status", ucx.request_check_status);
+    find(library, "ucp_request_cancel", ucx.request_cancel);
+    find(library, "ucp_request_free", ucx.request_free);
+    find(library, "ucs_status_string", ucx.status_string);
+    return ucx;
+}
+
+}  // namespace
+
+const UcxLibrary& UcxLibrary::load(const std::string& path) {
+    static const UcxLibrary library = loaded(path);
+    return library;
+}
+
+}  // namespace syncline

@@ -1,0 +1,118 @@
+// Two ranks on different hosts: fragments as tagged messages of UCX.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "group.hpp"
+#include "link.hpp"
+#include "ucx_library.hpp"
+
+namespace syncline {
+
+// What UCX needs to know once for a group. Used by one thread at a time.
+class UcxWorker final : public Transport {
+  public:
+    using Settings = std::vector<std::pair<std::string, std::string>>;
+
+    // `settings` as UCX calls them, without the prefix UCX_. Throws std::runtime_error.
+    UcxWorker(const std::string& library, const Settings& settings);
+    UcxWorker(const UcxWorker&) = delete;
+    UcxWorker& operator=(const UcxWorker&) = delete;
+    ~UcxWorker() override;
+
+    [[nodiscard]] const UcxLibrary& library() const { return ucx_; }
+    [[nodiscard]] ucp_worker_h handle() const { return worker_; }
+    // For peers, to reach this worker.
+    [[nodiscard]] std::string address() const;
+    bool progress() override { return ucx_.worker_progress(worker_) != 0; }
+    // Becomes readable when there is something to progress, once armed.
+    [[nodiscard]] int event() const { return event_; }
+    // Returns false if there already is something.
+    [[nodiscard]] bool arm();
+
+  private:
+    const UcxLibrary& ucx_;
+    ucp_context_h context_ = nullptr;
+    ucp_worker_h worker_ = nullptr;
+    int event_ = -1;
+};
+
+class UcxLink final : public Link {
+  public:
+    // Throws std::runtime_error if the address cannot be used.
+    UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, std::int32_t rank,
+            std::int32_t peer, std::size_t fragment_bytes, std::uint32_t window);
+    ~UcxLink() override;
+
+    [[nodiscard]] std::size_t fragment_bytes() const override { return fragment_bytes_; }
+    [[nodiscard]] bool can_send() override;
+    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) override;
+    [[nodiscard]] std::uint64_t released() override;
+    [[nodiscard]] bool can_receive() override;
+    void receive(const Target& target, const Call& call) override;
+    [[nodiscard]] std::uint64_t received() override;
+    [[nodiscard]] const std::string& broken() const override { return broken_; }
+
+  private:
+    struct Sending {
+        void* request;                // null: complete
+        std::vector<std::byte> copy;  // of what may not be borrowed
+    };
+    struct Receipt {
+        void* request;  // null: complete
+        Target target;
+        Call call;
+        std::size_t scratch;  // slot, where what comes is combined
+        ucp_tag_t tag;        // as the sender has it
+        std::size_t bytes;
+        ucs_status_t status;
+    };
+
+    [[nodiscard]] ucp_tag_t tag(std::int32_t from, std::uint64_t number, const Call& call) const;
+    void reap();
+    void accept(const Receipt& receipt);
+    void fail(ucs_status_t status);
+
+    std::shared_ptr<UcxWorker> worker_;
+    const UcxLibrary& ucx_;
+    std::int32_t rank_;
+    std::int32_t peer_;
+    std::size_t fragment_bytes_;
+    std::uint32_t window_;
+    ucp_ep_h endpoint_ = nullptr;
+    std::string broken_;
+
+    std::deque<Sending> sends_;
+    std::uint64_t sent_ = 0;
+    std::deque<std::unique_ptr<Receipt>> receipts_;
+    std::uint64_t posted_ = 0;
+    std::uint64_t received_ = 0;
+    std::vector<std::byte> scratch_;
+};
+
+// Sleeps until UCX, or a peer on this host, has news.
+class UcxSleeper final : public Sleeper {
+  public:
+    // `bell` rings where ranks of this host do something; null where there are none. `event` is an
+    // eventfd that they, and wake(), write to.
+    UcxSleeper(std::shared_ptr<UcxWorker> worker, Doorbell* bell, int event);
+
+    void announce() override;
+    void withdraw() override;
+    bool may_sleep() override { return worker_->arm(); }
+    void sleep(Clock::time_point deadline) override;
+    void wake() override;
+
+  private:
+    std::shared_ptr<UcxWorker> worker_;
+    Doorbell* bell_;
+    int event_;
+};
+
+}  // namespace syncline
