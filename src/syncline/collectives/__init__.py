@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from syncline.collectives.hierarchical import hierarchical
 from syncline.collectives.schedule import Schedule, Step
 from syncline.collectives.table import (
     PROGRAMS,
@@ -22,5 +23,6 @@ __all__ = [
     "Schedule",
     "Step",
     "best_blocks",
+    "hierarchical",
     "program",
 ]

@@ -72,6 +72,17 @@ class Transfers(NamedTuple):
             reduces=np.full_like(self.reduces, reduces),
         )
 
+    def where(self, chosen: Flags) -> Transfers:
+        """Return those that are chosen."""
+        return Transfers(
+            self.step[chosen],
+            self.source[chosen],
+            self.destination[chosen],
+            self.block_start[chosen],
+            self.block_stop[chosen],
+            self.reduces[chosen],
+        )
+
     def rotated(self, first: int, ranks: int) -> Transfers:
         """Return these with every rank moved on, so that ``first`` does what rank 0 did."""
         return self._replace(

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from syncline import _native
-from syncline.collectives import Collective, program
+from syncline.collectives import Collective, hierarchical, program
+from syncline.errors import UserError
+from syncline.groups.choice import Choice, Hosts
 
 __all__ = ["Compiled", "between", "compiled"]
 
@@ -28,19 +30,27 @@ class Compiled(NamedTuple):
 
 @lru_cache(maxsize=CACHED)
 def compiled(
-    collective: Collective,
-    algorithm: str,
-    rank: int,
-    ranks: int,
-    blocks: int | None = None,
-    root: int = 0,
+    collective: Collective, choice: Choice, rank: int, hosts: Hosts, root: int = 0
 ) -> Compiled:
-    """Return a program for one rank; see :func:`syncline.collectives.program`.
+    """Return a program for one rank.
+
+    Args:
+        collective: what it does.
+        choice: how: an algorithm of :data:`syncline.collectives.PROGRAMS`, or ``"hierarchical"``.
+        rank: for whom.
+        hosts: the ranks of each host.
+        root: of a broadcast or reduce.
 
     Raises:
-        UserError: as there.
+        UserError: there is no such program; see :func:`syncline.collectives.program`.
     """
-    schedule = program(collective, algorithm, ranks, blocks=blocks, root=root)
+    ranks = sum(len(host) for host in hosts)
+    if choice.algorithm != "hierarchical":
+        schedule = program(collective, choice.algorithm, ranks, blocks=choice.blocks, root=root)
+    elif collective == "all-reduce" and choice.blocks is None:
+        schedule = hierarchical(hosts)
+    else:
+        raise UserError("hierarchical is an all-reduce that cuts the vector as it must")
     steps = schedule.program(rank)
     rows = np.array(
         [

@@ -131,6 +131,10 @@ class Group:
                     f"rank {remote[0]} is on host {cards[remote[0]].name!r} and rank {rank} on "
                     f"{cards[rank].name!r}: shared memory joins ranks of one host"
                 )
+            self.hosts = reception.hosts
+            """The ranks of each host; where all are joined by UCX, each counts as on its own."""
+            if transport == "ucx":
+                self.hosts = tuple((each,) for each in range(ranks))
             worker = new_worker() if remote else None
             ways = addresses(worker, store, name, rank, remote) if worker is not None else []
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -185,7 +189,7 @@ class Group:
             PeerError: the group has failed.
         """
         result = _fitting(given, given if result is None else result, 1)
-        choice = choice or choose("all-reduce", self.ranks, given.size_bytes)
+        choice = choice or choose("all-reduce", self.hosts, given.size_bytes)
         code = self._compiled("all-reduce", choice)
         return self._start(
             Task("all-reduce", choice, reduction=reduction, result=(0, given.count)),
@@ -205,7 +209,7 @@ class Group:
     ) -> Pending:
         """Copy the root's elements to all ranks; see :meth:`all_reduce`."""
         self._require_rank(root)
-        choice = choice or choose("broadcast", self.ranks, buffer.size_bytes)
+        choice = choice or choose("broadcast", self.hosts, buffer.size_bytes)
         code = self._compiled("broadcast", choice, root)
         return self._start(Task("broadcast", choice, root), code, buffer, buffer, attended)
 
@@ -224,7 +228,7 @@ class Group:
         Other ranks' elements are left as they are. See :meth:`all_reduce`.
         """
         self._require_rank(root)
-        choice = choice or choose("reduce", self.ranks, given.size_bytes)
+        choice = choice or choose("reduce", self.hosts, given.size_bytes)
         code = self._compiled("reduce", choice, root)
         if self.rank != root:
             work = _scratch(given) if any(code.changed) else given
@@ -251,7 +255,7 @@ class Group:
             attended: see :meth:`all_reduce`.
         """
         _fitting(given, result, self.ranks)
-        choice = choice or choose("all-gather", self.ranks, result.size_bytes)
+        choice = choice or choose("all-gather", self.hosts, result.size_bytes)
         code = self._compiled("all-gather", choice)
         own = result.address + self.rank * given.size_bytes
         if own != given.address:
@@ -277,7 +281,7 @@ class Group:
             attended: see :meth:`all_reduce`.
         """
         _fitting(result, given, self.ranks)
-        choice = choice or choose("reduce-scatter", self.ranks, given.size_bytes)
+        choice = choice or choose("reduce-scatter", self.hosts, given.size_bytes)
         code = self._compiled("reduce-scatter", choice)
         task = Task(
             "reduce-scatter",
@@ -335,7 +339,7 @@ class Group:
     # ------------------------------------------------------------------ inside
 
     def _compiled(self, collective: Collective, choice: Choice, root: int = 0) -> Compiled:
-        return compiled(collective, choice.algorithm, self.rank, self.ranks, choice.blocks, root)
+        return compiled(collective, choice, self.rank, self.hosts, root)
 
     def _exchange(self, action: str, buffer: Elements, peer: int, tag: int) -> Pending:
         self._require_rank(peer)

@@ -160,6 +160,14 @@ class Reception:
         own = self.cards[self._rank].host
         return [rank for rank, card in enumerate(self.cards) if card.host == own]
 
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for rank, card in enumerate(self.cards):
+            found.setdefault(card.host, []).append(rank)
+        return tuple(map(tuple, found.values()))
+
     def meet(self, others: Sequence[int], descriptors: Sequence[int]) -> list[Introduced]:
         """Meet other ranks of this host.
 

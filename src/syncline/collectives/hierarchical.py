@@ -1,0 +1,74 @@
+"""Hierarchical: sums inside each host first, so that between hosts every byte goes once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from syncline.collectives import direct, ring
+from syncline.collectives.schedule import Schedule
+from syncline.collectives.transfers import Transfers, in_turn, together
+from syncline.errors import UserError
+
+__all__ = ["hierarchical"]
+
+
+def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
+    """Return the all-reduce of ranks that share hosts.
+
+    The vector has as many shards as the smallest host has ranks, W, and each shard a block a host.
+    On every host the first W ranks add up a shard each, reading from all their neighbours; those
+    with the same shard then make a ring between the hosts; last, all read the sums from their
+    neighbours. With H hosts, one rank sends 2 (H - 1)/H beta M/W to another host, so a host sends
+    2 (H - 1)/H beta M in all: what a ring with one rank a host sends, whatever W is. A ring over
+    all ranks sends nearly as little over each link, but takes 2 (W H - 1) startups, not 2 (H - 1).
+
+    Args:
+        hosts: the ranks of each host; each rank from 0 to P - 1 once.
+
+    Raises:
+        UserError: a rank is missing, or named twice, or a host has none.
+    """
+    ranks = sorted(rank for host in hosts for rank in host)
+    if not hosts or not all(hosts) or ranks != list(range(len(ranks))):
+        raise UserError(
+            f"a hierarchical all-reduce needs every rank from 0 on exactly once, and none of the "
+            f"hosts empty; found {[list(host) for host in hosts]}"
+        )
+    shards = min(len(host) for host in hosts)
+    inside = together(*(_to_owners(host, shards, len(hosts)) for host in hosts))
+    across = together(*(_between(hosts, shard) for shard in range(shards)))
+    return Schedule.of(
+        collective="all-reduce",
+        algorithm="hierarchical",
+        ranks=len(ranks),
+        blocks=shards * len(hosts),
+        transfers=in_turn(inside, across, inside.backwards(reduces=False)),
+    )
+
+
+def _to_owners(host: Sequence[int], shards: int, hosts: int) -> Transfers:
+    """Return the sums of shards inside a host: :func:`direct.reduce_scatter` to the first ranks."""
+    whole = direct.reduce_scatter(len(host))
+    kept = whole.where(whole.block_start < shards)
+    rank = np.asarray(host, dtype=np.int32)
+    return kept._replace(
+        source=rank[kept.source],
+        destination=rank[kept.destination],
+        block_start=kept.block_start * hosts,
+        block_stop=kept.block_stop * hosts,
+    )
+
+
+def _between(hosts: Sequence[Sequence[int]], shard: int) -> Transfers:
+    """Return the ring of those who own a shard."""
+    inner = ring.all_reduce(len(hosts))
+    rank = np.asarray([host[shard] for host in hosts], dtype=np.int32)
+    first = shard * len(hosts)
+    return inner._replace(
+        source=rank[inner.source],
+        destination=rank[inner.destination],
+        block_start=inner.block_start + first,
+        block_stop=inner.block_stop + first,
+    )
