@@ -40,7 +40,12 @@ void Doorbell::ring(int event) {
 
 std::uint32_t Doorbell::announce(std::uint32_t how) {
     const std::uint32_t before = rung.load(std::memory_order_acquire);
+#if defined(__SANITIZE_THREAD__)
     sleeping.exchange(how, std::memory_order_seq_cst);
+#else
+    sleeping.store(how, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
     return before;
 }
 

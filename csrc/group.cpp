@@ -51,7 +51,7 @@ Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
              std::unique_ptr<Sleeper> sleeper, std::shared_ptr<Transport> transport,
              std::chrono::nanoseconds spin)
     : rank_(rank), sleeper_(std::move(sleeper)), transport_(std::move(transport)), spin_(spin) {
-    for (auto& link : links) links_.push_back({std::move(link), {}, {}, {}});
+    for (auto& link : links) links_.push_back({std::move(link), {}, {}, {}, {}});
 }
 
 Group::~Group() { close(); }
@@ -92,6 +92,7 @@ Handle Group::start(Operation::Request request, bool attended) {
     }
     active_.push_back(operation);
     if (!attended || driven_) progress();
+    if (driven_) require_peers();                            // the driver may sleep
     if (driven_ && transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
     if (!attended && !operation->done_.load(std::memory_order_relaxed)) {
         call_attendant();
@@ -124,10 +125,16 @@ bool Group::idle() {
     return active_.empty();
 }
 
+bool Group::failed() {
+    const std::lock_guard lock(mutex_);
+    return failure_.has_value();
+}
+
 void Group::lose(std::int32_t rank, const std::string& what) {
     {
         const std::lock_guard lock(mutex_);
         Peer& peer = links_.at(static_cast<std::size_t>(rank));
+        hear(rank);  // why it left, if it said so
         if (peer.lost.empty()) peer.lost = what;
         any_lost_ = true;
         if (!driven_) {
@@ -139,16 +146,36 @@ void Group::lose(std::int32_t rank, const std::string& what) {
 }
 
 void Group::require_peers() {
+    for (std::int32_t rank = 0; rank < ranks(); ++rank) hear(rank);
     if (!any_lost_) return;
     for (std::int32_t rank = 0; rank < ranks(); ++rank) {
-        const std::string& lost = links_[static_cast<std::size_t>(rank)].lost;
-        if (lost.empty()) continue;
+        const Peer& peer = links_[static_cast<std::size_t>(rank)];
+        if (peer.lost.empty()) continue;
         for (const Handle& operation : active_) {
             if (misses(*operation, rank)) {
-                fail(rank, false, lost + ", in " + describe(operation->call()));
+                const Verdict verdict = peer.verdict.value_or(Verdict{rank, false});
+                fail(verdict.culprit, verdict.disagrees,
+                     peer.lost + ", in " + describe(operation->call()));
                 return;
             }
         }
+    }
+}
+
+void Group::hear(std::int32_t rank) {
+    Peer& peer = links_[static_cast<std::size_t>(rank)];
+    if (peer.link == nullptr || !peer.lost.empty()) return;
+    peer.verdict = peer.link->given_up();
+    if (!peer.verdict) return;
+    any_lost_ = true;
+    const std::int32_t culprit = peer.verdict->culprit;
+    peer.lost = "rank " + std::to_string(rank) + " has given up";
+    if (peer.verdict->disagrees) {
+        peer.lost += ": rank " + std::to_string(culprit) + " called another collective";
+    } else if (culprit >= 0 && culprit != rank_) {
+        const std::string& known = links_[static_cast<std::size_t>(culprit)].lost;
+        peer.lost +=
+            known.empty() ? ": rank " + std::to_string(culprit) + " has failed" : ": " + known;
     }
 }
 
@@ -163,9 +190,15 @@ bool Group::misses(const Operation& operation, std::int32_t rank) const {
 }
 
 void Group::fail(std::int32_t rank, bool disagrees, const std::string& what) {
-    if (!failure_) failure_ = {rank, disagrees, what};
+    if (!failure_) {
+        failure_ = {rank, disagrees, what};
+        for (const Peer& peer : links_) {
+            if (peer.link != nullptr) peer.link->give_up({rank, disagrees});
+        }
+    }
     done_.notify_all();
     attend_.notify_all();
+    sleeper_->wake();  // another thread may drive
 }
 
 void Group::throw_failure() const {

@@ -130,6 +130,8 @@ class Group {
 
     // Whether nothing is under way.
     [[nodiscard]] bool idle();
+    // Whether what is under way will never be done.
+    [[nodiscard]] bool failed();
 
   private:
     struct Cursor {
@@ -151,7 +153,8 @@ class Group {
         std::unique_ptr<Link> link;
         Side sends;
         Side receives;
-        std::string lost;  // why, once it is
+        std::string lost;                // why, once it is
+        std::optional<Verdict> verdict;  // of its own, if it is lost because it has given up
     };
 
     // All of these need the lock.
@@ -161,6 +164,7 @@ class Group {
     bool settle(Side& side, std::uint64_t count);
     void complete(const Piece& piece);
     void require_peers();
+    void hear(std::int32_t rank);
     [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
     void fail(std::int32_t rank, bool disagrees, const std::string& what);
     void throw_failure() const;

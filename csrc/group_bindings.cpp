@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -60,9 +61,11 @@ std::shared_ptr<Program> make_program(std::int32_t rank, std::int32_t ranks, std
     return std::make_shared<Program>(rank, ranks, blocks, steps);
 }
 
+constexpr double longest_s = 1e9;  // what is longer would not fit into a time point
+
 Clock::time_point after(double timeout_s) {
-    return Clock::now() +
-           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                              std::chrono::duration<double>(std::min(timeout_s, longest_s)));
 }
 
 const std::byte* memory(std::uintptr_t address) {
@@ -140,6 +143,7 @@ class NativeGroup {
     void wait(const Handle& handle, double timeout_s) { group_->wait(handle, after(timeout_s)); }
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
     bool idle() { return group_->idle(); }
+    bool failed() { return group_->failed(); }
     void close() { group_->close(); }
 
     // The memory must stay mapped as long as anybody reads from it: the caller closes groups first.
@@ -207,6 +211,7 @@ void bind_groups(nb::module_& module) {
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
         .def("idle", &NativeGroup::idle)
+        .def("failed", &NativeGroup::failed)
         .def("close", &NativeGroup::close, nb::call_guard<nb::gil_scoped_release>())
         .def("add_arena", &NativeGroup::add_arena)
         .def("forget_arena", &NativeGroup::forget_arena);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -43,6 +44,12 @@ class PeerFailure : public std::runtime_error {
     bool disagrees;
 };
 
+// Why a rank has given up.
+struct Verdict {
+    std::int32_t culprit;  // the rank that failed or called something else; -1: none
+    bool disagrees;
+};
+
 // Both directions between this rank and one peer. Used by one thread at a time.
 class Link {
   public:
@@ -71,6 +78,12 @@ class Link {
 
     // Why nothing more will come or go; empty as long as that is not so.
     [[nodiscard]] virtual const std::string& broken() const;
+
+    // Tell the peer that this rank takes part no more, so that the peer can say so who waits for it
+    // but never for the culprit.
+    virtual void give_up(const Verdict&) {}
+    // What the peer has told so, if it has.
+    [[nodiscard]] virtual std::optional<Verdict> given_up() { return std::nullopt; }
 };
 
 // What moves fragments of several links, where they do not move by themselves.

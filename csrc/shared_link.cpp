@@ -44,14 +44,17 @@ void Arenas::own(std::uint32_t number, std::shared_ptr<SharedMemory> memory) {
 
 void Arenas::of_peer(std::int32_t peer, std::uint32_t number,
                      std::shared_ptr<SharedMemory> memory) {
+    const std::lock_guard lock(mutex_);
     arenas_.push_back({peer, number, std::move(memory)});
 }
 
 void Arenas::forget(std::uint32_t number) {
+    const std::lock_guard lock(mutex_);
     std::erase_if(arenas_, [&](const Arena& arena) { return arena.number == number; });
 }
 
 Arenas::Place Arenas::find(const std::byte* data, std::size_t bytes) const {
+    const std::lock_guard lock(mutex_);
     for (const Arena& arena : arenas_) {
         if (arena.peer >= 0) continue;
         const std::byte* begin = arena.memory->data();
@@ -63,6 +66,7 @@ Arenas::Place Arenas::find(const std::byte* data, std::size_t bytes) const {
 }
 
 const std::byte* Arenas::at(std::int32_t peer, Place place, std::size_t bytes) const {
+    const std::lock_guard lock(mutex_);
     for (const Arena& arena : arenas_) {
         if (arena.peer == peer && arena.number == place.number &&
             place.offset + bytes <= arena.memory->bytes()) {
@@ -160,6 +164,18 @@ void SharedLink::receive(const Target& target, const Call& call) {
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);
     bell_of(*theirs_).ring(event_);
+}
+
+void SharedLink::give_up(const Verdict& verdict) {
+    const auto culprit = static_cast<std::uint32_t>(verdict.culprit + 2);
+    outgoing_.verdict.store(culprit * 2 + (verdict.disagrees ? 1 : 0), std::memory_order_release);
+    bell_of(*theirs_).ring(event_);
+}
+
+std::optional<Verdict> SharedLink::given_up() {
+    const std::uint32_t verdict = incoming_.verdict.load(std::memory_order_acquire);
+    if (verdict == 0) return std::nullopt;
+    return Verdict{static_cast<std::int32_t>(verdict / 2) - 2, verdict % 2 != 0};
 }
 
 }  // namespace syncline

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -40,7 +42,8 @@ struct SegmentLayout {
     [[nodiscard]] std::size_t channel_offset(std::int32_t to) const;
 };
 
-// Buffers that every rank of the host can read: a fragment from one of them is not copied.
+// Buffers that every rank of the host can read: a fragment from one of them is not copied. Safe to
+// use from several threads.
 class Arenas {
   public:
     // Let fragments from this memory go without a copy, under a number that all ranks know.
@@ -62,6 +65,7 @@ class Arenas {
         std::uint32_t number;
         std::shared_ptr<SharedMemory> memory;
     };
+    mutable std::mutex mutex_;
     std::vector<Arena> arenas_;
 };
 
@@ -80,6 +84,8 @@ class SharedLink final : public Link {
     [[nodiscard]] bool can_receive() override;
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override { return received_; }
+    void give_up(const Verdict& verdict) override;
+    [[nodiscard]] std::optional<Verdict> given_up() override;
 
     // The bell that wakes the owner of a segment.
     [[nodiscard]] static Doorbell& bell_of(const SharedMemory& segment);
@@ -94,6 +100,7 @@ class SharedLink final : public Link {
     };
     struct Channel {
         alignas(64) std::atomic<std::uint64_t> sent;
+        std::atomic<std::uint32_t> verdict;  // 0: none; see given_up()
         alignas(64) std::atomic<std::uint64_t> taken;
     };
 

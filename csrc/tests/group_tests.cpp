@@ -1,0 +1,1075 @@
+// Tests of elements, programs, shared links and groups, for the sanitizers: ranks are threads.
+//
+// `syncline_group_tests [seconds]` says how long the soak at the end takes; 10 unless told.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "doorbell.hpp"
+#include "element.hpp"
+#include "group.hpp"
+#include "link.hpp"
+#include "program.hpp"
+#include "shared_link.hpp"
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using syncline::Action;
+using syncline::Arenas;
+using syncline::Call;
+using syncline::Clock;
+using syncline::Dtype;
+using syncline::Group;
+using syncline::Handle;
+using syncline::Operation;
+using syncline::PeerFailure;
+using syncline::Program;
+using syncline::Reduction;
+using syncline::SegmentLayout;
+using syncline::SharedLink;
+using syncline::SharedMemory;
+using syncline::Step;
+using syncline::Timeout;
+
+std::atomic<int> failed = 0;
+
+// The condition comes last, so that it may hold commas.
+#define CHECK(...)                                                                         \
+    do {                                                                                   \
+        if (!(__VA_ARGS__)) {                                                              \
+            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #__VA_ARGS__); \
+            ++failed;                                                                      \
+        }                                                                                  \
+    } while (false)
+
+using Random = std::mt19937_64;
+
+template <typename T>
+T uniform(Random& random, T low, T high) {
+    return std::uniform_int_distribution<T>(low, high)(random);
+}
+
+// ---------------------------------------------------------------------- elements, one by one
+
+constexpr Dtype dtypes[] = {Dtype::float32, Dtype::float64, Dtype::bfloat16,
+                            Dtype::float16, Dtype::int8,    Dtype::int32,
+                            Dtype::int64,   Dtype::uint8,   Dtype::boolean};
+constexpr Reduction reductions[] = {Reduction::sum,     Reduction::average, Reduction::minimum,
+                                    Reduction::maximum, Reduction::product, Reduction::band,
+                                    Reduction::bor,     Reduction::bxor};
+
+// A 16-bit format, from its definition.
+struct Format {
+    Dtype dtype;
+    int fraction_bits;
+    int least_exponent;          // of normal values
+    std::vector<double> values;  // of the bits from 0 to infinity, which are in order
+
+    Format(Dtype of, int bits, int least) : dtype(of), fraction_bits(bits), least_exponent(least) {
+        const int infinity = ((1 << (15 - bits)) - 1) << bits;
+        for (int i = 0; i <= infinity; ++i) {
+            const int exponent = std::max(i >> bits, 1) + least - 1;
+            const int fraction = (i & ((1 << bits) - 1)) + (i >> bits > 0 ? 1 << bits : 0);
+            values.push_back(std::ldexp(fraction, exponent - bits));
+        }
+        values.back() = std::numeric_limits<double>::infinity();
+    }
+
+    [[nodiscard]] double widened(std::uint16_t bits) const {
+        const std::size_t magnitude = bits & 0x7fffU;
+        const double value = magnitude < values.size() ? values[magnitude]
+                                                       : std::numeric_limits<double>::quiet_NaN();
+        return (bits & 0x8000U) != 0 ? -value : value;
+    }
+
+    // To the nearest, of two as near to the even. A NaN gives some NaN.
+    [[nodiscard]] std::uint16_t narrowed(double value) const {
+        if (std::isnan(value)) return 0x7fffU;
+        const unsigned sign = std::signbit(value) ? 0x8000U : 0;
+        const double magnitude = std::abs(value);
+        const int exponent = magnitude > 0 ? std::max(std::ilogb(magnitude), least_exponent) : 0;
+        const double unit = std::ldexp(1.0, exponent - fraction_bits);
+        const double rounded =
+            std::isinf(magnitude) ? magnitude : std::nearbyint(magnitude / unit) * unit;
+        const auto at = std::ranges::lower_bound(values, rounded) - values.begin();
+        return static_cast<std::uint16_t>(
+            sign | std::min(static_cast<unsigned>(at), static_cast<unsigned>(values.size() - 1)));
+    }
+
+    [[nodiscard]] bool nan(std::uint16_t bits) const { return (bits & 0x7fffU) >= values.size(); }
+};
+
+float reduced(Reduction reduction, float a, float b) {
+    switch (reduction) {
+        case Reduction::minimum:
+            if (std::isnan(a) || std::isnan(b)) return NAN;
+            return a == b ? (std::signbit(a) ? a : b) : std::min(a, b);
+        case Reduction::maximum:
+            if (std::isnan(a) || std::isnan(b)) return NAN;
+            return a == b ? (std::signbit(a) ? b : a) : std::max(a, b);
+        case Reduction::product:
+            return a * b;
+        default:
+            return a + b;
+    }
+}
+
+// All 65,536 values beside some, in vectors and one by one.
+void halves_are_rounded_to_the_nearest_even() {
+    Random random(1);
+    for (const Format& format :
+         {Format(Dtype::bfloat16, 7, -126), Format(Dtype::float16, 10, -14)}) {
+        std::vector<std::uint16_t> a(65536), b(65536), result(65536);
+        for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::uint16_t>(i);
+        const auto wrong = [&](std::uint16_t found, std::uint16_t expected) {
+            return format.nan(expected) ? !format.nan(found) : found != expected;
+        };
+        for (int round = 0; round < 8; ++round) {
+            const auto constant = static_cast<std::uint16_t>(random());
+            for (std::size_t i = 0; i < b.size(); ++i) {
+                // Nearby values meet half-way between two others; some are anything at all.
+                const auto near = a[i] - (uniform(random, 0, 14) << format.fraction_bits);
+                b[i] = static_cast<std::uint16_t>(round == 0   ? 0
+                                                  : round == 1 ? constant
+                                                  : round < 6  ? near
+                                                               : static_cast<int>(random()));
+            }
+            for (const Reduction reduction :
+                 {Reduction::sum, Reduction::minimum, Reduction::maximum, Reduction::product}) {
+                combine(reduction, format.dtype, result.data(), a.data(), b.data(), a.size());
+                int bad = 0;
+                for (std::size_t i = 0; i < a.size(); ++i) {
+                    const float of = reduced(reduction, static_cast<float>(format.widened(a[i])),
+                                             static_cast<float>(format.widened(b[i])));
+                    bad += wrong(result[i], format.narrowed(of)) ? 1 : 0;
+                }
+                CHECK(bad == 0);
+                for (std::size_t i = 0; i < a.size(); i += 97) {
+                    std::uint16_t one = 0;
+                    std::uint16_t turned = 0;
+                    combine(reduction, format.dtype, &one, &a[i], &b[i], 1);
+                    combine(reduction, format.dtype, &turned, &b[i], &a[i], 1);
+                    bad += format.nan(one) ? !format.nan(result[i]) : one != result[i];
+                    bad += format.nan(turned) ? !format.nan(result[i]) : turned != result[i];
+                }
+                CHECK(bad == 0);
+            }
+        }
+        for (const std::uint32_t divisor : {1U, 2U, 3U, 7U, 1000U}) {
+            result = a;
+            divide(format.dtype, result.data(), result.size(), divisor);
+            int bad = 0;
+            for (std::size_t i = 0; i < a.size(); ++i) {
+                const float of =
+                    static_cast<float>(format.widened(a[i])) / static_cast<float>(divisor);
+                bad += wrong(result[i], format.narrowed(of)) ? 1 : 0;
+            }
+            CHECK(bad == 0);
+        }
+    }
+}
+
+template <typename T>
+T scalar(Reduction reduction, T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+        const auto x = static_cast<std::uint64_t>(a);
+        const auto y = static_cast<std::uint64_t>(b);
+        switch (reduction) {
+            case Reduction::minimum:
+                return std::min(a, b);
+            case Reduction::maximum:
+                return std::max(a, b);
+            case Reduction::product:
+                return static_cast<T>(x * y);
+            case Reduction::band:
+                return static_cast<T>(x & y);
+            case Reduction::bor:
+                return static_cast<T>(x | y);
+            case Reduction::bxor:
+                return static_cast<T>(x ^ y);
+            default:
+                return static_cast<T>(x + y);
+        }
+    } else {
+        if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
+        switch (reduction) {
+            case Reduction::minimum:
+                return a == b ? (std::signbit(a) ? a : b) : std::min(a, b);
+            case Reduction::maximum:
+                return a == b ? (std::signbit(a) ? b : a) : std::max(a, b);
+            case Reduction::product:
+                return a * b;
+            default:
+                return a + b;
+        }
+    }
+}
+
+template <typename T>
+void compare_with_scalars(Dtype dtype) {
+    Random random(2);
+    std::vector<T> extremes = {T(0), T(1), std::numeric_limits<T>::max(),
+                               std::numeric_limits<T>::lowest()};
+    if constexpr (std::is_floating_point_v<T>) {
+        for (const T value :
+             {T(-0.0), std::numeric_limits<T>::infinity(), -std::numeric_limits<T>::infinity(),
+              std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::denorm_min()}) {
+            extremes.push_back(value);
+        }
+    } else {
+        extremes.push_back(static_cast<T>(-1));
+    }
+    const auto any = [&]() -> T {
+        if (uniform(random, 0, 3) == 0) return extremes[random() % extremes.size()];
+        if constexpr (std::is_floating_point_v<T>) {
+            return static_cast<T>(std::normal_distribution<double>(0, 100)(random));
+        } else {
+            return static_cast<T>(random());
+        }
+    };
+    for (const Reduction reduction : reductions) {
+        CHECK(syncline::exists(reduction, dtype) ==
+              (std::is_floating_point_v<T> ? reduction <= Reduction::product
+                                           : reduction != Reduction::average));
+        if (!syncline::exists(reduction, dtype)) continue;
+        for (const std::size_t count : {0, 1, 2, 7, 8, 31, 64, 1001}) {
+            std::vector<T> a(count), b(count), result(count), expected(count);
+            std::ranges::generate(a, any);
+            std::ranges::generate(b, any);
+            for (std::size_t i = 0; i < count; ++i) expected[i] = scalar(reduction, a[i], b[i]);
+            const auto agrees = [&](const std::vector<T>& found) {
+                for (std::size_t i = 0; i < count; ++i) {
+                    const bool nan = expected[i] != expected[i];
+                    if (nan ? found[i] == found[i]
+                            : std::memcmp(&found[i], &expected[i], sizeof(T)) != 0) {
+                        return false;
+                    }
+                }
+                return true;
+            };
+            combine(reduction, dtype, result.data(), a.data(), b.data(), count);
+            CHECK(agrees(result));
+            combine(reduction, dtype, result.data(), b.data(), a.data(), count);
+            CHECK(agrees(result));
+            combine(reduction, dtype, a.data(), a.data(), b.data(), count);
+            CHECK(agrees(a));
+        }
+    }
+}
+
+void elements_agree_with_scalars() {
+    compare_with_scalars<float>(Dtype::float32);
+    compare_with_scalars<double>(Dtype::float64);
+    compare_with_scalars<std::int8_t>(Dtype::int8);
+    compare_with_scalars<std::int32_t>(Dtype::int32);
+    compare_with_scalars<std::int64_t>(Dtype::int64);
+    compare_with_scalars<std::uint8_t>(Dtype::uint8);
+    // Of two booleans, all four pairs.
+    const std::array<std::uint8_t, 4> a = {0, 0, 1, 1}, b = {0, 1, 0, 1};
+    const auto table = [&](Reduction reduction) {
+        std::array<std::uint8_t, 4> result{};
+        combine(reduction, Dtype::boolean, result.data(), a.data(), b.data(), 4);
+        return result;
+    };
+    for (const Reduction any : {Reduction::sum, Reduction::maximum, Reduction::bor}) {
+        CHECK(table(any) == std::array<std::uint8_t, 4>{0, 1, 1, 1});
+    }
+    for (const Reduction all : {Reduction::product, Reduction::minimum, Reduction::band}) {
+        CHECK(table(all) == std::array<std::uint8_t, 4>{0, 0, 0, 1});
+    }
+    CHECK(table(Reduction::bxor) == std::array<std::uint8_t, 4>{0, 1, 1, 0});
+    for (const Dtype dtype : dtypes) {
+        CHECK(std::string(syncline::name_of(dtype)) != "an unknown dtype");
+        CHECK(syncline::size_of(dtype) > 0);
+    }
+}
+
+// ---------------------------------------------------------------------- programs
+
+// Blocks that go from one rank to another in a step.
+struct Flow {
+    std::int32_t step, source, destination, block_start, block_stop;
+    bool reduces;
+};
+
+// A collective as all ranks run it.
+struct Shape {
+    std::string name;
+    std::uint8_t collective;
+    std::int32_t blocks;
+    std::vector<Flow> flows;
+    std::int32_t root = -1;  // who alone gets the result; -1: all do
+
+    [[nodiscard]] std::shared_ptr<const Program> of(std::int32_t rank, std::int32_t ranks) const {
+        std::vector<Step> steps;
+        for (const Flow& flow : flows) {
+            if (flow.source == rank) {
+                steps.push_back(
+                    {flow.step, Action::send, flow.destination, flow.block_start, flow.block_stop});
+            }
+            if (flow.destination == rank) {
+                steps.push_back({flow.step, flow.reduces ? Action::reduce : Action::copy,
+                                 flow.source, flow.block_start, flow.block_stop});
+            }
+        }
+        std::ranges::stable_sort(steps, {}, [](const Step& step) {
+            return std::pair(step.step, step.action != Action::send);
+        });
+        return std::make_shared<Program>(rank, ranks, blocks, steps);
+    }
+};
+
+constexpr std::uint8_t all_reduce = 0;
+constexpr std::uint8_t broadcast = 1;
+constexpr std::uint8_t reduce = 2;
+
+Shape ring(std::int32_t ranks) {
+    Shape shape{"ring", all_reduce, ranks, {}};
+    for (std::int32_t step = 0; step < 2 * (ranks - 1); ++step) {
+        for (std::int32_t rank = 0; rank < ranks; ++rank) {
+            const std::int32_t block = (rank + 2 * ranks - step) % ranks;
+            shape.flows.push_back(
+                {step, rank, (rank + 1) % ranks, block, block + 1, step < ranks - 1});
+        }
+    }
+    return shape;
+}
+
+// Surplus ranks beyond a power of two hand in their vector first and get the result last.
+Shape recursive_doubling(std::int32_t ranks) {
+    Shape shape{"recursive doubling", all_reduce, 1, {}};
+    std::int32_t core = 1;
+    while (core * 2 <= ranks) core *= 2;
+    std::int32_t step = 0;
+    for (std::int32_t rank = core; rank < ranks; ++rank) {
+        shape.flows.push_back({step, rank, rank - core, 0, 1, true});
+    }
+    for (std::int32_t bit = 1; bit < core; bit *= 2) {
+        ++step;
+        for (std::int32_t rank = 0; rank < core; ++rank) {
+            shape.flows.push_back({step, rank, rank ^ bit, 0, 1, true});
+        }
+    }
+    ++step;
+    for (std::int32_t rank = core; rank < ranks; ++rank) {
+        shape.flows.push_back({step, rank - core, rank, 0, 1, false});
+    }
+    return shape;
+}
+
+Shape direct(std::int32_t ranks) {
+    Shape shape{"direct", all_reduce, ranks, {}};
+    for (std::int32_t step = 0; step < 2 * (ranks - 1); ++step) {
+        for (std::int32_t rank = 0; rank < ranks; ++rank) {
+            const std::int32_t peer = (rank + 1 + step % (ranks - 1)) % ranks;
+            if (step < ranks - 1) {
+                shape.flows.push_back({step, rank, peer, peer, peer + 1, true});
+            } else {
+                shape.flows.push_back({step, rank, peer, rank, rank + 1, false});
+            }
+        }
+    }
+    return shape;
+}
+
+// Down the chain 0, 1, ... block after block, added up on the way, and on with the sums.
+Shape pipelined_all_reduce(std::int32_t ranks, std::int32_t blocks) {
+    Shape shape{"linear pipeline", all_reduce, blocks, {}};
+    for (std::int32_t block = 0; block < blocks; ++block) {
+        for (std::int32_t hop = 0; hop + 1 < ranks; ++hop) {
+            shape.flows.push_back({block + hop, hop, hop + 1, block, block + 1, true});
+        }
+        for (std::int32_t hop = 0; hop + 1 < ranks; ++hop) {  // from the last, to 0, 1, ...
+            shape.flows.push_back({blocks + ranks + block + hop, (hop + ranks - 1) % ranks, hop,
+                                   block, block + 1, false});
+        }
+    }
+    return shape;
+}
+
+Shape pipelined_broadcast(std::int32_t ranks, std::int32_t blocks, std::int32_t root) {
+    Shape shape{"pipelined broadcast", broadcast, blocks, {}};
+    for (std::int32_t block = 0; block < blocks; ++block) {
+        for (std::int32_t hop = 0; hop + 1 < ranks; ++hop) {
+            shape.flows.push_back({block + hop, (root + hop) % ranks, (root + hop + 1) % ranks,
+                                   block, block + 1, false});
+        }
+    }
+    return shape;
+}
+
+// A chain towards the root, where each rank also takes from a leaf of its own: fan-in and order.
+Shape chain_reduce(std::int32_t ranks, std::int32_t blocks, std::int32_t root) {
+    Shape shape{"chain reduce", reduce, blocks, {}, root};
+    const auto at = [&](std::int32_t place) { return (root + place) % ranks; };
+    for (std::int32_t block = 0; block < blocks; ++block) {
+        for (std::int32_t place = ranks - 1; place > 0; --place) {
+            const std::int32_t to = place % 2 == 0 ? place - 2 : place - 1;  // odd ones are leaves
+            const std::int32_t step = (ranks - place) * 2 + block * 2 * ranks;
+            shape.flows.push_back({step, at(place), at(to), block, block + 1, true});
+        }
+    }
+    return shape;
+}
+
+// A chain of even ranks, each of which also hands what it gets to an odd one.
+Shape chain_with_fan_out(std::int32_t ranks, std::int32_t blocks) {
+    Shape shape{"chain with fan-out", broadcast, blocks, {}};
+    for (std::int32_t block = 0; block < blocks; ++block) {
+        for (std::int32_t rank = 1; rank < ranks; ++rank) {
+            const std::int32_t from = rank % 2 == 0 ? rank - 2 : rank - 1;
+            shape.flows.push_back({block * 2 + rank, from, rank, block, block + 1, false});
+        }
+    }
+    return shape;
+}
+
+std::vector<Shape> shapes(std::int32_t ranks) {
+    const std::int32_t root = ranks - 1;
+    return {ring(ranks),
+            recursive_doubling(ranks),
+            direct(ranks),
+            pipelined_all_reduce(ranks, 1),
+            pipelined_all_reduce(ranks, 7),
+            pipelined_broadcast(ranks, 5, root),
+            chain_reduce(ranks, 3, root),
+            chain_with_fan_out(ranks, 4)};
+}
+
+template <typename Run>
+bool refused(Run run) {
+    try {
+        run();
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
+
+void programs_are_checked() {
+    const auto program = [](std::vector<Step> steps, std::int32_t rank = 0) {
+        return Program(rank, 3, 2, steps);
+    };
+    CHECK(refused([&] { (void)program({}, 3); }));
+    CHECK(refused([&] { (void)Program(0, 1, 0, {}); }));
+    CHECK(refused([&] { (void)program({{0, Action::send, 0, 0, 1}}); }));
+    CHECK(refused([&] { (void)program({{0, Action::send, 3, 0, 1}}); }));
+    CHECK(refused([&] { (void)program({{0, Action::copy, 1, 1, 1}}); }));
+    CHECK(refused([&] { (void)program({{0, Action::copy, 1, 0, 3}}); }));
+    CHECK(
+        refused([&] { (void)program({{1, Action::send, 1, 0, 1}, {0, Action::send, 1, 0, 1}}); }));
+    CHECK(
+        refused([&] { (void)program({{0, Action::copy, 1, 0, 1}, {0, Action::send, 1, 1, 2}}); }));
+    const Program mixed = program({{0, Action::copy, 1, 0, 1}, {1, Action::send, 2, 0, 2}});
+    CHECK(!mixed.out_of_place());
+    CHECK(mixed.changes(0) && !mixed.changes(1));
+    const Program fresh = program({{0, Action::send, 1, 0, 2}, {0, Action::reduce, 1, 0, 2}});
+    CHECK(fresh.out_of_place());
+    CHECK(fresh.transfers()[0].exchanged && fresh.transfers()[1].after_sends.size() == 1);
+}
+
+// ---------------------------------------------------------------------- ranks as threads
+
+std::shared_ptr<SharedMemory> memory(std::size_t bytes) {
+    const int file = memfd_create("test", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) std::abort();
+    auto mapped = std::make_shared<SharedMemory>(file, bytes);
+    close(file);
+    return mapped;
+}
+
+class Team {
+  public:
+    explicit Team(std::int32_t ranks, std::size_t fragment_bytes = 4096, std::uint32_t window = 2,
+                  std::chrono::nanoseconds spin = std::chrono::microseconds(20))
+        : arenas(static_cast<std::size_t>(ranks)) {
+        const SegmentLayout layout{ranks, fragment_bytes, window};
+        for (std::int32_t rank = 0; rank < ranks; ++rank) {
+            segments.push_back(memory(layout.bytes()));
+        }
+        for (std::int32_t rank = 0; rank < ranks; ++rank) {
+            const auto own = static_cast<std::size_t>(rank);
+            std::vector<std::unique_ptr<syncline::Link>> links;
+            for (std::int32_t peer = 0; peer < ranks; ++peer) {
+                links.push_back(peer == rank ? nullptr
+                                             : std::make_unique<SharedLink>(
+                                                   layout, segments[own],
+                                                   segments[static_cast<std::size_t>(peer)], rank,
+                                                   peer, peer, -1, &arenas[own]));
+            }
+            groups.push_back(std::make_unique<Group>(
+                rank, std::move(links),
+                std::make_unique<syncline::BellSleeper>(SharedLink::bell_of(*segments[own])),
+                nullptr, spin));
+        }
+    }
+
+    [[nodiscard]] std::int32_t ranks() const { return static_cast<std::int32_t>(groups.size()); }
+    [[nodiscard]] Group& at(std::int32_t rank) { return *groups[static_cast<std::size_t>(rank)]; }
+
+    // Give every rank memory that the others can read, under the number of the rank + 1.
+    std::byte* arena(std::int32_t owner, std::size_t bytes) {
+        const auto shared = memory(bytes);
+        for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+            const auto number = static_cast<std::uint32_t>(owner + 1);
+            Arenas& of = arenas[static_cast<std::size_t>(rank)];
+            if (rank == owner) {
+                of.own(number, shared);
+            } else {
+                of.of_peer(owner, number, shared);
+            }
+        }
+        return shared->data();
+    }
+
+    // Run something on a thread for each of the ranks.
+    void run(const std::function<void(std::int32_t)>& job) {
+        std::vector<std::jthread> threads;
+        for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+            threads.emplace_back([&job, rank] { job(rank); });
+        }
+    }
+
+    // Before the groups, which use them to their end.
+    std::vector<Arenas> arenas;
+    std::vector<std::shared_ptr<SharedMemory>> segments;
+    std::vector<std::unique_ptr<Group>> groups;
+};
+
+Clock::time_point soon() { return Clock::now() + seconds(60); }
+
+template <typename T>
+constexpr Dtype dtype_of = std::is_same_v<T, float> ? Dtype::float32 : Dtype::int64;
+
+template <typename T>
+Operation::Request request(const Shape& shape, std::int32_t rank, std::int32_t ranks,
+                           std::span<const T> input, std::span<T> work, std::uint32_t variant = 0) {
+    const Call call{input.size(), 0, variant, shape.collective, dtype_of<T>, Reduction::sum, 0};
+    return {shape.of(rank, ranks),
+            call,
+            reinterpret_cast<const std::byte*>(input.data()),
+            reinterpret_cast<std::byte*>(work.data()),
+            0,
+            input.size(),
+            nullptr};
+}
+
+// What rank r puts in: whole numbers, whose sums are exact in any order.
+template <typename T>
+T given(std::int32_t rank, std::size_t index, std::size_t salt = 0) {
+    return static_cast<T>((static_cast<std::size_t>(rank) * 31 + index * 7 + salt * 13) % 1009);
+}
+
+template <typename T>
+bool correct(const Shape& shape, std::int32_t rank, std::int32_t ranks, std::span<const T> result,
+             std::size_t salt = 0) {
+    if (shape.root >= 0 && shape.root != rank) return true;
+    std::int32_t source = -1;
+    if (shape.collective == broadcast) {
+        source = shape.name == "pipelined broadcast" ? ranks - 1 : 0;
+    }
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        T expected{};
+        for (std::int32_t peer = 0; peer < ranks; ++peer) {
+            if (source < 0 || peer == source) expected += given<T>(peer, i, salt);
+        }
+        if (result[i] != expected) return false;
+    }
+    return true;
+}
+
+// The ways in which a collective can be started.
+struct Way {
+    bool in_place;
+    bool attended;
+    bool borrowed;  // from memory that the others can read
+};
+
+constexpr Way ways[] = {{true, true, false}, {true, false, false}, {false, true, false},
+                        {true, true, true},  {true, false, true},  {false, false, true}};
+
+template <typename T>
+void run_once(Team& team, const Shape& shape, std::size_t count, const Way& way) {
+    const std::int32_t ranks = team.ranks();
+    std::vector<std::span<T>> buffers;
+    std::vector<std::vector<T>> own(static_cast<std::size_t>(ranks));
+    for (std::int32_t rank = 0; rank < ranks; ++rank) {
+        auto& mine = own[static_cast<std::size_t>(rank)];
+        mine.resize(2 * count);
+        T* at = way.borrowed ? reinterpret_cast<T*>(team.arena(rank, 2 * count * sizeof(T) + 64))
+                             : mine.data();
+        buffers.emplace_back(at, 2 * count);
+    }
+    team.run([&](std::int32_t rank) {
+        const std::span<T> all = buffers[static_cast<std::size_t>(rank)];
+        const std::span<T> input = all.first(count);
+        for (std::size_t i = 0; i < count; ++i) input[i] = given<T>(rank, i);
+        Operation::Request asked = request<T>(shape, rank, ranks, input, input);
+        const bool elsewhere = !way.in_place && asked.program->out_of_place();
+        const std::span<T> work = elsewhere ? all.last(count) : input;
+        if (elsewhere) {
+            // What the program leaves alone stays where it was put in.
+            std::ranges::copy(input, work.begin());
+            asked.work = reinterpret_cast<std::byte*>(work.data());
+        }
+        const Handle handle = team.at(rank).start(std::move(asked), way.attended);
+        team.at(rank).wait(handle, soon());
+        if (!correct<T>(shape, rank, ranks, work)) {
+            std::fprintf(stderr, "%s, %d ranks, %zu elements, rank %d%s%s%s\n", shape.name.c_str(),
+                         ranks, count, rank, way.in_place ? ", in place" : "",
+                         way.attended ? ", attended" : "", way.borrowed ? ", borrowed" : "");
+            ++failed;
+        }
+        for (std::size_t i = 0; elsewhere && i < count; ++i) CHECK(input[i] == given<T>(rank, i));
+        CHECK(handle->done());
+    });
+    for (std::int32_t rank = 0; rank < ranks; ++rank) {
+        CHECK(team.at(rank).idle());
+        for (Arenas& of : team.arenas) of.forget(static_cast<std::uint32_t>(rank + 1));
+    }
+}
+
+// With fragments of 4 KiB and two of them under way, 20,000 elements are far above the window.
+void every_shape_gives_the_right_result() {
+    for (const std::int32_t ranks : {1, 2, 3, 4, 5}) {
+        Team team(ranks);
+        for (const Shape& shape : shapes(ranks)) {
+            if (ranks == 1 && !shape.flows.empty()) continue;
+            for (const std::size_t count : {0, 1, 2, 5, 17, 1023, 1024, 20'001}) {
+                for (const Way& way : ways) {
+                    // Large ones in two ways out of six: each takes a thread a rank.
+                    if (count > 1024 && way.attended != way.borrowed) continue;
+                    run_once<float>(team, shape, count, way);
+                }
+            }
+            run_once<std::int64_t>(team, shape, 3001, ways[0]);
+        }
+    }
+}
+
+void averages_are_divided_and_results_go_where_they_should() {
+    Team team(3);
+    const Shape shape = direct(3);
+    team.run([&](std::int32_t rank) {
+        std::vector<float> work(100), output(40, -1.0F);
+        for (std::size_t i = 0; i < work.size(); ++i) {
+            work[i] = 3.0F * given<float>(rank, i);
+        }
+        Operation::Request asked = request<float>(shape, rank, 3, work, std::span<float>(work));
+        asked.call.reduction = Reduction::average;
+        asked.result_start = 10;
+        asked.result_stop = 50;
+        asked.output = reinterpret_cast<std::byte*>(output.data());
+        Group& group = team.at(rank);
+        group.wait(group.start(std::move(asked), true), soon());
+        for (std::size_t i = 0; i < output.size(); ++i) {
+            float sum = 0;
+            for (std::int32_t peer = 0; peer < 3; ++peer) sum += given<float>(peer, i + 10);
+            CHECK(output[i] == sum);
+        }
+    });
+}
+
+// Some threads of a rank wait for collectives that another has started, in any order.
+void several_are_in_flight_from_several_threads() {
+    for (const bool attended : {false, true}) {
+        for (const auto spin : {std::chrono::nanoseconds(0), std::chrono::nanoseconds(20'000)}) {
+            Team team(3, 4096, 2, spin);
+            const std::vector<Shape> all = shapes(3);
+            constexpr std::size_t flight = 12;
+            for (int round = 0; round < 4; ++round) {
+                team.run([&](std::int32_t rank) {
+                    Group& group = team.at(rank);
+                    std::vector<std::vector<float>> work;
+                    std::vector<Handle> handles;
+                    for (std::size_t n = 0; n < flight; ++n) {
+                        const std::size_t count = n * n * 60;
+                        std::vector<float>& buffer = work.emplace_back(count);
+                        for (std::size_t i = 0; i < count; ++i) {
+                            buffer[i] = given<float>(rank, i, n);
+                        }
+                        handles.push_back(
+                            group.start(request<float>(all[n % all.size()], rank, 3, buffer,
+                                                       std::span<float>(buffer)),
+                                        attended));
+                    }
+                    std::vector<std::jthread> waiting;
+                    for (std::size_t thread = 0; thread < 3; ++thread) {
+                        waiting.emplace_back([&, thread] {
+                            for (std::size_t n = 0; n < flight; ++n) {
+                                const std::size_t which = thread % 2 == 0 ? n : flight - 1 - n;
+                                if (which % 3 != thread) continue;
+                                group.wait(handles[which], soon());
+                                CHECK(correct<float>(all[which % all.size()], rank, 3, work[which],
+                                                     which));
+                            }
+                        });
+                    }
+                });
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------- what goes wrong
+
+// What a wait, or a start, ends with.
+struct Outcome {
+    std::int32_t rank = -2;
+    bool disagrees = false;
+    std::string what;
+};
+
+template <typename Run>
+Outcome outcome(Run run) {
+    try {
+        run();
+    } catch (const PeerFailure& failure) {
+        return {failure.rank, failure.disagrees, failure.what()};
+    } catch (const Timeout& timeout) {
+        return {-3, false, timeout.what()};
+    }
+    return {};
+}
+
+bool says(const Outcome& outcome, const std::string& words) {
+    if (outcome.what.find(words) != std::string::npos) return true;
+    std::fprintf(stderr, "%s is not in: %s\n", words.c_str(), outcome.what.c_str());
+    return false;
+}
+
+void ranks_that_call_different_collectives_say_so() {
+    const auto differing = [](const std::function<void(Operation::Request&)>& change) {
+        Team team(3);
+        std::array<Outcome, 3> ends;
+        std::vector<std::vector<float>> work(3, std::vector<float>(100));
+        team.run([&](std::int32_t rank) {
+            const auto own = static_cast<std::size_t>(rank);
+            Group& group = team.at(rank);
+            Operation::Request asked =
+                request<float>(direct(3), rank, 3, work[own], std::span<float>(work[own]));
+            if (rank == 1) change(asked);
+            ends[own] = outcome([&] { group.wait(group.start(asked, true), soon()); });
+        });
+        for (const Outcome& end : ends) CHECK(end.disagrees);
+        return std::ranges::any_of(ends, [](const Outcome& end) {
+            return end.what.find("this rank") != std::string::npos;
+        });
+    };
+    CHECK(differing([](Operation::Request& r) { r.call.count = 99; }));
+    CHECK(differing([](Operation::Request& r) { r.call.dtype = Dtype::int32; }));
+    CHECK(differing([](Operation::Request& r) { r.call.reduction = Reduction::maximum; }));
+    CHECK(differing([](Operation::Request& r) { r.call.collective = broadcast; }));
+    CHECK(differing([](Operation::Request& r) { r.call.variant = 1; }));
+}
+
+void a_lost_peer_fails_who_misses_it() {
+    Team team(3);
+    std::array<Outcome, 3> ends;
+    std::vector<std::vector<float>> work(3, std::vector<float>(10'000));
+    const auto all = [&](std::int32_t rank) {
+        const auto own = static_cast<std::size_t>(rank);
+        Group& group = team.at(rank);
+        ends[own] = outcome([&] {
+            group.wait(group.start(request<float>(direct(3), rank, 3, work[own],
+                                                  std::span<float>(work[own])),
+                                   rank == 0),
+                       soon());
+        });
+    };
+    team.run([&](std::int32_t rank) {
+        if (rank == 2) {
+            std::this_thread::sleep_for(milliseconds(20));
+            team.at(0).lose(2, "it is gone");
+            team.at(1).lose(2, "it is gone");
+        } else {
+            all(rank);
+        }
+    });
+    for (const std::size_t rank : {0U, 1U}) {
+        CHECK(ends[rank].rank == 2 && says(ends[rank], "it is gone"));
+        CHECK(team.groups[rank]->failed());
+    }
+    // And whatever is started afterwards.
+    all(0);
+    CHECK(ends[0].rank == 2);
+}
+
+// In recursive doubling over four ranks, 0 and 3 have nothing to do with each other.
+void who_waits_for_a_survivor_learns_whom_it_lost() {
+    Team team(4);
+    std::array<Outcome, 4> ends;
+    std::vector<std::vector<float>> work(4, std::vector<float>(10));
+    team.run([&](std::int32_t rank) {
+        if (rank == 3) return;
+        const auto own = static_cast<std::size_t>(rank);
+        Group& group = team.at(rank);
+        const Handle handle = group.start(
+            request<float>(recursive_doubling(4), rank, 4, work[own], std::span<float>(work[own])),
+            true);
+        if (rank != 0) group.lose(3, "rank 3 is gone");
+        ends[own] = outcome([&] { group.wait(handle, soon()); });
+    });
+    for (const std::size_t rank : {0U, 1U, 2U}) {
+        CHECK(ends[rank].rank == 3 && says(ends[rank], "rank 3"));
+    }
+}
+
+// What a peer has sent before it left still counts.
+void a_peer_may_leave_once_it_has_sent_all() {
+    Team team(2);
+    std::vector<std::vector<float>> work(2, std::vector<float>(100, 1.0F));
+    const Shape shape = recursive_doubling(2);
+    const auto start = [&](std::int32_t rank) {
+        auto& own = work[static_cast<std::size_t>(rank)];
+        return team.at(rank).start(request<float>(shape, rank, 2, own, std::span<float>(own)),
+                                   true);
+    };
+    const Handle first = start(0);
+    const Handle second = start(1);
+    std::jthread other([&] { team.at(0).wait(first, soon()); });
+    team.at(1).wait(second, soon());
+    other.join();
+    const Handle waited = start(0);
+    std::jthread last([&] { team.at(1).wait(start(1), soon()); });
+    while (!waited->done() && !team.at(0).failed()) {
+        team.at(0).lose(1, "it has left");
+        if (outcome([&] { team.at(0).wait(waited, soon()); }).rank == 1) break;
+    }
+    last.join();
+    // Whether it was lost before it came or after: no crash, and the result is all or nothing.
+    CHECK(waited->done() ? work[0][99] == 4.0F : team.at(0).failed());
+}
+
+void a_wait_ends_at_its_deadline() {
+    Team team(2);
+    std::vector<float> work(10);
+    Group& group = team.at(0);
+    const auto begin = [&] {
+        return group.start(request<float>(direct(2), 0, 2, work, std::span<float>(work)), true);
+    };
+    const Handle handle = begin();
+    const Outcome end = outcome([&] { group.wait(handle, Clock::now() + milliseconds(30)); });
+    CHECK(end.rank == -3 && says(end, "rank 0 waited in vain in all-reduce number 1 of 10") &&
+          says(end, "rank 1 did not"));
+    CHECK(outcome(begin).rank == -1);
+    // The other learns of it when it comes.
+    std::vector<float> theirs(10);
+    const Outcome late = outcome([&] {
+        const Handle other = team.at(1).start(
+            request<float>(direct(2), 1, 2, theirs, std::span<float>(theirs)), true);
+        team.at(1).wait(other, soon());
+    });
+    CHECK(late.rank == -1 || late.rank == -2);
+}
+
+// A thread that sleeps for a peer must wake when another fails the group.
+void a_failure_wakes_whoever_drives() {
+    for (const bool attended : {true, false}) {
+        Team team(2, 4096, 2, std::chrono::nanoseconds(0));
+        Group& group = team.at(0);
+        std::vector<float> one(10), two(10);
+        const Handle first =
+            group.start(request<float>(direct(2), 0, 2, one, std::span<float>(one)), attended);
+        Outcome end;
+        const auto began = Clock::now();
+        std::jthread driving([&] { end = outcome([&] { group.wait(first, soon()); }); });
+        std::this_thread::sleep_for(milliseconds(20));
+        const Handle second =
+            group.start(request<float>(direct(2), 0, 2, two, std::span<float>(two)), attended);
+        CHECK(outcome([&] { group.wait(second, Clock::now() + milliseconds(20)); }).rank != -2);
+        driving.join();
+        CHECK(end.rank != -2 && Clock::now() - began < seconds(30));
+    }
+}
+
+// A rank that was lost before is missed by what is started while another thread sleeps.
+void a_start_notices_a_lost_peer_while_another_thread_sleeps() {
+    Team team(3, 4096, 2, std::chrono::nanoseconds(0));
+    Group& group = team.at(0);
+    group.lose(2, "it is gone");
+    std::vector<float> one(10), two(10);
+    const Shape from_1{"pair", syncline::exchange, 1, {{0, 1, 0, 0, 1, false}}};
+    const Handle first =
+        group.start(request<float>(from_1, 0, 3, one, std::span<float>(one)), true);
+    Outcome end;
+    const auto began = Clock::now();
+    std::jthread driving([&] { end = outcome([&] { group.wait(first, soon()); }); });
+    std::this_thread::sleep_for(milliseconds(20));
+    const Outcome second = outcome([&] {
+        group.wait(group.start(request<float>(direct(3), 0, 3, two, std::span<float>(two)), true),
+                   soon());
+    });
+    CHECK(second.rank == 2);
+    driving.join();
+    CHECK(end.rank == 2 && Clock::now() - began < seconds(30));
+}
+
+void closing_ends_all_waits() {
+    for (const bool attended : {true, false}) {
+        Team team(2);
+        Group& group = team.at(0);
+        std::vector<std::vector<float>> work(4, std::vector<float>(50'000));
+        std::vector<Handle> handles;
+        for (auto& buffer : work) {
+            handles.push_back(group.start(
+                request<float>(ring(2), 0, 2, buffer, std::span<float>(buffer)), attended));
+        }
+        std::vector<std::jthread> waiting;
+        std::atomic<int> ended = 0;
+        for (const Handle& handle : handles) {
+            waiting.emplace_back([&, handle] {
+                const Outcome end = outcome([&] { group.wait(handle, soon()); });
+                CHECK(end.rank == -1 && says(end, "the group was closed"));
+                ++ended;
+            });
+        }
+        std::this_thread::sleep_for(milliseconds(10));
+        group.close();
+        waiting.clear();
+        CHECK(ended == 4);
+        work.clear();  // nobody touches it any more
+        group.close();
+    }
+}
+
+// Close one rank at a random moment while both work: the other fails or was done; nobody hangs.
+void closing_races_with_work() {
+    Random random(5);
+    for (int round = 0; round < 40; ++round) {
+        Team team(2);
+        const int pause_us = uniform(random, 0, 2000);
+        std::atomic<int> finished = 0;
+        team.run([&](std::int32_t rank) {
+            std::jthread closer;
+            if (rank == 0) {
+                closer = std::jthread([&] {
+                    std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
+                    team.at(0).close();
+                    team.at(1).lose(0, "it has left");
+                });
+            }
+            std::vector<float> work(5000);
+            (void)outcome([&] {
+                for (int n = 0; n < 1000; ++n) {
+                    team.at(rank).wait(team.at(rank).start(request<float>(direct(2), rank, 2, work,
+                                                                          std::span<float>(work)),
+                                                           n % 2 == 0),
+                                       soon());
+                }
+            });
+            ++finished;
+        });
+        CHECK(finished == 2);
+    }
+}
+
+// ---------------------------------------------------------------------- for a while
+
+// Mixed collectives in several groups, several in flight, waited for in any order.
+void soak(seconds duration) {
+    const auto end = Clock::now() + duration;
+    std::vector<std::unique_ptr<Team>> teams;
+    for (const std::int32_t ranks : {4, 3, 2}) {
+        teams.push_back(std::make_unique<Team>(
+            ranks, 4096 * static_cast<std::size_t>(ranks - 1), 2,
+            ranks == 3 ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(20'000)));
+    }
+    Random seeds(static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()));
+    std::uint64_t rounds = 0;
+    do {
+        const std::uint64_t seed = seeds();
+        const int before = failed;
+        std::vector<std::jthread> running;
+        for (const auto& team : teams) {
+            running.emplace_back([&team, seed] {
+                const std::int32_t ranks = team->ranks();
+                const std::vector<Shape> all = shapes(ranks);
+                team->run([&](std::int32_t rank) {
+                    Group& group = team->at(rank);
+                    Random agreed(seed);  // the same on all ranks
+                    Random own(seed + static_cast<std::uint64_t>(rank) + 1);
+                    for (int batch = 0; batch < 20; ++batch) {
+                        const auto flight = uniform<std::size_t>(agreed, 1, 5);
+                        std::vector<std::vector<float>> work(flight);
+                        std::vector<std::tuple<Handle, const Shape*, std::size_t>> begun;
+                        for (std::size_t n = 0; n < flight; ++n) {
+                            const Shape& shape = all[agreed() % all.size()];
+                            const std::size_t count =
+                                agreed() % 4 == 0 ? agreed() % 30'000 : agreed() % 300;
+                            std::vector<float>& buffer = work[n];
+                            buffer.resize(count);
+                            for (std::size_t i = 0; i < count; ++i) {
+                                buffer[i] = given<float>(rank, i, n);
+                            }
+                            begun.emplace_back(
+                                group.start(request<float>(shape, rank, ranks, buffer,
+                                                           std::span<float>(buffer)),
+                                            own() % 2 == 0),
+                                &shape, n);
+                        }
+                        std::ranges::shuffle(begun, own);
+                        for (const auto& [handle, shape, n] : begun) {
+                            group.wait(handle, soon());
+                            CHECK(correct<float>(*shape, rank, ranks, work[n], n));
+                        }
+                    }
+                });
+            });
+        }
+        running.clear();
+        ++rounds;
+        if (failed != before) {
+            std::fprintf(stderr, "soak: seed %llu\n", static_cast<unsigned long long>(seed));
+            break;
+        }
+    } while (Clock::now() < end);
+    std::printf("soak: %llu rounds\n", static_cast<unsigned long long>(rounds));
+}
+
+}  // namespace
+
+int main(int arguments, char** values) {
+    halves_are_rounded_to_the_nearest_even();
+    elements_agree_with_scalars();
+    programs_are_checked();
+    every_shape_gives_the_right_result();
+    averages_are_divided_and_results_go_where_they_should();
+    several_are_in_flight_from_several_threads();
+    ranks_that_call_different_collectives_say_so();
+    a_lost_peer_fails_who_misses_it();
+    who_waits_for_a_survivor_learns_whom_it_lost();
+    a_peer_may_leave_once_it_has_sent_all();
+    a_wait_ends_at_its_deadline();
+    a_failure_wakes_whoever_drives();
+    a_start_notices_a_lost_peer_while_another_thread_sleeps();
+    closing_ends_all_waits();
+    closing_races_with_work();
+    soak(seconds(arguments > 1 ? std::atoi(values[1]) : 10));
+    if (failed > 0) return 1;
+    std::puts("group tests passed");
+    return 0;
+}
