@@ -15,7 +15,7 @@ import torch.distributed as dist
 from syncline.errors import UserError
 from syncline.groups import Elements, Group, Pending, Store
 
-__all__ = ["NAME", "ProcessGroup", "register"]
+__all__ = ["NAME", "ProcessGroup", "elements_of", "register"]
 
 NAME = "syncline"
 DTYPES = {
@@ -283,8 +283,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce each tensor over all ranks, in place."""
-        reduction = _reduction(opts)
-        return self._each(tensors, lambda given: self._group.all_reduce(given, reduction=reduction))
+        reduction, attended = _reduction(opts), _attended(opts)
+        return self._each(
+            tensors,
+            lambda given: self._group.all_reduce(given, reduction=reduction, attended=attended),
+        )
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce each tensor over all ranks, in place."""
@@ -292,32 +295,40 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         """Copy the root's tensors to all ranks."""
-        root = opts.rootRank
+        root, attended = opts.rootRank, _attended(opts)
         return self._each(
-            tensors, lambda given: self._group.broadcast(given, root=root), copies=True
+            tensors,
+            lambda given: self._group.broadcast(given, root=root, attended=attended),
+            copies=True,
         )
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         """Reduce each tensor over all ranks; the root gets the result, in place."""
-        reduction, root = _reduction(opts), opts.rootRank
+        reduction, root, attended = _reduction(opts), opts.rootRank, _attended(opts)
         return self._each(
-            tensors, lambda given: self._group.reduce(given, reduction=reduction, root=root)
+            tensors,
+            lambda given: self._group.reduce(
+                given, reduction=reduction, root=root, attended=attended
+            ),
         )
 
     def barrier(self, opts: Any = None) -> Work:
         """Return once all ranks have come here."""
-        del opts
-        return self.allreduce([torch.zeros(1, dtype=torch.uint8)])
+        attended = _attended(opts)
+        return self._each(
+            [torch.zeros(1, dtype=torch.uint8)],
+            lambda given: self._group.all_reduce(given, attended=attended),
+        )
 
     def all_gather_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> Work:
         """Collect every rank's tensor in one, in the order of ranks."""
-        del opts
+        attended = _attended(opts)
         return self._into(
             output,
             given,
-            lambda result, part: self._group.all_gather(part, result),
+            lambda result, part: self._group.all_gather(part, result, attended=attended),
             copies=True,
         )
 
@@ -361,11 +372,13 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> Work:
         """Reduce a tensor over all ranks; rank r gets the r-th part."""
-        reduction = _reduction(opts)
+        reduction, attended = _reduction(opts), _attended(opts)
         return self._into(
             output,
             given,
-            lambda result, whole: self._group.reduce_scatter(whole, result, reduction),
+            lambda result, whole: self._group.reduce_scatter(
+                whole, result, reduction, attended=attended
+            ),
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -485,7 +498,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             if not tensor.is_contiguous():
                 dense = tensor.contiguous()
                 finishes.append(_copying(tensor, dense))
-            pending.append(start(_elements(dense, copies=copies)))
+            pending.append(start(elements_of(dense, copies=copies)))
         return Work(pending, tensors, self._completer, finishes)
 
     def _into(
@@ -500,7 +513,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         dense = output if output.is_contiguous() else torch.empty_like(output).contiguous()
         finishes = [] if dense is output else [_copying(output, dense)]
         pending = start(
-            _elements(dense, copies=copies), _elements(given.contiguous(), copies=copies)
+            elements_of(dense, copies=copies), elements_of(given.contiguous(), copies=copies)
         )
         return Work([pending], [output], self._completer, finishes)
 
@@ -551,7 +564,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._together(works, results if results is not None else list(taken.values()))
 
 
-def _elements(tensor: torch.Tensor, *, copies: bool) -> Elements:
+def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
     """Return a contiguous tensor's elements.
 
     Args:
@@ -574,6 +587,11 @@ def _elements(tensor: torch.Tensor, *, copies: bool) -> Elements:
             f"(it can: {', '.join(DTYPES.values())})"
         )
     return Elements(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+
+
+def _attended(opts: Any) -> bool:
+    """Say whether the caller waits at once, so that no other thread need be woken."""
+    return not getattr(opts, "asyncOp", True)
 
 
 def _reduction(opts: Any) -> str:
