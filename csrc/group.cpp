@@ -57,6 +57,10 @@ Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
 Group::~Group() { close(); }
 
 void Group::close() {
+    if (getpid() != process_) {  // a fork has neither the group's thread nor a part in it
+        if (attendant_.joinable()) attendant_.detach();
+        return;
+    }
     {
         const std::lock_guard lock(mutex_);
         closing_ = true;

@@ -1,6 +1,8 @@
 // The ranks of a group, as one of them runs collectives with the others.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -183,6 +185,7 @@ class Group {
         std::string what;
     };
 
+    pid_t process_ = getpid();
     std::int32_t rank_;
     std::vector<Peer> links_;
     std::unique_ptr<Sleeper> sleeper_;

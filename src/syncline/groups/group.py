@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import time
+import weakref
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from syncline import _native
@@ -61,6 +64,11 @@ class Pending:
     def done(self) -> bool:
         """Whether the result is in place."""
         return self._native.done
+
+    @property
+    def ended(self) -> bool:
+        """Whether the result is in place, or will never be."""
+        return self._native.done or self._group.failed
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once the result is in place.
@@ -118,7 +126,6 @@ class Group:
         self.ranks = ranks
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._closed = False
         self._begun: deque[Pending] = deque()
         """Collectives that may still be under way, in order."""
         deadline = time.monotonic() + timeout_s
@@ -136,9 +143,11 @@ class Group:
             if transport == "ucx":
                 self.hosts = tuple((each,) for each in range(ranks))
             worker = new_worker() if remote else None
-            ways = addresses(worker, store, name, rank, remote) if worker is not None else []
-            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            ways = []
+            if worker is not None:
+                ways = addresses(worker, store, name, rank, remote, deadline)
             segment = _new_segment(len(near))
+            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._peers: list[Introduced] = []
             try:
                 others = [other for other in near if other != rank]
@@ -161,7 +170,16 @@ class Group:
                 raise
             finally:
                 os.close(segment)
-        self._watch = Watch(self._peers, self._native.lose)
+        # Also when nobody refers to the group any more, and when the process ends.
+        self._leave = weakref.finalize(
+            self,
+            _leave,
+            os.getpid(),
+            Watch(self._peers, self._native.lose),
+            self._native,
+            self._peers,
+            self._event,
+        )
 
     # ------------------------------------------------------------------ collectives
 
@@ -318,23 +336,16 @@ class Group:
 
     # ------------------------------------------------------------------ the end
 
+    @property
+    def failed(self) -> bool:
+        """Whether what is under way will never be done."""
+        return self._native.failed()
+
     def close(self) -> None:
         """Leave the group; what is under way is given up."""
+        self._leave()
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        for peer in self._peers:
-            try:
-                peer.connection.send(GOODBYE)
-            except OSError:
-                continue  # it has ended before
-        self._watch.close()
-        self._native.close()  # every wait ends; what was sent to other hosts is flushed
-        self._begun.clear()
-        for peer in self._peers:
-            peer.close()
-        os.close(self._event)
+            self._begun.clear()
 
     # ------------------------------------------------------------------ inside
 
@@ -359,7 +370,7 @@ class Group:
     ) -> Pending:
         """Begin a program that reads ``given`` and writes ``work``; its result may go elsewhere."""
         with self._lock:
-            if self._closed:
+            if not self._leave.alive:
                 raise UserError(f"rank {self.rank}: this group was closed")
             try:
                 native = self._native.start(
@@ -404,10 +415,33 @@ class Group:
             raise UserError(f"expected a root from 0 to {self.ranks - 1}, found {rank}")
 
 
+def _leave(
+    process: int,
+    watch: Watch,
+    native: _native.NativeGroup,
+    peers: Sequence[Introduced],
+    event: int,
+) -> None:
+    if os.getpid() != process:
+        return  # a fork of a rank, which takes no part in the group
+    for peer in peers:
+        with contextlib.suppress(OSError):  # it has ended before
+            peer.connection.send(GOODBYE)
+    watch.close()
+    native.close()  # every wait ends; what was sent to other hosts is flushed
+    for peer in peers:
+        peer.close()
+    os.close(event)
+
+
 def _new_segment(ranks: int) -> int:
     """Return memory that has no name, so that nothing of it is ever left behind."""
-    segment = os.memfd_create("syncline", os.MFD_CLOEXEC)
-    os.ftruncate(segment, _native.segment_bytes(ranks, FRAGMENT_BYTES, WINDOW))
+    size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, WINDOW)
+    try:
+        segment = os.memfd_create("syncline", os.MFD_CLOEXEC)
+        os.ftruncate(segment, size_bytes)
+    except OSError as error:
+        raise UserError(f"no {size_bytes} bytes of shared memory to be had: {error}") from error
     return segment
 
 

@@ -12,10 +12,11 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from syncline.errors import PeerError
+from syncline.errors import PeerError, UserError
 
 __all__ = [
     "Card",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 LEAST_TIMEOUT_S = 0.05
+MOST_TIMEOUT_S = 1e6
+"""What sockets and stores take."""
 HELLO = struct.Struct("<I16s")
 """Rank and nonce."""
 CREDENTIALS = struct.Struct("3i")
@@ -40,8 +43,11 @@ class Store(Protocol):
     def set(self, key: str, value: str, /) -> Any:
         """Leave a note."""
 
+    def wait(self, keys: list[str], timeout: timedelta, /) -> Any:
+        """Wait for notes; raises RuntimeError where they do not come in time."""
+
     def get(self, key: str, /) -> bytes:
-        """Return a note; waits for it, and raises RuntimeError where it does not come."""
+        """Return a note that is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +105,14 @@ class Card:
         return cls(host=tuple(host), name=name, socket=address, nonce=nonce)
 
 
-def read_note(store: Store, key: str, rank: int, other: int) -> bytes:
+def read_note(store: Store, key: str, rank: int, other: int, deadline: float) -> bytes:
     """Return what rank ``other`` has left in the store.
 
     Raises:
         PeerError: it does not come in time.
     """
     try:
+        store.wait([key], timedelta(seconds=_left(deadline)))
         return store.get(key)
     except RuntimeError as error:  # torch's DistStoreError is one
         raise PeerError(
@@ -129,19 +136,26 @@ class Reception:
 
     Raises:
         PeerError: on construction, if a rank does not join.
+        UserError: on construction, if this host does not let processes meet.
     """
 
     def __init__(self, store: Store, prefix: str, rank: int, ranks: int, deadline: float) -> None:
         self._rank = rank
         self._deadline = deadline
-        card = Card.own()
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            card = Card.own()
+            self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._listening.bind(card.socket)
             self._listening.listen(ranks)
+        except OSError as error:
+            raise UserError(
+                f"rank {rank}: processes of this host are not allowed to meet (Unix sockets, "
+                f"/proc): {error}"
+            ) from error
+        try:
             store.set(f"{prefix}/{rank}", card.to_json())
             self.cards = [
-                Card.from_json(read_note(store, f"{prefix}/{other}", rank, other))
+                Card.from_json(read_note(store, f"{prefix}/{other}", rank, other, deadline))
                 for other in range(ranks)
             ]
         except BaseException:
@@ -304,4 +318,4 @@ def take_descriptors(connection: socket.socket, size: int, most: int) -> tuple[b
 
 
 def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), LEAST_TIMEOUT_S)
+    return min(max(deadline - time.monotonic(), LEAST_TIMEOUT_S), MOST_TIMEOUT_S)

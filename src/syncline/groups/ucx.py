@@ -52,7 +52,12 @@ def new_worker() -> _native.UcxWorker:
 
 
 def addresses(
-    worker: _native.UcxWorker, store: Store, prefix: str, rank: int, others: Sequence[int]
+    worker: _native.UcxWorker,
+    store: Store,
+    prefix: str,
+    rank: int,
+    others: Sequence[int],
+    deadline: float,
 ) -> list[tuple[int, bytes]]:
     """Tell this worker's address; return those of other ranks.
 
@@ -61,7 +66,7 @@ def addresses(
     """
     store.set(f"{prefix}/ucx/{rank}", base64.b64encode(worker.address).decode())
     return [
-        (other, base64.b64decode(read_note(store, f"{prefix}/ucx/{other}", rank, other)))
+        (other, base64.b64decode(read_note(store, f"{prefix}/ucx/{other}", rank, other, deadline)))
         for other in others
     ]
 

@@ -27,9 +27,9 @@ class Watch:
 
     def __init__(self, peers: Sequence[Introduced], lost: Callable[[int, str], None]) -> None:
         self._lost = lost
-        self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
-        self._poll.register(self._stop, select.POLLHUP)
+        self._poll.register(self._stop, select.POLLIN)
         self._sources: dict[int, tuple[int, Introduced]] = {}
         for peer in peers:
             for descriptor in (peer.process, peer.connection.fileno()):
@@ -62,10 +62,11 @@ class Watch:
             del self._sources[descriptor]
 
     def close(self) -> None:
-        """End the thread."""
-        os.close(self._stopped)
-        self._thread.join()
-        os.close(self._stop)
+        """End the thread, from another one or, where a group is collected there, from itself."""
+        os.eventfd_write(self._stop, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            os.close(self._stop)
 
 
 def _left(peer: Introduced) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline.errors import UserError
+from syncline.errors import SynclineError, UserError
 from syncline.groups import Elements, Group, Pending, Store
 
 __all__ = ["NAME", "ProcessGroup", "elements_of", "register"]
@@ -74,8 +75,12 @@ class Work(dist.Work):
         self._error: BaseException | None = None
 
     def is_completed(self) -> bool:
-        """Say whether the results are in place."""
-        return all(pending.done for pending in self.pending)
+        """Say whether the results are in place, or will never be."""
+        if not all(pending.ended for pending in self.pending):
+            return False
+        with contextlib.suppress(SynclineError):  # exception() has it
+            self.wait()
+        return True
 
     def is_success(self) -> bool:
         """Say whether nothing went wrong so far."""
@@ -99,11 +104,10 @@ class Work(dist.Work):
         except BaseException as error:
             self._error = error
             raise
-        if self.finishes:
-            with self._lock:
-                finishes, self.finishes = self.finishes, ()
-                for finish in finishes:
-                    finish()
+        with self._lock:
+            for finish in self.finishes:
+                finish()
+            self.finishes = ()
         return True
 
     def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> Work:
@@ -143,6 +147,7 @@ class Completer:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     @property
     def here(self) -> bool:
@@ -154,9 +159,12 @@ class Completer:
         if self.here:
             job()
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="syncline futures", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="syncline futures", daemon=True
+                )
+                self._thread.start()
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -283,7 +291,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce each tensor over all ranks, in place."""
-        reduction, attended = _reduction(opts), _attended(opts)
+        reduction, attended = _reduction(opts, tensors), _attended(opts)
         return self._each(
             tensors,
             lambda given: self._group.all_reduce(given, reduction=reduction, attended=attended),
@@ -300,16 +308,18 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             tensors,
             lambda given: self._group.broadcast(given, root=root, attended=attended),
             copies=True,
+            changes=self._rank != root,
         )
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         """Reduce each tensor over all ranks; the root gets the result, in place."""
-        reduction, root, attended = _reduction(opts), opts.rootRank, _attended(opts)
+        reduction, root, attended = _reduction(opts, tensors), opts.rootRank, _attended(opts)
         return self._each(
             tensors,
             lambda given: self._group.reduce(
                 given, reduction=reduction, root=root, attended=attended
             ),
+            changes=self._rank == root,
         )
 
     def barrier(self, opts: Any = None) -> Work:
@@ -372,7 +382,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> Work:
         """Reduce a tensor over all ranks; rank r gets the r-th part."""
-        reduction, attended = _reduction(opts), _attended(opts)
+        reduction, attended = _reduction(opts, [given]), _attended(opts)
         return self._into(
             output,
             given,
@@ -396,7 +406,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                 whole = torch.cat([part.reshape(-1) for part in parts])
                 works.append(self.reduce_scatter_single(output, whole, opts))
             else:
-                works.append(self._reduce_to_each(output, parts, _reduction(opts)))
+                works.append(self._reduce_to_each(output, parts, _reduction(opts, parts)))
         return self._together(works, outputs)
 
     def reduce_scatter_single_coalesced(
@@ -463,7 +473,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         """Send tensors to one rank."""
         return self._each(
-            tensors, lambda given: self._group.send(given, peer=peer, tag=tag), copies=True
+            tensors,
+            lambda given: self._group.send(given, peer=peer, tag=tag),
+            copies=True,
+            changes=False,
         )
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
@@ -489,15 +502,17 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         start: Callable[[Elements], Pending],
         *,
         copies: bool = False,
+        changes: bool = True,
     ) -> Work:
-        """Start a collective on each tensor, in place."""
+        """Start a collective on each tensor, in place where it changes them."""
         finishes: list[Callable[[], None]] = []
         pending = []
         for tensor in tensors:
             dense = tensor
             if not tensor.is_contiguous():
                 dense = tensor.contiguous()
-                finishes.append(_copying(tensor, dense))
+                if changes:
+                    finishes.append(_copying(tensor, dense))
             pending.append(start(elements_of(dense, copies=copies)))
         return Work(pending, tensors, self._completer, finishes)
 
@@ -526,7 +541,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             return work.then(
                 [_copying(part, chunk.view(part.shape)) for part, chunk in pairs], parts
             )
-        parts[self._rank].copy_(given)
+        _copying(parts[self._rank], given.reshape(parts[self._rank].shape))()
         works = [
             self._each([part], partial(self._group.broadcast, root=rank), copies=True)
             for rank, part in enumerate(parts)
@@ -558,7 +573,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Send a tensor to each of some ranks, and take one from each of some."""
         if self._rank in sent and self._rank in taken:
-            taken[self._rank].copy_(sent[self._rank].view(taken[self._rank].shape))
+            _copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
         works = [self.send([t], peer) for peer, t in sent.items() if peer != self._rank]
         works += [self.recv([t], peer) for peer, t in taken.items() if peer != self._rank]
         return self._together(works, results if results is not None else list(taken.values()))
@@ -594,10 +609,12 @@ def _attended(opts: Any) -> bool:
     return not getattr(opts, "asyncOp", True)
 
 
-def _reduction(opts: Any) -> str:
+def _reduction(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
     operator = dist.ReduceOp.SUM if opts is None else opts.reduceOp
     for torchs, ours in OPERATORS.items():
         if operator == torchs:
+            if ours not in ("sum", "avg") and any(tensor.is_complex() for tensor in tensors):
+                raise UserError(f"the reduction {ours!r} is not for complex numbers")
             return ours
     raise UserError(
         f"backend syncline does not know the reduction {operator} (known: {', '.join(REDUCTIONS)})"
