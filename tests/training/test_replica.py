@@ -12,6 +12,7 @@ from syncline.training.config import TrainingConfig
 from syncline.training.group import Worker
 from syncline.training.replica import Replica
 from syncline.training.task import task_of
+from syncline.training.wrap import sgd
 from tests.workers import WorkerPool
 
 CPU = torch.device("cpu")
@@ -28,7 +29,10 @@ def losses_with_and_without_a_twin() -> list[list[float]]:
     def replica() -> Replica:
         torch.manual_seed(3)
         ddp = torch.nn.parallel.DistributedDataParallel(task.build())
-        return Replica(name="x", ddp=ddp, task=task, config=config, worker=worker)
+        optimizer = sgd(ddp.module, config)
+        return Replica(
+            name="x", ddp=ddp, optimizer=optimizer, task=task, config=config, worker=worker
+        )
 
     alone = replica()
     losses = [alone.run_block(steps, after_twin=False)]
@@ -78,7 +82,14 @@ def what_is_pending_after_a_block(*, after_twin: bool, overlap: bool) -> dict[st
     module = task.build()
     plan = held_back(task.build())
     ddp = DistributedDataParallel(module, plan=plan, check=False)
-    replica = Replica(name="x", ddp=ddp, task=task, config=config, worker=worker)
+    replica = Replica(
+        name="x",
+        ddp=ddp,
+        optimizer=sgd(ddp.module, config),
+        task=task,
+        config=config,
+        worker=worker,
+    )
     replica.run_block(steps, after_twin=after_twin)
     deferral = ddp._deferral()
     pending = deferral is not None and deferral.pending

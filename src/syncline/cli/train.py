@@ -45,6 +45,20 @@ Data:
   ptb          Penn Treebank, ptb.train.txt and so on, from --data-dir
 
 \b
+Strategies:
+  ddp    Syncline's DistributedDataParallel: all-reduces, planned
+  bsp-1  broadcast and reduce layer by layer, overlapped; the root updates
+  bsp-2  reduce, the root updates, broadcast; with --planner: merged messages
+  bsp-3  all-reduce; all update; the weights are broadcast now and then
+
+\b
+Collectives of the BSP strategies:
+  auto  what is fastest for each size
+  lp    linear pipeline
+  mst   minimum spanning tree
+  be    bidirectional exchange
+
+\b
 Planners:
   {", ".join(PLANNERS)}
 
@@ -60,6 +74,10 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
     "--workers", type=int, help=f"Processes to start on this host.  [default: {DEFAULT_WORKERS}]"
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option(
+    "--strategy", default="ddp", show_default=True, help="How to exchange; one of those below."
+)
+@click.option("--collectives", help="Of a BSP strategy: auto, lp, mst or be.  [default: auto]")
 @click.option("--planner", default="auto", show_default=True, help="How to cut the gradients.")
 @click.option("--plan", help="Run the plan in this file.")
 @click.option("--profile", help="Plan from the profile in this file instead of measuring one.")

@@ -17,7 +17,7 @@ from syncline.planners.ddp import Ddp
 if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["record_of"]
+__all__ = ["machine_line", "record_of"]
 
 MIN_STEADY = 5
 """Fewest steady iterations that make a rate."""
@@ -33,7 +33,7 @@ def record_of(ddp: DistributedDataParallel) -> Run:
             model=model,
             workers=workers,
             backend=backend,
-            machine=_machine(),
+            machine=machine_line(),
             decision="ddp",
             reason=ddp._why_not_planned or "a copy of a wrapped module is not measured",
             planner=Ddp.NAME,
@@ -59,7 +59,7 @@ def record_of(ddp: DistributedDataParallel) -> Run:
         model=model,
         workers=workers,
         backend=backend,
-        machine=_machine(),
+        machine=machine_line(),
         decision=tuning.decision,
         reason=tuning.reason,
         planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
@@ -75,7 +75,8 @@ def record_of(ddp: DistributedDataParallel) -> Run:
     )
 
 
-def _machine() -> str:
+def machine_line() -> str:
+    """Return processor, threads and versions, in a line."""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

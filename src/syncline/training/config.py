@@ -10,13 +10,32 @@ from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
 from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
-__all__ = ["DEVICES", "PRECISIONS", "DeviceName", "Precision", "TrainingConfig"]
+__all__ = [
+    "COLLECTIVES",
+    "DEVICES",
+    "PRECISIONS",
+    "STRATEGIES",
+    "DeviceName",
+    "Precision",
+    "Strategy",
+    "TrainingConfig",
+]
 
 Precision = Literal["float32", "bf16"]
+Strategy = Literal["ddp", "bsp-1", "bsp-2", "bsp-3"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+COLLECTIVES: dict[str, str | None] = {
+    "auto": None,
+    "lp": "linear-pipeline",
+    "mst": "minimum-spanning-tree",
+    "be": "bidirectional-exchange",
+}
+"""The papers' short names of collectives; ``auto``: what is fastest for each size."""
 
 
 class TrainingConfig(Value, frozen=True):
@@ -41,6 +60,11 @@ class TrainingConfig(Value, frozen=True):
     The learning rate follows the epochs all the same.
     """
     device: DeviceName = "auto"
+    strategy: Strategy = "ddp"
+    """``ddp``: Syncline's DistributedDataParallel; ``bsp-1`` to ``bsp-3``: linear-pipeline's
+    Algorithms 1 to 3."""
+    collectives: str | None = None
+    """A key of :data:`COLLECTIVES`, for the BSP strategies; None: ``auto``."""
     planner: str = "auto"
     plan: str | None = None
     """Path of a plan to run instead of one by the planner."""
@@ -94,6 +118,39 @@ class TrainingConfig(Value, frozen=True):
                     f"--plan runs the plan in {self.plan}, --planner {self.planner} would make "
                     "another; name one of them"
                 )
+        self._check_strategy()
+
+    def _check_strategy(self) -> None:
+        if self.strategy == "ddp":
+            if self.collectives is not None:
+                raise UserError(
+                    f"--collectives {self.collectives} is for --strategy bsp-1, bsp-2 or bsp-3; "
+                    "the strategy here is ddp, whose process group chooses: leave --collectives out"
+                )
+            return
+        if self.collectives not in (None, *COLLECTIVES):
+            raise UserError(
+                f"unknown collectives {self.collectives!r}"
+                f"{did_you_mean(str(self.collectives), COLLECTIVES)} "
+                f"(known: {', '.join(COLLECTIVES)})"
+            )
+        for option, given in (
+            ("--plan", self.plan is not None),
+            ("--profile", self.profile is not None),
+            ("--network", self.network is not None),
+            ("--no-overlap", not self.overlap),
+            ("--planner", self.planner != "auto" and self.strategy != "bsp-2"),
+        ):
+            if given:
+                raise UserError(
+                    f"{option} has no meaning with --strategy {self.strategy}: "
+                    "it is for --strategy ddp" + " or bsp-2" * (option == "--planner")
+                )
+        if self.device == "cuda":
+            raise UserError(
+                f"--strategy {self.strategy} runs collectives on the CPU; take --device cpu, or "
+                "--strategy ddp"
+            )
 
     @classmethod
     def of(
@@ -115,9 +172,14 @@ class TrainingConfig(Value, frozen=True):
             options: the other fields.
 
         Raises:
-            UserError: as on construction, and for a precision or device that does not exist.
+            UserError: as on construction, and for a precision, device or strategy that does not
+                exist.
         """
-        for option, known in (("precision", PRECISIONS), ("device", DEVICES)):
+        for option, known in (
+            ("precision", PRECISIONS),
+            ("device", DEVICES),
+            ("strategy", STRATEGIES),
+        ):
             name = options.get(option, known[0])
             if name not in known:
                 hint = did_you_mean(str(name), known)
@@ -125,4 +187,6 @@ class TrainingConfig(Value, frozen=True):
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         hyper = msgspec.structs.replace(default_hyperparameters(model, data), **given)
         report = report or f"runs/{model}-{data}"
+        if options.get("strategy", "ddp") != "ddp" and options.get("device", "auto") == "auto":
+            options["device"] = "cpu"
         return cls(model=model, data=data, hyper=hyper, report=report, **options)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from syncline.errors import UserError
+from syncline.groups import Group
 from syncline.model.run import Run
 from syncline.training.checkpoint import Checkpoint, load_checkpoint, settings_of
 from syncline.training.config import TrainingConfig
@@ -24,9 +25,10 @@ from syncline.training.progress import Silence, Snapshot, TrainingProgress
 from syncline.training.replica import Replica
 from syncline.training.result import BASELINE, SYNCLINE, record
 from syncline.training.task import Task, task_of
-from syncline.training.wrap import syncline_ddp
+from syncline.training.wrap import bsp_group, sgd, wrapped
 
 if TYPE_CHECKING:
+    from syncline.parallel.bsp import BspSgd
     from syncline.parallel.ddp import DistributedDataParallel
 
 __all__ = ["train"]
@@ -56,12 +58,15 @@ def train(config: TrainingConfig, progress: TrainingProgress | None = None) -> R
             )
         shown = progress if progress is not None and worker.rank == 0 else Silence()
         try:
-            return _prepare(config, worker, shown).run()
+            with bsp_group(config, worker) as group:
+                return _prepare(config, worker, group, shown).run()
         finally:
             shown.close()
 
 
-def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress) -> _Training:
+def _prepare(
+    config: TrainingConfig, worker: Worker, group: Group | None, progress: TrainingProgress
+) -> _Training:
     """Load the data, build the twins and bring them to where the checkpoint was written."""
     task = task_of(config)
     torch.manual_seed(config.seed)
@@ -75,13 +80,16 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
-    ddp = syncline_ddp(module, config, worker)
-    wrapped: dict[str, TorchDistributedDataParallel] = {SYNCLINE: ddp}
+    optimizer = sgd(module, config)
+    ddp = wrapped(module, optimizer, config, worker, group)
+    twins: list[tuple[str, TorchDistributedDataParallel | BspSgd, torch.optim.SGD]]
+    twins = [(SYNCLINE, ddp, optimizer)]
     if twin is not None:
-        wrapped[BASELINE] = TorchDistributedDataParallel(twin, device_ids=worker.device_ids)
+        stock = TorchDistributedDataParallel(twin, device_ids=worker.device_ids)
+        twins.append((BASELINE, stock, sgd(twin, config)))
     replicas = tuple(
-        Replica(name=name, ddp=ddp, task=task, config=config, worker=worker)
-        for name, ddp in wrapped.items()
+        Replica(name=name, ddp=ddp, optimizer=optimizer, task=task, config=config, worker=worker)
+        for name, ddp, optimizer in twins
     )
     training = _Training(
         config=config, worker=worker, task=task, ddp=ddp, replicas=replicas, progress=progress
@@ -104,7 +112,7 @@ class _Training:
     config: TrainingConfig
     worker: Worker
     task: Task
-    ddp: DistributedDataParallel
+    ddp: DistributedDataParallel | BspSgd
     replicas: tuple[Replica, ...]
     """That of ``ddp`` first; then, for comparison, its twin."""
     progress: TrainingProgress

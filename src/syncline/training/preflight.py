@@ -11,11 +11,11 @@ from syncline.errors import FileError, MismatchError
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Gradient, Profile
-from syncline.planners import planner_named
 from syncline.training.checkpoint import load_checkpoint
 from syncline.training.config import TrainingConfig
 from syncline.training.group import pick_device
 from syncline.training.task import Task, task_of
+from syncline.training.wrap import merging_planner
 
 __all__ = ["preflight"]
 
@@ -33,7 +33,7 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     Raises:
         UserError: an option, or a file that it names, cannot be used.
     """
-    planner_named(config.planner)
+    merging_planner(config)
     pick_device(config.device, workers_here)
     task = task_of(config)
     _ = task.steps_per_epoch  # raises where the data do not fill one step

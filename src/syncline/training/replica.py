@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from syncline.errors import UserError
+from syncline.parallel.bsp import BspSgd
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
 from syncline.training.data.spec import Batch
@@ -37,7 +38,7 @@ class StepTime:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Replica:
-    """A model in training under one kind of DistributedDataParallel.
+    """A model in training under one kind of wrapper.
 
     Twins that are trained in turns each keep their own random state, so that neither sees that
     there is another. Under Syncline's wrapper the updates are deferred, unless the configuration
@@ -46,11 +47,11 @@ class Replica:
 
     name: str
     """Under which its rate is reported."""
-    ddp: TorchDistributedDataParallel
+    ddp: TorchDistributedDataParallel | BspSgd
+    optimizer: torch.optim.SGD
     task: Task
     config: TrainingConfig
     worker: Worker
-    optimizer: torch.optim.SGD = field(init=False)
     schedule: torch.optim.lr_scheduler.LambdaLR = field(init=False)
     random_state: list[Tensor] = field(init=False)
     times: list[StepTime] = field(init=False, default_factory=list)
@@ -62,16 +63,9 @@ class Replica:
     _memory: Memory = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        hyper = self.config.hyper
-        self.optimizer = torch.optim.SGD(
-            self.ddp.parameters(),
-            lr=hyper.learning_rate,
-            momentum=hyper.momentum,
-            weight_decay=hyper.weight_decay,
-        )
         if isinstance(self.ddp, DistributedDataParallel) and self.config.overlap:
             self.ddp.overlap(self.optimizer)
-        self.schedule = scheduler(self.optimizer, self.task.steps_per_epoch, hyper)
+        self.schedule = scheduler(self.optimizer, self.task.steps_per_epoch, self.config.hyper)
         self.random_state = random_state(self.worker.device)
 
     @property
@@ -119,7 +113,7 @@ class Replica:
 
     def settle(self) -> None:
         """Finish the update that the last step left to the next forward pass."""
-        if isinstance(self.ddp, DistributedDataParallel):
+        if isinstance(self.ddp, DistributedDataParallel | BspSgd):
             self.ddp.settle()
         if self.worker.device.type == "cuda":
             torch.cuda.synchronize()

@@ -12,19 +12,24 @@ import torch
 from torch import nn
 
 from syncline.model.run import Rate, Run
+from syncline.parallel.bsp.profile import IterationProfile
 from syncline.training.config import TrainingConfig
 from syncline.training.group import Worker
 from syncline.training.rates import rates
 from syncline.training.replica import Replica, StepTime
 
 if TYPE_CHECKING:
+    from syncline.parallel.bsp import BspSgd
     from syncline.parallel.ddp import DistributedDataParallel
 
 __all__ = [
     "BASELINE",
+    "COMMUNICATION",
+    "COMPUTATION",
     "DIFFERENCE",
     "SETTLING",
     "SYNCLINE",
+    "iteration_profile",
     "rate_named",
     "record",
     "report_path",
@@ -45,12 +50,17 @@ SETTLING = "settling seconds"
 its turns: neither its steps nor those of its twin count that time."""
 
 
+COMMUNICATION = "communication seconds an iteration"
+COMPUTATION = "computation seconds an iteration"
+"""Names of the results of a BSP strategy's iteration profile (linear-pipeline, Table 2)."""
+
+
 def record(
     config: TrainingConfig,
     worker: Worker,
     replicas: Sequence[Replica],
     *,
-    ddp: DistributedDataParallel,
+    ddp: DistributedDataParallel | BspSgd,
     figures: Mapping[str, float],
     epochs: int,
     steps: int,
@@ -74,6 +84,9 @@ def record(
         difference = _largest_difference(replicas[0].module, replicas[1].module)
         results[SETTLING] = replicas[0].settling_s
         results[DIFFERENCE] = worker.largest([difference])[0]
+    divided = getattr(ddp, "iteration_profile", None)
+    if divided is not None:
+        results |= {COMMUNICATION: divided.communication_s, COMPUTATION: divided.computation_s}
     measured = rates(
         {replica.name: _slowest(replica.times, worker) for replica in replicas},
         reference=SYNCLINE,
@@ -93,6 +106,15 @@ def report_path(config: TrainingConfig) -> Path:
 def rate_named(run: Run, name: str) -> Rate | None:
     """Return the rate of one of the twins, or None if it was not measured."""
     return next((rate for rate in run.rates if rate.name == name), None)
+
+
+def iteration_profile(run: Run) -> IterationProfile | None:
+    """Return how an iteration of a BSP strategy divides, or None if that was not measured."""
+    if COMMUNICATION not in run.results:
+        return None
+    return IterationProfile(
+        communication_s=run.results[COMMUNICATION], computation_s=run.results[COMPUTATION]
+    )
 
 
 def speed_ratio(run: Run) -> tuple[float, float] | None:

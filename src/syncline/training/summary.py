@@ -10,9 +10,12 @@ from syncline.model.run import Rate, Run
 from syncline.training.config import TrainingConfig
 from syncline.training.result import (
     BASELINE,
+    COMMUNICATION,
+    COMPUTATION,
     DIFFERENCE,
     SETTLING,
     SYNCLINE,
+    iteration_profile,
     rate_named,
     report_path,
     speed_ratio,
@@ -48,6 +51,15 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
                 f"{(predicted / measured - 1) * 100:+.1f} %",
             )
         )
+    divided = iteration_profile(run)
+    if divided is not None:
+        lines.append(
+            _line(
+                "iteration profile",
+                f"comm {_ms(divided.communication_s)}, compt {_ms(divided.computation_s)}, "
+                f"comm % {divided.communication_share * 100:.1f}",
+            )
+        )
     lines.append(_line("decision", f"{run.decision}: {run.reason}"))
     lines.append(_line("report", str(report_path(config))))
     return "\n".join(lines)
@@ -58,9 +70,11 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
     predicted, measured = _prediction(run)
     ratio = speed_ratio(run)
     difference = run.results.get(DIFFERENCE)
+    divided = iteration_profile(run)
     fields: dict[str, Any] = {
         "model": config.model,
         "data": config.data,
+        "strategy": config.strategy,
         "workers": run.workers,
         "backend": run.backend,
         "machine": run.machine,
@@ -74,6 +88,13 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "speed_up": None if ratio is None else ratio[0],
         "speed_up_noise": None if ratio is None else ratio[1],
         "identical_parameters": None if difference is None else difference == 0,
+        "iteration_profile": None
+        if divided is None
+        else {
+            "communication_s": divided.communication_s,
+            "computation_s": divided.computation_s,
+            "communication_share": divided.communication_share,
+        },
         "predicted_s": predicted,
         "measured_s": measured,
         "prediction_error": run.prediction_error,
@@ -92,7 +113,14 @@ def _prediction(run: Run) -> tuple[float | None, float | None]:
 def _shown(name: str, run: Run) -> bool:
     if name.startswith(BASELINE):  # what it reached says nothing new where the bits are the same
         return run.results.get(DIFFERENCE) != 0
-    return name not in ("epochs", "steps", SETTLING, DIFFERENCE)
+    return name not in (
+        "epochs",
+        "steps",
+        SETTLING,
+        DIFFERENCE,
+        COMMUNICATION,
+        COMPUTATION,
+    )
 
 
 def _figure(name: str, value: float) -> tuple[str, str]:

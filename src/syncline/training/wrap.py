@@ -1,32 +1,115 @@
-"""Putting a model under Syncline's DistributedDataParallel, as the options say."""
+"""Putting a model under what exchanges its gradients, as the options say."""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch import nn
+from torch.optim import SGD
 
+from syncline.errors import UserError
+from syncline.groups import Group
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.training.config import TrainingConfig
+from syncline.planners import planner_named
+from syncline.planners.base import MergingPlanner
+from syncline.training.config import COLLECTIVES, TrainingConfig
 from syncline.training.group import Worker
 
 if TYPE_CHECKING:
+    from syncline.parallel.bsp import BspSgd
     from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["syncline_ddp"]
+__all__ = ["bsp_group", "merging_planner", "sgd", "wrapped"]
 
 
-def syncline_ddp(
-    module: nn.Module, config: TrainingConfig, worker: Worker
-) -> DistributedDataParallel:
-    """Return ``module`` wrapped, with the plan, profile and network that ``config`` names.
+def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
+    """Return the optimizer of a module."""
+    return SGD(
+        module.parameters(),
+        lr=config.hyper.learning_rate,
+        momentum=config.hyper.momentum,
+        weight_decay=config.hyper.weight_decay,
+    )
+
+
+@contextmanager
+def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | None]:
+    """Join the workers in a group for a BSP strategy, and leave it at the end; None for others.
 
     Raises:
-        FileError: one of them cannot be read.
+        PeerError: a worker does not come within the timeout.
+    """
+    if config.strategy == "ddp":
+        yield None
+        return
+    # The store may have seen a group of another training.
+    name = [uuid.uuid4().hex]
+    dist.broadcast_object_list(name)
+    store = dist.distributed_c10d._get_default_store()
+    group = Group(store, worker.rank, worker.workers, name=name[0], timeout_s=config.timeout_s)
+    yield group
+    # Not after an error: the process ends anyway, and others learn of it by that.
+    dist.barrier()
+    group.close()
+
+
+def merging_planner(config: TrainingConfig) -> MergingPlanner | None:
+    """Return the planner of ``--strategy bsp-2``, or None for the algorithm as published.
+
+    Raises:
+        UserError: it is unknown, or does not merge whole gradients.
+    """
+    planner = planner_named(config.planner)
+    if config.strategy != "bsp-2" or config.planner == "auto":
+        return None
+    if not isinstance(planner, MergingPlanner):
+        raise UserError(
+            f"--strategy bsp-2 pushes merged gradients in the order in which they become ready, "
+            f"and --planner {config.planner} plans more than that; take merge, mgwfbp, wfbp, "
+            "buckets, ddp or single"
+        )
+    return planner
+
+
+def wrapped(
+    module: nn.Module, optimizer: SGD, config: TrainingConfig, worker: Worker, group: Group | None
+) -> DistributedDataParallel | BspSgd:
+    """Return ``module`` under the strategy that ``config`` names.
+
+    Args:
+        module: to be trained.
+        optimizer: of the module.
+        config: of the training.
+        worker: this one.
+        group: of a BSP strategy.
+
+    Raises:
+        FileError: a plan, profile or network cannot be read.
         MismatchError: one of them is for another model or worker count.
     """
+    if group is None:
+        return _syncline_ddp(module, config, worker)
+    from syncline.parallel.bsp import BspSgd
+
+    return BspSgd(
+        module,
+        optimizer,
+        group,
+        algorithm=int(config.strategy.removeprefix("bsp-")),
+        collectives=COLLECTIVES[config.collectives or "auto"],
+        planner=merging_planner(config),
+    )
+
+
+def _syncline_ddp(
+    module: nn.Module, config: TrainingConfig, worker: Worker
+) -> DistributedDataParallel:
     from syncline.parallel.ddp import DistributedDataParallel
 
     return DistributedDataParallel(
