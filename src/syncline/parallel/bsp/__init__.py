@@ -1,0 +1,8 @@
+"""BSP-SGD: a root that updates, or all ranks, over the collectives of linear-pipeline."""
+
+from __future__ import annotations
+
+from syncline.parallel.bsp.profile import IterationProfile
+from syncline.parallel.bsp.wrapper import BspSgd
+
+__all__ = ["BspSgd", "IterationProfile"]

@@ -1,0 +1,275 @@
+"""``BspSgd``: a module that is trained by one of linear-pipeline's three algorithms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from syncline.errors import UserError
+from syncline.groups import Group
+from syncline.model.run import Run
+from syncline.parallel.bsp.algorithm import Algorithm, Job
+from syncline.parallel.bsp.all_reduce import AllReduce
+from syncline.parallel.bsp.channel import Channel
+from syncline.parallel.bsp.overlapped import Overlapped
+from syncline.parallel.bsp.packed import Values
+from syncline.parallel.bsp.profile import IterationProfile
+from syncline.parallel.bsp.reduce_broadcast import ReduceBroadcast
+from syncline.parallel.record import machine_line
+from syncline.planners.base import MergingPlanner
+
+__all__ = ["BspSgd"]
+
+WARM_UP_ITERATIONS = 3
+"""The first iterations allocate, and learn the order of the layers; the profile is without them."""
+
+
+class BspSgd(nn.Module):
+    """Bulk synchronous SGD with the collectives of linear-pipeline.
+
+    The training loop stays as it is: ``model(...)``, ``backward()``, ``optimizer.step()``. Results
+    are the same for all algorithms and collectives but for the order in which numbers are added;
+    with two ranks there is only one.
+
+    All ranks take part in every forward pass through this wrapper, in every backward pass and in
+    every step. With algorithms 1 and 2 gradients and the optimizer's state are the root's (rank 0);
+    other ranks have no gradients after ``backward()``, and their steps change nothing.
+
+    Args:
+        module: on the CPU; made alike on all ranks by a broadcast from the root.
+        optimizer: of the module's parameters alone.
+        group: the ranks.
+        algorithm: of linear-pipeline, section 3.3: 1, 2 or 3.
+        collectives: ``"linear-pipeline"``, ``"minimum-spanning-tree"``,
+            ``"bidirectional-exchange"`` or another of
+            :data:`~syncline.parallel.bsp.channel.FAMILIES`; None: what is fastest for each size.
+        planner: for algorithm 2, how to merge gradients into messages that are reduced during the
+            backward pass (MG-WFBP, section 4.3); None: all after it, as published.
+        synchronise_every: for algorithm 3, updates from one broadcast of the weights to the next.
+
+    Raises:
+        UserError: an argument cannot be used.
+        PeerError: a rank has ended, or does not answer within the group's timeout; so do
+            ``model(...)``, ``backward()`` and ``step()``.
+
+    Source: linear-pipeline, section 3.3.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        group: Group,
+        *,
+        algorithm: int = 1,
+        collectives: str | None = None,
+        planner: MergingPlanner | None = None,
+        synchronise_every: int = 5,
+    ) -> None:
+        super().__init__()
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        _require(module, optimizer, algorithm, synchronise_every)
+        if planner is not None and algorithm != 2:
+            raise UserError(
+                f"BSP-SGD's algorithm {algorithm} has no messages to plan; leave the planner "
+                f"{planner.NAME!r} out, or take algorithm 2"
+            )
+        self.module = module
+        self._number = algorithm
+        self._planner = planner
+        self._channel = Channel(group, collectives)
+        self._job = Job(
+            module=module,
+            names=tuple(name for name, _ in named),
+            parameters=tuple(parameter for _, parameter in named),
+            channel=self._channel,
+        )
+        Values([*module.parameters(), *module.buffers()]).broadcast(self._channel)
+        self._root_buffers = Values(list(module.buffers()))
+        self._algorithm = _algorithm(self._job, algorithm, planner, synchronise_every)
+        self._synchronises = True
+        self._backward_under_way = False
+        self._iteration_start: tuple[float, float] | None = None
+        self._samples: list[tuple[float, float]] = []
+        self._iterations = 0
+        for index, parameter in enumerate(self._job.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
+        optimizer.register_step_pre_hook(self._before_update)
+        optimizer.register_step_post_hook(self._after_update)
+
+    # ------------------------------------------------------------------ training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, with the root's latest weights and buffers on every rank."""
+        self._backward_under_way = False  # the last one may have failed
+        if torch.is_grad_enabled() and self._iteration_start is None:
+            self._iteration_start = time.perf_counter(), self._channel.waited_s
+        with self._channel.waiting():
+            self._root_buffers.broadcast(self._channel)
+            self._algorithm.before_forward()
+        with self._algorithm.watching_forward():
+            output = self.module(*args, **kwargs)
+        with self._channel.waiting():
+            self._algorithm.after_forward()
+        # Not only at the first gradient: that may be inside a checkpoint's own backward pass.
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._backward_begins)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes inside add up gradients without exchanging them."""
+        before, self._synchronises = self._synchronises, False
+        try:
+            yield
+        finally:
+            self._synchronises = before
+
+    def settle(self) -> None:
+        """Give every rank the weights of the last update; all ranks call it.
+
+        Before evaluation, ``state_dict()`` or anything else that reads weights of other ranks than
+        the root outside a forward pass through this wrapper.
+        """
+        self._algorithm.settle()
+
+    # ------------------------------------------------------------------ what it took
+
+    @property
+    def messages(self) -> int:
+        """Into how many messages the gradients go."""
+        return self._algorithm.messages
+
+    @property
+    def measuring(self) -> bool:
+        """Whether this iteration is unlike those to come."""
+        return self._iterations < WARM_UP_ITERATIONS or self._algorithm.measuring
+
+    @property
+    def phase(self) -> str:
+        """What is going on, for a progress line."""
+        return "measuring" if self._algorithm.measuring else "steady"
+
+    @property
+    def exposed_communication_s(self) -> float | None:
+        """Communication that the last iteration waited for."""
+        return self._samples[-1][0] if self._samples else None
+
+    @property
+    def iteration_profile(self) -> IterationProfile | None:
+        """How this rank's iterations divide; None if none was measured."""
+        return IterationProfile.of(self._samples) if self._samples else None
+
+    def run_record(self) -> Run:
+        """Return the record of this run so far."""
+        family = self._channel.family or "whichever collectives are fastest"
+        plan = "" if self._planner is None else f", planned by {self._planner.NAME}"
+        name = f"BSP-SGD, algorithm {self._number}{plan}"
+        return Run(
+            model=type(self.module).__name__,
+            workers=self._channel.group.ranks,
+            backend="syncline",
+            machine=machine_line(),
+            decision="planned",
+            reason=f"{name}, over {family}, was asked for",
+            planner=name,
+            messages=self.messages,
+        )
+
+    def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
+        """Write the record into a directory, with ``report.html``; call on one rank.
+
+        Args:
+            directory: is made if missing; files of earlier reports are replaced.
+            run: the record to save; by default :meth:`run_record`.
+
+        Returns:
+            The path of ``report.html``.
+
+        Raises:
+            FileError: the directory cannot be written.
+        """
+        from syncline.report.bundle import Bundle
+
+        Bundle(run=run or self.run_record()).save(directory)
+        return Path(directory) / "report.html"
+
+    # ------------------------------------------------------------------ inside
+
+    def _backward_begins(self, gradient: Tensor | None = None) -> None:
+        del gradient
+        if self._synchronises and not self._backward_under_way:
+            self._backward_under_way = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._after_backward)
+
+    def _gradient_ready(self, index: int, parameter: Tensor) -> None:
+        del parameter
+        if self._synchronises:
+            self._backward_begins()
+            with self._channel.waiting():
+                self._algorithm.gradient_ready(index)
+
+    def _after_backward(self) -> None:
+        self._backward_under_way = False
+        with self._channel.waiting():
+            self._algorithm.after_backward()
+
+    def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        del optimizer
+        if any(argument is not None for argument in (*args[1:], *kwargs.values())):
+            raise UserError(
+                "BSP-SGD: step() was given a closure, whose backward passes would each exchange "
+                "gradients; call step() without one, with an optimizer that needs none"
+            )
+
+    def _after_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        del optimizer, args, kwargs
+        measuring = self.measuring
+        with self._channel.waiting():
+            self._algorithm.after_update()
+        self._iterations += 1
+        if self._iteration_start is not None:
+            start_s, waited_s = self._iteration_start
+            self._iteration_start = None
+            if not measuring:
+                whole_s = time.perf_counter() - start_s
+                self._samples.append((self._channel.waited_s - waited_s, whole_s))
+
+
+def _require(
+    module: nn.Module, optimizer: Optimizer, algorithm: int, synchronise_every: int
+) -> None:
+    if algorithm not in (1, 2, 3):
+        raise UserError(f"BSP-SGD has algorithms 1, 2 and 3, found {algorithm!r}")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise UserError("BSP-SGD: no parameter of this model needs a gradient: nothing to train")
+    if synchronise_every < 1:
+        raise UserError(f"synchronise_every must be at least 1, found {synchronise_every}")
+    own = {id(parameter) for parameter in module.parameters()}
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    if foreign:
+        raise UserError(
+            f"the optimizer holds {len(foreign)} parameters that this model does not have, which "
+            "BSP-SGD would never exchange; give it an optimizer of this model's parameters alone"
+        )
+
+
+def _algorithm(
+    job: Job, number: int, planner: MergingPlanner | None, synchronise_every: int
+) -> Algorithm:
+    if number == 1:
+        return Overlapped(job)
+    if number == 2:
+        return ReduceBroadcast(job, planner)
+    return AllReduce(job, synchronise_every)
