@@ -146,7 +146,8 @@ class NativeGroup {
     bool failed() { return group_->failed(); }
     void close() { group_->close(); }
 
-    // The memory must stay mapped as long as anybody reads from it: the caller closes groups first.
+    // Peers forget memory only once all that was sent from it has been read. `peer` is -1 for
+    // memory of this rank.
     void add_arena(std::int32_t peer, std::uint32_t number, std::shared_ptr<SharedMemory> arena) {
         if (peer < 0) {
             arenas_.own(number, std::move(arena));
@@ -154,7 +155,9 @@ class NativeGroup {
             arenas_.of_peer(peer, number, std::move(arena));
         }
     }
-    void forget_arena(std::uint32_t number) { arenas_.forget(number); }
+    void forget_arena(std::int32_t peer, std::uint32_t number) {
+        arenas_.forget(peer, number);
+    }
 
   private:
     SegmentLayout layout_;

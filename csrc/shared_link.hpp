@@ -49,7 +49,8 @@ class Arenas {
     // Let fragments from this memory go without a copy, under a number that all ranks know.
     void own(std::uint32_t number, std::shared_ptr<SharedMemory> memory);
     void of_peer(std::int32_t peer, std::uint32_t number, std::shared_ptr<SharedMemory> memory);
-    void forget(std::uint32_t number);
+    // `peer` is -1 for memory of this rank.
+    void forget(std::int32_t peer, std::uint32_t number);
 
     struct Place {
         std::uint32_t number = 0;  // 0: in no arena

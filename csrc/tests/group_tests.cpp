@@ -648,7 +648,10 @@ void run_once(Team& team, const Shape& shape, std::size_t count, const Way& way)
     });
     for (std::int32_t rank = 0; rank < ranks; ++rank) {
         CHECK(team.at(rank).idle());
-        for (Arenas& of : team.arenas) of.forget(static_cast<std::uint32_t>(rank + 1));
+        for (std::int32_t other = 0; other < ranks; ++other) {
+            team.arenas[static_cast<std::size_t>(other)].forget(
+                other == rank ? -1 : rank, static_cast<std::uint32_t>(rank + 1));
+        }
     }
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from syncline.groups.choice import Choice
 from syncline.groups.elements import Elements
-from syncline.groups.group import Group, Pending
+from syncline.groups.group import Group, Pending, Transport
 from syncline.groups.rendezvous import Store
+from syncline.groups.shared_buffers import SharedBuffer
 
-__all__ = ["Choice", "Elements", "Group", "Pending", "Store"]
+__all__ = ["Choice", "Elements", "Group", "Pending", "SharedBuffer", "Store", "Transport"]

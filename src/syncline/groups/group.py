@@ -11,6 +11,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from syncline import _native
@@ -20,6 +21,7 @@ from syncline.groups.choice import Choice, choose
 from syncline.groups.compiled import Compiled, between, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
 from syncline.groups.rendezvous import Introduced, Reception, Store
+from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers
 from syncline.groups.ucx import addresses, new_worker
 from syncline.groups.watch import GOODBYE, Watch
 
@@ -170,12 +172,14 @@ class Group:
                 raise
             finally:
                 os.close(segment)
-        # Also when nobody refers to the group any more, and when the process ends.
+        self._buffers = SharedBuffers(rank, self._peers, self._native)
+        # Also when nobody refers to the group any more, and when the process ends: so nothing here
+        # refers to it.
         self._leave = weakref.finalize(
             self,
             _leave,
             os.getpid(),
-            Watch(self._peers, self._native.lose),
+            Watch(self._peers, partial(_lose, self._buffers, self._native), self._buffers.take),
             self._native,
             self._peers,
             self._event,
@@ -334,6 +338,21 @@ class Group:
         """Receive what ``peer`` sends next, of the same count and dtype; see :meth:`send`."""
         return self._exchange("copy", result, peer, tag)
 
+    def allocate(self, size_bytes: int) -> SharedBuffer:
+        """Return memory that the other ranks of this host read where it is, without a copy.
+
+        All ranks must call it, with the same size, in the same order.
+
+        Raises:
+            UserError: the size is not above 0, or there is not so much memory.
+            MismatchError: another rank allocates another size.
+            PeerError: a rank of this host has ended, or did not allocate in time.
+        """
+        with self._lock:
+            if not self._leave.alive:
+                raise UserError(f"rank {self.rank}: this group was closed")
+        return self._buffers.allocate(size_bytes, self.timeout_s)
+
     # ------------------------------------------------------------------ the end
 
     @property
@@ -413,6 +432,11 @@ class Group:
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
             raise UserError(f"expected a root from 0 to {self.ranks - 1}, found {rank}")
+
+
+def _lose(buffers: SharedBuffers, native: _native.NativeGroup, peer: int, what: str) -> None:
+    buffers.lose(peer, what)
+    native.lose(peer, what)
 
 
 def _leave(

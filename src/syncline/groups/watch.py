@@ -7,15 +7,21 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
-from syncline.groups.rendezvous import Introduced
+from syncline.groups.rendezvous import Introduced, take_descriptors
 
 __all__ = ["GOODBYE", "Watch"]
 
 GOODBYE = b"goodbye"
+MOST_BYTES = 64
+"""Of a message."""
+MOST_DESCRIPTORS = 1
+
+_NOTHING: tuple[bytes, Sequence[int]] = b"", ()
+Take = Callable[[int, bytes, Sequence[int]], None]
 
 
 class Watch:
-    """A thread that reports peers which have died, and peers which have left the group.
+    """A thread that reports peers which have died or left the group, and what peers tell.
 
     It sleeps in the kernel until there is something to report. A process that has died is reported
     at once, whether or not its parent has waited for it.
@@ -23,10 +29,15 @@ class Watch:
     Args:
         peers: whom to watch.
         lost: called on the thread with the peer's rank and what became of it.
+        take: called on the thread with the peer's rank, what it tells, and the files that it passes
+            on.
     """
 
-    def __init__(self, peers: Sequence[Introduced], lost: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, peers: Sequence[Introduced], lost: Callable[[int, str], None], take: Take
+    ) -> None:
         self._lost = lost
+        self._take = take
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._stop, select.POLLIN)
@@ -46,12 +57,14 @@ class Watch:
                 if descriptor not in self._sources:
                     continue  # reported together with the one before it
                 rank, peer = self._sources[descriptor]
-                if descriptor == peer.process:
-                    said = f"the process of rank {rank} has ended"
-                elif _left(peer):
+                message, descriptors = _NOTHING if descriptor == peer.process else _told(peer)
+                if message == GOODBYE:
                     said = f"rank {rank} has left the group"
+                elif message:
+                    self._take(rank, message, descriptors)
+                    continue
                 else:
-                    # Its end of the connection is gone, and so, in a moment, is its process.
+                    # If only its end of the connection is gone, so is, in a moment, its process.
                     said = f"the process of rank {rank} has ended"
                 self._forget(peer)
                 self._lost(rank, said)
@@ -69,8 +82,9 @@ class Watch:
             os.close(self._stop)
 
 
-def _left(peer: Introduced) -> bool:
+def _told(peer: Introduced) -> tuple[bytes, Sequence[int]]:
+    """Return a message and what came with it; an empty one if there is nobody any more."""
     try:
-        return peer.connection.recv(len(GOODBYE)) == GOODBYE
+        return take_descriptors(peer.connection, MOST_BYTES, MOST_DESCRIPTORS)
     except OSError:
-        return False
+        return _NOTHING

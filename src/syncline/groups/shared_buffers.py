@@ -1,0 +1,211 @@
+"""Buffers that all ranks of a host have mapped, so that a fragment is read where it lies."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from syncline import _native
+from syncline.errors import MismatchError, PeerError, UserError
+from syncline.groups.elements import SIZES_BYTES, Elements, dtype_code
+from syncline.groups.rendezvous import Introduced, pass_descriptors
+
+__all__ = ["SharedBuffer", "SharedBuffers"]
+
+NOTICE = struct.Struct("<QQ")
+"""The number of a buffer and its size in bytes; size 0: its owner has closed it."""
+OWN = -1
+"""How the native group calls this rank."""
+
+
+class SharedBuffer:
+    """Memory of this rank that the other ranks of its host read without a copy.
+
+    Every rank of the group has one of the same size, with contents of its own. It is filled through
+    :attr:`memory` or :attr:`address`, and given to collectives as :meth:`elements`, all of it or
+    part of it. Close it once the collectives that use it are done.
+    """
+
+    def __init__(self, memory: _native.SharedMemory, forget: Callable[[], None]) -> None:
+        self.address = memory.address
+        self.size_bytes = memory.bytes
+        self._forget = forget
+        self._closed = False
+        # A class of its own, so that views keep the memory mapped.
+        kind: Any = type("SharedBytes", (ctypes.c_char * memory.bytes,), {"mapped": memory})
+        self._bytes = kind.from_address(memory.address)
+
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes. Views of them stay valid when it is closed, but are no longer shared."""
+        return memoryview(self._bytes).cast("B")
+
+    def elements(self, dtype: str, count: int | None = None, *, start: int = 0) -> Elements:
+        """Return elements in it, for collectives.
+
+        Args:
+            dtype: such as ``"float32"``.
+            count: how many; None: as many as there are.
+            start: the number of the first.
+
+        Raises:
+            UserError: the dtype is unknown, or there are not so many.
+        """
+        dtype_code(dtype)
+        element_bytes = SIZES_BYTES[dtype]
+        room = self.size_bytes // element_bytes
+        count = room - start if count is None else count
+        if not (start >= 0 and count >= 0 and start + count <= room):
+            raise UserError(
+                f"elements {start} to {start + count} of {dtype} are not in a buffer of {room}"
+            )
+        return Elements(self.address + start * element_bytes, count, dtype, self._bytes)
+
+    def close(self) -> None:
+        """Stop sharing it, here and on the peers; closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SharedBuffers:
+    """Makes the buffers of a group, and maps those of its peers.
+
+    Args:
+        rank: this rank.
+        peers: the other ranks of the host.
+        native: the group that reads and sends them.
+    """
+
+    def __init__(self, rank: int, peers: Sequence[Introduced], native: _native.NativeGroup) -> None:
+        self._rank = rank
+        self._peers = peers
+        self._native = native
+        self._made = 0
+        self._news = threading.Condition()
+        self._come: dict[tuple[int, int], int] = {}
+        """Sizes of peers' buffers that have come and were not awaited yet, by rank and number."""
+        self._lost: dict[int, str] = {}
+
+    def allocate(self, size_bytes: int, timeout_s: float) -> SharedBuffer:
+        """Return this rank's buffer, once those of all peers are mapped.
+
+        Raises:
+            UserError: the size is not above 0, or there is not so much memory.
+            MismatchError: another rank allocates another size.
+            PeerError: a peer has ended, or did not allocate in time.
+        """
+        if size_bytes < 1:
+            raise UserError(f"a shared buffer has at least 1 byte, found {size_bytes}")
+        deadline_s = time.monotonic() + timeout_s
+        with self._news:
+            self._made += 1
+            number = self._made
+        descriptor = _new_memory(size_bytes, self._rank)
+        try:
+            memory = _native.SharedMemory(descriptor, size_bytes)
+            for peer in self._peers:
+                with contextlib.suppress(OSError):  # it has ended, and is reported as such
+                    message = NOTICE.pack(number, size_bytes)
+                    pass_descriptors(peer.connection, message, [descriptor])
+        finally:
+            os.close(descriptor)
+        self._native.add_arena(OWN, number, memory)
+        buffer = SharedBuffer(memory, lambda: self._forget(number))
+        try:
+            for peer in self._peers:
+                self._await(peer.rank, number, size_bytes, deadline_s)
+        except BaseException:
+            buffer.close()
+            raise
+        return buffer
+
+    def _await(self, peer: int, number: int, size_bytes: int, deadline_s: float) -> None:
+        """Wait until a peer's buffer is mapped here."""
+        with self._news:
+            there = self._news.wait_for(
+                lambda: (peer, number) in self._come or peer in self._lost,
+                max(deadline_s - time.monotonic(), 0),
+            )
+            found = self._come.pop((peer, number), None)
+            said = self._lost.get(peer)
+        where = f"rank {self._rank}, shared buffer {number} of {size_bytes} bytes"
+        if found is None:
+            silent = f"rank {peer} did not allocate its own" + ("" if there else " in time")
+            raise PeerError(f"{where}: {said or silent}; see that rank's output")
+        if found != size_bytes:
+            raise MismatchError(
+                f"{where}: rank {peer} allocates {found} bytes; all ranks must allocate the same"
+            )
+
+    def take(self, peer: int, notice: bytes, descriptors: Sequence[int]) -> None:
+        """Map a buffer that a peer has made, or forget one that it has closed."""
+        number, size_bytes = NOTICE.unpack(notice)
+        if size_bytes == 0:
+            self._native.forget_arena(peer, number)
+            return
+        try:
+            memory = _native.SharedMemory(descriptors[0], size_bytes)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._native.add_arena(peer, number, memory)
+        with self._news:
+            self._come[peer, number] = size_bytes
+            self._news.notify_all()
+
+    def lose(self, peer: int, what: str) -> None:
+        """Say that a peer has ended or left."""
+        with self._news:
+            self._lost[peer] = what
+            self._news.notify_all()
+
+    def _forget(self, number: int) -> None:
+        """Stop sharing a buffer. Peers have read all that this rank's collectives sent."""
+        self._native.forget_arena(OWN, number)
+        for peer in self._peers:
+            with contextlib.suppress(OSError):  # it has ended, or this group is closed
+                peer.connection.send(NOTICE.pack(number, 0))
+
+
+def _new_memory(size_bytes: int, rank: int) -> int:
+    """Return a descriptor of memory without a name, all of which is there."""
+    where = f"rank {rank}: no memory for a shared buffer of {size_bytes} bytes"
+    do = "free some, raise the container's limit, or allocate less"
+    available = _available_bytes()
+    if size_bytes > available:  # the kernel would try, and end processes
+        raise UserError(f"{where}: {available} are free; {do}")
+    descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC)
+    try:
+        # Else missing memory would show as a fatal signal, at the first touch.
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        os.close(descriptor)
+        raise UserError(f"{where}: {error.strerror}; {do}") from error
+    return descriptor
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
