@@ -247,13 +247,15 @@ class Group:
     ) -> Pending:
         """Reduce over all ranks; the root alone gets the result, and needs a place for it.
 
-        Other ranks' elements are left as they are. See :meth:`all_reduce`.
+        Other ranks' elements are left as they are, unless they are given as the result too: then
+        the algorithm works in them, and needs no other memory. See :meth:`all_reduce`.
         """
         self._require_rank(root)
         choice = choice or choose("reduce", self.hosts, given.size_bytes)
         code = self._compiled("reduce", choice, root)
         if self.rank != root:
-            work = _scratch(given) if any(code.changed) else given
+            place = result or (_scratch(given) if any(code.changed) else given)
+            work = _fitting(given, place, 1)
             task = Task("reduce", choice, root, reduction)
         else:
             work = _fitting(given, given if result is None else result, 1)
