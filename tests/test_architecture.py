@@ -34,7 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "parallel": RUNTIME,
     "training": RUNTIME | {"parallel", "processes"},
     "replay": RUNTIME | {"parallel", "processes", "testbed"},
-    "cli": RUNTIME | {"parallel", "processes", "training", "testbed", "replay", "__init__"},
+    "bench": RUNTIME | {"parallel", "processes", "testbed", "replay"},
+    "cli": RUNTIME
+    | {"parallel", "processes", "training", "testbed", "replay", "bench", "__init__"},
 }
 """What each package may import beside itself. ``__init__`` is the public surface above all but the
 command line: it imports whatever it exports."""

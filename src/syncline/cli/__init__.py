@@ -12,7 +12,18 @@ from syncline.errors import SynclineError, UserError, did_you_mean
 
 __all__ = ["main"]
 
-COMMANDS = ("train", "profile", "plan", "simulate", "emulate", "replay", "trace", "show", "report")
+COMMANDS = (
+    "train",
+    "profile",
+    "plan",
+    "simulate",
+    "emulate",
+    "replay",
+    "bench",
+    "trace",
+    "show",
+    "report",
+)
 
 
 class _Commands(click.Group):

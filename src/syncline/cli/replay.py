@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from syncline.cli.networks import network_argument
 from syncline.cli.profiles import profile_argument
+from syncline.cli.progress import Bar
 from syncline.errors import UserError
 from syncline.model.plan import Plan
 from syncline.planners import PLANNERS
@@ -140,7 +137,7 @@ def replay(
     )
     if report is not None:
         require_place(Path(report))
-    with received_signals() as signals, _Bar() as bar:
+    with received_signals() as signals, Bar() as bar:
         outcome = run_replay(request, progress=bar, signals=signals)
     if report is not None:
         save_report(outcome, Path(report))
@@ -163,37 +160,3 @@ def _planners(text: str) -> tuple[str, ...]:
 
 def _notes(scale: float) -> tuple[str, ...]:
     return () if scale == 1 else (f"computing takes {scale:g} times as long as in the profile",)
-
-
-class _Bar:
-    """A bar on a terminal's standard error; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-            transient=True,
-            refresh_per_second=2,  # drawing takes time from the cores that are being timed
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task("starting", total=None)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage is."""
-        shown = total if total > 1 else None
-        self._progress.update(self._task, description=stage, completed=done, total=shown)

@@ -1,0 +1,1 @@
+"""Collectives measured beside those of others, in turns."""

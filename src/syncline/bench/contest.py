@@ -1,0 +1,249 @@
+"""A benchmark from the outside: crews that take turns, and what they measure."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from syncline.bench.bandwidth import whole_size
+from syncline.bench.crew import Crew, mpi_crew, torch_crew
+from syncline.bench.ground import EmulatedHosts, Ground, ThisHost
+from syncline.bench.messages import Failed, Lap, Order, Setup
+from syncline.bench.names import MPIS, OURS, TORCH, ZERO_COPY, algorithm_of
+from syncline.bench.request import Request
+from syncline.bench.result import Absent, Benchmark, Entry
+from syncline.collectives import PROGRAMS, Pipelined, best_blocks
+from syncline.errors import PeerError, SynclineError
+from syncline.replay.machine import machine_name
+from syncline.testbed import Cluster
+
+__all__ = ["Progress", "measure"]
+
+MOST_ITERATIONS = 5000
+TRIALS = (1, 30)
+"""Iterations of the laps before the first round, from which the number for the others is taken."""
+WARM_SHARE = 0.1
+"""Iterations before those measured, as a share of them."""
+HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
+"""For the number of blocks, inside a host: roughly a wake-up, and 5 GB/s."""
+NETWORK_ALPHA_S = 50e-6
+"""Likewise between hosts."""
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, and how many of how many parts of it are done."""
+
+
+def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
+    """Measure contestants in turns.
+
+    Of every size, each contestant does one lap to find out how often it can run in a turn; then it
+    has a turn in every round. Each round begins with another contestant.
+
+    Args:
+        request: what is to be measured.
+        progress: is told how far it is.
+
+    Raises:
+        UserError: the machine cannot emulate the cluster.
+        PeerError: Syncline's or torch's workers failed. An MPI that fails is absent.
+    """
+    tell = progress or _silence
+    entries: list[Entry] = []
+    absent: list[Absent] = []
+    versions: dict[str, str] = {}
+    total = len(request.workers) * len(request.sizes_bytes) * (request.rounds + 1)
+    done = 0
+    for workers in request.workers:
+        tell(f"starting {workers} workers", done, total)
+        with _crews(request, workers) as crews:
+            versions.update({name: crew.version for name, crew in crews.present.items()})
+            for size_bytes in request.sizes_bytes:
+                whole = whole_size(request.collective, workers, size_bytes)
+                race = _Race(request, workers, whole, crews)
+                for number in range(request.rounds + 1):
+                    tell(f"{workers} workers, {whole:,} B", done, total)
+                    race.round(number)
+                    done += 1
+                entries += race.entries()
+            absent += crews.absent
+    return Benchmark(
+        collective=request.collective,
+        place=request.place_name,
+        rate_bytes_per_s=request.rate_bytes_per_s,
+        machine=machine_name(),
+        versions=versions,
+        entries=tuple(entries),
+        absent=tuple(absent),
+    )
+
+
+def _silence(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def _ground(cluster: Cluster | None) -> contextlib.AbstractContextManager[Ground]:
+    return ThisHost() if cluster is None else EmulatedHosts(cluster)
+
+
+class _Crews:
+    """The crews of one worker count, by name, and who does not take part."""
+
+    def __init__(self, workers: int) -> None:
+        self.present: dict[str, Crew] = {}
+        self.absent: list[Absent] = []
+        self._workers = workers
+
+    def of(self, contestant: str) -> Crew | None:
+        """Return the crew that a contestant belongs to, unless it is absent."""
+        if any(a.contestant == contestant for a in self.absent):
+            return None
+        return self.present.get(contestant if contestant in MPIS else "torch")
+
+    def leave_out(self, contestant: str, reason: str) -> None:
+        self.absent.append(Absent(contestant=contestant, workers=self._workers, reason=reason))
+
+
+@contextlib.contextmanager
+def _crews(request: Request, workers: int) -> Iterator[_Crews]:
+    cluster = request.place if isinstance(request.place, Cluster) else None
+    crews = _Crews(workers)
+    if request.place == "tcp":
+        for name in (TORCH, ZERO_COPY):
+            if name in request.contestants:
+                crews.leave_out(name, "takes shared memory inside a host")
+    elif cluster is not None and cluster.workers_per_host < 2 and ZERO_COPY in request.contestants:
+        crews.leave_out(ZERO_COPY, "hosts share no memory")
+    with (
+        contextlib.ExitStack() as stack,
+        tempfile.TemporaryDirectory(prefix="syncline-bench-") as name,
+    ):
+        folder = Path(name)
+        ground: Ground = stack.enter_context(_ground(cluster))
+        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": ground.interface}
+        setup = Setup(
+            ranks=workers,
+            store=str(folder / "store"),
+            transport="ucx" if request.place == "tcp" else "auto",
+            timeout_s=request.timeout_s,
+        )
+        if any(contestant not in MPIS for contestant in request.contestants):
+            crew = torch_crew(folder, setup, ground, environment)
+            crews.present["torch"] = stack.enter_context(crew)
+        for mpi in (name for name in request.contestants if name in MPIS):
+            try:
+                crew = mpi_crew(
+                    mpi,
+                    request.pythons.get(mpi, Path("build") / f"bench-{mpi}" / "bin" / "python"),
+                    folder,
+                    setup,
+                    ground,
+                    environment,
+                    tcp=request.place != "shared",
+                )
+                crews.present[mpi] = stack.enter_context(crew)
+            except SynclineError as error:
+                crews.leave_out(mpi, str(error))
+        yield crews
+
+
+def _slowest_s(laps: list[Lap]) -> float:
+    return max(lap.wall_s for lap in laps)
+
+
+class _Race:
+    """All contestants' turns for one worker count and size."""
+
+    def __init__(self, request: Request, workers: int, size_bytes: int, crews: _Crews) -> None:
+        self._request = request
+        self._workers = workers
+        self._size_bytes = size_bytes
+        self._crews = crews
+        self._iterations: dict[str, int] = {}
+        self._laps: dict[str, list[tuple[float, float]]] = {}
+
+    def round(self, number: int) -> None:
+        """Have everybody do a lap; number 0 is the one that finds out how many iterations."""
+        names = self._request.contestants
+        first = number % len(names)
+        for contestant in (*names[first:], *names[:first]):
+            crew = self._crews.of(contestant)
+            if crew is None or (number and contestant not in self._iterations):
+                continue
+            if number == 0:
+                self._try_out(crew, contestant)
+            elif laps := self._lap(crew, contestant, self._iterations[contestant]):
+                cpu_s = math.fsum(lap.cpu_s for lap in laps)
+                iterations = self._iterations[contestant]
+                times = _slowest_s(laps) / iterations, cpu_s / iterations
+                self._laps.setdefault(contestant, []).append(times)
+
+    def _try_out(self, crew: Crew, contestant: str) -> None:
+        """Find out how many iterations fill a lap: from few, then, if those were quick, more."""
+        for trial in TRIALS:
+            laps = self._lap(crew, contestant, trial)
+            if laps is None:
+                return
+            fitting = self._request.lap_s * trial / _slowest_s(laps)
+            self._iterations[contestant] = min(max(round(fitting), 1), MOST_ITERATIONS)
+            if fitting < TRIALS[-1]:
+                return
+
+    def _lap(self, crew: Crew, contestant: str, iterations: int) -> list[Lap] | None:
+        """Return what the ranks measured, or None where the contestant leaves here."""
+        try:
+            answer = crew.do(self._order(contestant, iterations), self._request.timeout_s)
+        except PeerError as error:
+            if contestant not in MPIS:
+                raise
+            self._crews.leave_out(contestant, str(error))
+            return None
+        if isinstance(answer, Failed):
+            self._crews.leave_out(contestant, answer.reason)
+            return None
+        return answer
+
+    def _order(self, contestant: str, iterations: int) -> Order:
+        algorithm = algorithm_of(contestant)
+        if algorithm is not None:
+            contestant = OURS
+        return Order(
+            contestant=contestant,
+            collective=self._request.collective,
+            algorithm=algorithm,
+            blocks=None if algorithm is None else self._blocks(algorithm),
+            size_bytes=self._size_bytes,
+            iterations=iterations,
+            warmup=math.ceil(iterations * WARM_SHARE),
+        )
+
+    def _blocks(self, algorithm: str) -> int | None:
+        """Return into how many blocks to cut the vector, for algorithms that are told."""
+        if not isinstance(PROGRAMS[self._request.collective][algorithm], Pipelined):
+            return None
+        rate = self._request.rate_bytes_per_s
+        return best_blocks(
+            self._request.collective,
+            algorithm,
+            self._workers,
+            size_bytes=self._size_bytes,
+            alpha_s=HOST_ALPHA_S if rate is None else NETWORK_ALPHA_S,
+            beta_s_per_byte=HOST_BETA_S_PER_BYTE if rate is None else 1 / rate,
+        )
+
+    def entries(self) -> list[Entry]:
+        """Return what was measured in all rounds."""
+        return [
+            Entry(
+                contestant=contestant,
+                workers=self._workers,
+                size_bytes=self._size_bytes,
+                iterations=self._iterations[contestant],
+                rounds_s=tuple(wall_s for wall_s, _ in laps),
+                cpu_s=tuple(cpu_s for _, cpu_s in laps),
+            )
+            for contestant in self._request.contestants
+            if len(laps := self._laps.get(contestant, [])) == self._request.rounds
+        ]

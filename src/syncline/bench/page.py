@@ -1,0 +1,110 @@
+"""The report on a benchmark: one page, or a directory with the page and the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
+from syncline.bench.picture import bandwidth_picture, latency_picture
+from syncline.bench.result import Benchmark, Entry
+from syncline.bench.words import (
+    binary_size,
+    headline,
+    measured_how,
+    of_bound,
+    spread_text,
+    what_bound,
+)
+from syncline.errors import FileError
+from syncline.model.document import write_text_atomically
+from syncline.report import html, units
+from syncline.report.markup import Column, Html, section, table, tag, typeset
+from syncline.report.whatif_page import is_page
+
+__all__ = ["render", "save_report"]
+
+DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
+"""Others are in the table only, where lines would lie on each other."""
+
+
+def save_report(benchmark: Benchmark, target: Path) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+
+    Raises:
+        FileError: the file or the directory cannot be written.
+    """
+    if is_page(target):
+        write_text_atomically(target, render(benchmark))
+        return
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{target}: cannot be written: {error.strerror}") from None
+    benchmark.save(target / "collectives.json")
+    write_text_atomically(target / "collectives.html", render(benchmark))
+
+
+def render(benchmark: Benchmark) -> str:
+    """Return the page as the text of one HTML file."""
+    parts = [_section(benchmark, workers) for workers in benchmark.worker_counts]
+    return html.page(
+        title=benchmark.collective,
+        subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
+        headline=headline(benchmark),
+        detail=measured_how(benchmark),
+        sections=[*parts, _versions(benchmark)],
+        timelines=(),
+        numbers="collectives.json",
+    )
+
+
+def _section(benchmark: Benchmark, workers: int) -> Html:
+    mine = [entry for entry in benchmark.entries if entry.workers == workers]
+    drawn = [name for name in DRAWN if any(entry.contestant == name for entry in mine)]
+    several = len({entry.size_bytes for entry in mine}) > 1
+    pictures = [
+        picture(benchmark, workers, drawn) for picture in (latency_picture, bandwidth_picture)
+    ]
+    return section(
+        f"workers-{workers}",
+        f"{workers} workers",
+        tag("div", pictures, class_="beside") if several and drawn else None,
+        _table(benchmark, mine),
+    )
+
+
+def _table(benchmark: Benchmark, entries: list[Entry]) -> Html:
+    columns = [
+        Column(title="Size", css="name"),
+        Column(title="Contestant"),
+        Column(title="Latency", numeric=True),
+        Column(title="Rounds", numeric=True, wide=True),
+        Column(title="Algorithm", numeric=True, wide=True),
+        Column(title="Bus", numeric=True),
+        Column(title=what_bound(benchmark).capitalize(), numeric=True),
+        Column(title="CPU", numeric=True, wide=True),
+    ]
+    rows = [
+        (
+            binary_size(entry.size_bytes),
+            entry.contestant,
+            units.duration(entry.latency_s),
+            spread_text(entry),
+            units.rate(entry.algorithm_bytes_per_s),
+            units.rate(benchmark.bus_bytes_per_s(entry)),
+            of_bound(benchmark, entry),
+            units.duration(entry.cpu_median_s),
+        )
+        for entry in sorted(entries, key=lambda e: (e.size_bytes, e.latency_s))
+    ]
+    return table(columns, rows, caption="Every contestant and size, the fastest first")
+
+
+def _versions(benchmark: Benchmark) -> Html:
+    lines = [f"{name}: {version}" for name, version in benchmark.versions.items()]
+    lines += [
+        f"{a.contestant} was absent ({a.workers} workers): {a.reason}" for a in benchmark.absent
+    ]
+    return section(
+        "contestants", "What was measured", *(tag("p", typeset(x), class_="note") for x in lines)
+    )

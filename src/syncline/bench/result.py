@@ -1,0 +1,137 @@
+"""``Benchmark``: what was measured, and what follows from it."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import ClassVar
+
+from syncline.bench.bandwidth import bus_factor
+from syncline.bench.names import COPY
+from syncline.collectives import Collective
+from syncline.errors import UserError
+from syncline.model.document import Document, Value
+
+__all__ = ["Absent", "Benchmark", "Entry"]
+
+
+class Entry(Value, frozen=True, kw_only=True):
+    """What one contestant took for one size."""
+
+    contestant: str
+    workers: int
+    size_bytes: int
+    iterations: int
+    """Of each round."""
+    rounds_s: tuple[float, ...]
+    """In each round: seconds of one operation, of the slowest rank."""
+    cpu_s: tuple[float, ...]
+    """In each round: CPU seconds of one operation, all ranks together."""
+
+    def __post_init__(self) -> None:
+        where = f"benchmark of {self.contestant!r}, {self.size_bytes} bytes"
+        if not self.rounds_s or len(self.rounds_s) != len(self.cpu_s):
+            raise UserError(
+                f"{where}: expected times and CPU seconds of as many rounds, found "
+                f"{len(self.rounds_s)} and {len(self.cpu_s)}"
+            )
+        if self.workers < 2 or self.size_bytes < 1 or self.iterations < 1:
+            raise UserError(f"{where}: expected 2 workers, 1 byte and 1 iteration, or more")
+        if min(self.rounds_s) <= 0:
+            raise UserError(f"{where}: an operation takes longer than 0 s")
+
+    @property
+    def latency_s(self) -> float:
+        """Median over the rounds."""
+        return median(self.rounds_s)
+
+    @property
+    def spread_s(self) -> tuple[float, float]:
+        """The fastest and the slowest round."""
+        return min(self.rounds_s), max(self.rounds_s)
+
+    @property
+    def cpu_median_s(self) -> float:
+        """Median over the rounds of the CPU seconds of an operation."""
+        return median(self.cpu_s)
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Size over time."""
+        return self.size_bytes / self.latency_s
+
+    def times_faster_than(self, other: Entry) -> float:
+        """Return the median over the rounds of the ratio: both ran in every round."""
+        ratios = [b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)]
+        return median(ratios)
+
+
+class Absent(Value, frozen=True, kw_only=True):
+    """Who was to take part and did not."""
+
+    contestant: str
+    workers: int
+    reason: str
+
+
+class Benchmark(Document, frozen=True, kw_only=True):
+    """What a benchmark of one collective in one place measured.
+
+    Raises:
+        UserError: on construction, without entries, or if their rounds differ in number.
+    """
+
+    KIND: ClassVar[str] = "collectives"
+    VERSION: ClassVar[int] = 1
+
+    collective: Collective
+    place: str
+    """In words."""
+    rate_bytes_per_s: float | None = None
+    """Of the links, where they have a given rate."""
+    machine: str
+    versions: dict[str, str]
+    """Of what was measured."""
+    entries: tuple[Entry, ...]
+    """By worker count, size and contestant, as they were asked for."""
+    absent: tuple[Absent, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise UserError("benchmark: no entries")
+        if len({len(entry.rounds_s) for entry in self.entries}) > 1:
+            raise UserError("benchmark: entries were measured in different numbers of rounds")
+
+    @property
+    def rounds(self) -> int:
+        """How often everything was measured."""
+        return len(self.entries[0].rounds_s)
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """Those measured, in the order of the entries."""
+        return tuple(dict.fromkeys(entry.workers for entry in self.entries))
+
+    def of(self, contestant: str, workers: int, size_bytes: int) -> Entry | None:
+        """Return one entry, or None if that was not measured."""
+        wanted = contestant, workers, size_bytes
+        return next(
+            (e for e in self.entries if (e.contestant, e.workers, e.size_bytes) == wanted), None
+        )
+
+    def bus_bytes_per_s(self, entry: Entry) -> float:
+        """Return the bus bandwidth; of a copy, the bytes that a rank copies in a second."""
+        if entry.contestant == COPY:
+            return entry.algorithm_bytes_per_s
+        return entry.algorithm_bytes_per_s * bus_factor(self.collective, entry.workers)
+
+    def of_bound(self, entry: Entry) -> float | None:
+        """Return the bus bandwidth over what the hardware can do.
+
+        That is the rate of the links, or else the speed at which every rank copies a vector of the
+        same size when all do so at once. None where neither is known.
+        """
+        bound = self.rate_bytes_per_s
+        if bound is None:
+            copy = self.of(COPY, entry.workers, entry.size_bytes)
+            bound = None if copy is None else copy.algorithm_bytes_per_s
+        return None if bound is None else self.bus_bytes_per_s(entry) / bound
