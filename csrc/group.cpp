@@ -184,12 +184,15 @@ void Group::hear(std::int32_t rank) {
 }
 
 bool Group::misses(const Operation& operation, std::int32_t rank) const {
+    Link* link = links_[static_cast<std::size_t>(rank)].link.get();
+    if (link == nullptr) return false;
     const Program& program = *operation.request_.program;
     const auto open = [&](std::uint32_t number) {
         const Transfer& transfer = program.transfers()[number];
         return operation.through_[number] < operation.end(transfer) - operation.begin(transfer);
     };
-    return std::ranges::any_of(program.receives_from(rank), open) ||
+    // What has come and waits for its turn, behind another rank's, is not missing.
+    return (!link->can_receive() && std::ranges::any_of(program.receives_from(rank), open)) ||
            std::ranges::any_of(program.sends_to(rank), open);
 }
 

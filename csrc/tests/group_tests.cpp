@@ -867,6 +867,26 @@ void a_peer_may_leave_once_it_has_sent_all() {
     CHECK(waited->done() ? work[0][99] == 4.0F : team.at(0).failed());
 }
 
+// Also where its turn comes only after a rank that is late.
+void a_peer_may_leave_before_its_turn_comes() {
+    Team team(3);
+    std::vector<std::vector<float>> work(3, std::vector<float>(2000, 1.0F));
+    const Shape shape{"in turn", reduce, 1, {{0, 1, 0, 0, 1, true}, {1, 2, 0, 0, 1, true}}, 0};
+    const auto start = [&](std::int32_t rank) {
+        auto& own = work[static_cast<std::size_t>(rank)];
+        return team.at(rank).start(request<float>(shape, rank, 3, own, std::span<float>(own)),
+                                   rank != 0);
+    };
+    const Handle waited = start(0);
+    team.at(2).wait(start(2), soon());
+    team.at(0).lose(2, "it has left");
+    std::this_thread::sleep_for(milliseconds(20));
+    CHECK(!team.at(0).failed());
+    team.at(1).wait(start(1), soon());
+    team.at(0).wait(waited, soon());
+    CHECK(work[0][1999] == 3.0F);
+}
+
 void a_wait_ends_at_its_deadline() {
     Team team(2);
     std::vector<float> work(10);
@@ -1066,6 +1086,7 @@ int main(int arguments, char** values) {
     a_lost_peer_fails_who_misses_it();
     who_waits_for_a_survivor_learns_whom_it_lost();
     a_peer_may_leave_once_it_has_sent_all();
+    a_peer_may_leave_before_its_turn_comes();
     a_wait_ends_at_its_deadline();
     a_failure_wakes_whoever_drives();
     a_start_notices_a_lost_peer_while_another_thread_sleeps();

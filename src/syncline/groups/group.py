@@ -433,7 +433,7 @@ class Group:
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
-            raise UserError(f"expected a root from 0 to {self.ranks - 1}, found {rank}")
+            raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {rank}")
 
 
 def _lose(buffers: SharedBuffers, native: _native.NativeGroup, peer: int, what: str) -> None:
