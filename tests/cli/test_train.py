@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from syncline.cli import main
 from syncline.cli.train import HYPERPARAMETERS, train
 from syncline.planners import PLANNERS
-from syncline.training.config import TrainingConfig
+from syncline.training.config import COLLECTIVES, STRATEGIES, TrainingConfig
 from syncline.training.data.table import DATA
 from syncline.training.hyperparameters import Hyperparameters
 from syncline.training.models.table import MODELS
@@ -37,6 +37,14 @@ from syncline.training.models.table import MODELS
         ("--schedule cosin", "did you mean 'cosine'"),
         ("--lr nan", "--lr must be a number above 0"),
         ("--workers 0", "--workers must be at least 1"),
+        ("--strategy bsp4", "unknown strategy 'bsp4'; did you mean 'bsp-"),
+        ("--collectives lp", "the strategy here is ddp, whose process group chooses"),
+        ("--strategy bsp-1 --collectives ring", "unknown collectives 'ring'"),
+        ("--strategy bsp-1 --planner merge", "--planner has no meaning with --strategy bsp-1"),
+        ("--strategy bsp-2 --no-overlap", "--no-overlap has no meaning with --strategy bsp-2"),
+        ("--strategy bsp-2 --planner p3", "take merge, mgwfbp, wfbp, buckets, ddp or single"),
+        ("--strategy bsp-2 --plan x", "--plan has no meaning with --strategy bsp-2"),
+        ("--strategy bsp-3 --device cuda", "bsp-3 runs collectives on the CPU"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -85,10 +93,20 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert config == expected
 
 
+def test_a_strategy_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[TrainingConfig] = []
+    monkeypatch.setattr("syncline.training.launch.launch", launched.append)
+    report = str(tmp_path / "report")
+    main(f"train --report {report} --strategy bsp-2 --collectives mst --planner merge".split())
+    (config,) = launched
+    chosen = (config.strategy, config.collectives, config.planner, config.device)
+    assert chosen == ("bsp-2", "mst", "merge", "cpu")
+
+
 def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
     text = CliRunner().invoke(train, ["--help"]).output
     words = set(text[text.index("Models:") :].replace(",", " ").split())
-    assert {*MODELS, *DATA, *PLANNERS} <= words
+    assert {*MODELS, *DATA, *PLANNERS, *STRATEGIES, *COLLECTIVES} <= words
 
 
 def test_every_hyperparameter_has_an_option() -> None:

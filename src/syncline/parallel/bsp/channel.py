@@ -57,21 +57,28 @@ class Channel:
         """Whether this rank is the root."""
         return self.group.rank == ROOT
 
-    def broadcast(self, buffer: Tensor) -> Pending:
+    # "attended" says that the caller is about to wait: then it does the work itself.
+
+    def broadcast(self, buffer: Tensor, *, attended: bool = False) -> Pending:
         """Start to copy the root's elements to all ranks."""
         elements = elements_of(buffer, copies=True)
         choice = self._choice("broadcast", elements)
-        return self.group.broadcast(elements, root=ROOT, choice=choice)
+        return self.group.broadcast(elements, root=ROOT, choice=choice, attended=attended)
 
-    def reduce(self, buffer: Tensor) -> Pending:
-        """Start to add the elements of all ranks; the sum replaces those of the root."""
+    def reduce(self, buffer: Tensor, *, attended: bool = False) -> Pending:
+        """Start to add the elements of all ranks; the sum replaces those of the root.
+
+        What other ranks have in the buffer at the end is not said.
+        """
         elements = elements_of(buffer, copies=False)
-        return self.group.reduce(elements, root=ROOT, choice=self._choice("reduce", elements))
+        choice = self._choice("reduce", elements)
+        return self.group.reduce(elements, elements, root=ROOT, choice=choice, attended=attended)
 
-    def all_reduce(self, buffer: Tensor) -> Pending:
+    def all_reduce(self, buffer: Tensor, *, attended: bool = False) -> Pending:
         """Start to add the elements of all ranks; the sum replaces those of every rank."""
         elements = elements_of(buffer, copies=False)
-        return self.group.all_reduce(elements, choice=self._choice("all-reduce", elements))
+        choice = self._choice("all-reduce", elements)
+        return self.group.all_reduce(elements, choice=choice, attended=attended)
 
     def _choice(self, collective: Collective, elements: Elements) -> Choice | None:
         if self.family is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +47,14 @@ class Values:
         self._pending: list[Pending] = []
 
     @torch.no_grad()
-    def start_broadcast(self, channel: Channel) -> None:
+    def start_broadcast(self, channel: Channel, *, attended: bool = False) -> None:
         """Let the root's values be on their way."""
         if channel.is_root:
             for place, tensor in zip(self._packed.places, self._tensors, strict=True):
                 place.copy_(tensor)
-        self._pending = [channel.broadcast(buffer) for buffer in self._packed.buffers]
+        self._pending = [
+            channel.broadcast(buffer, attended=attended) for buffer in self._packed.buffers
+        ]
 
     @torch.no_grad()
     def finish(self, channel: Channel) -> None:
@@ -63,7 +66,7 @@ class Values:
 
     def broadcast(self, channel: Channel) -> None:
         """Replace every rank's values by the root's."""
-        self.start_broadcast(channel)
+        self.start_broadcast(channel, attended=True)
         self.finish(channel)
 
 
@@ -87,7 +90,7 @@ class Gradients:
         self._averages: list[Tensor] = []
         """Gradients that hold averages, until the update."""
 
-    def start_reduce(self, channel: Channel) -> None:
+    def start_reduce(self, channel: Channel, *, attended: bool = False) -> None:
         """Let this rank's gradients be on their way to the root.
 
         Raises:
@@ -99,7 +102,7 @@ class Gradients:
                     f"a second backward pass has added to the average gradient of {name!r} before "
                     "the update; run all but the last pass under no_sync(), or call zero_grad()"
                 )
-        self._start(channel, channel.reduce)
+        self._start(channel, partial(channel.reduce, attended=attended))
 
     def finish_reduce(self, channel: Channel) -> None:
         """Leave the averages with the root, and no gradients with the others.
@@ -120,7 +123,7 @@ class Gradients:
 
     def all_reduce(self, channel: Channel) -> None:
         """Replace every rank's gradients by the averages."""
-        self._start(channel, channel.all_reduce)
+        self._start(channel, partial(channel.all_reduce, attended=True))
         _wait(self._pending)
         self._unpack()
 

@@ -74,16 +74,16 @@ class ReduceBroadcast(Algorithm):
         self._ready.add(index)
         # One message alone has all of the backward pass: algorithm 2 as published.
         while 1 < self.messages > self._sent and self._members[self._sent] <= self._ready:
-            self._push_next()
+            self._push_next(attended=False)
 
-    def _push_next(self) -> None:
-        self._gradients[self._sent].start_reduce(self.job.channel)
+    def _push_next(self, *, attended: bool) -> None:
+        self._gradients[self._sent].start_reduce(self.job.channel, attended=attended)
         self._sent += 1
 
     def after_backward(self) -> None:
         """Reduce the gradients to the root (line 3)."""
         while self._sent < self.messages:
-            self._push_next()
+            self._push_next(attended=True)
         for gradients in self._gradients:
             gradients.finish_reduce(self.job.channel)
         self._ready.clear()
@@ -94,7 +94,7 @@ class ReduceBroadcast(Algorithm):
         for gradients in self._gradients:
             gradients.forget()
         for weights in self._weights:
-            weights.start_broadcast(self.job.channel)
+            weights.start_broadcast(self.job.channel, attended=True)
         for weights in self._weights:
             weights.finish(self.job.channel)
         if self._observation is not None and self._observation.update_ends():
