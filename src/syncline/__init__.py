@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
     return getattr(module, name)
 
 
-if "torch" in sys.modules:
+if sys.modules.get("torch") is not None:  # None: its import is blocked
     # Where torch comes later, it finds the backend through its entry point "torch.backends".
     importlib.import_module("syncline.parallel.backend").register()
 
