@@ -8,7 +8,7 @@ NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-tools demo test test-native lint format bench bench-step bench-peers \
-    reproduce docs clean
+    bench-collectives reproduce docs clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ bench: setup  ## Measure against peers; writes benchmarks/results
 
 bench-step: setup test-tools $(if $(findstring --quick,$(ARGS)),,bench-peers)  ## Seconds an iteration beside peers, on emulated hosts (hours; ARGS=--quick: minutes)
 	$(BIN)/python -m benchmarks.step_time $(ARGS)
+
+bench-collectives: setup  ## Collectives beside Gloo's, Open MPI's and MPICH's (a quarter of an hour)
+	@tools/bench-mpi
+	$(BIN)/python -m benchmarks.collectives $(ARGS)
 
 bench-peers: setup  ## Set up Horovod and DeepSpeed for bench-step, where they can be built
 	@tools/bench-peers

@@ -16,7 +16,7 @@ from syncline.bench.names import MPIS, OURS, TORCH, ZERO_COPY, algorithm_of
 from syncline.bench.request import Request
 from syncline.bench.result import Absent, Benchmark, Entry
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
-from syncline.errors import PeerError, SynclineError
+from syncline.errors import PeerError, SynclineError, UserError
 from syncline.replay.machine import machine_name
 from syncline.testbed import Cluster
 
@@ -47,7 +47,7 @@ def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
         progress: is told how far it is.
 
     Raises:
-        UserError: the machine cannot emulate the cluster.
+        UserError: the machine cannot emulate the cluster, or nobody could take part.
         PeerError: Syncline's or torch's workers failed. An MPI that fails is absent.
     """
     tell = progress or _silence
@@ -69,6 +69,9 @@ def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
                     done += 1
                 entries += race.entries()
             absent += crews.absent
+    if not entries:
+        reasons = "; ".join(dict.fromkeys(f"{a.contestant}: {a.reason}" for a in absent))
+        raise UserError(f"nobody could be measured: {reasons}")
     return Benchmark(
         collective=request.collective,
         place=request.place_name,

@@ -109,7 +109,10 @@ class Crew:
                 connection, _ = listening.accept()
             except TimeoutError:
                 continue
-            said = receive(connection, Greeting, START_S)
+            try:
+                said = receive(connection, Greeting, START_S)
+            except PeerError as error:
+                raise self._lost(f"lost a process at its start ({error})") from error
             if isinstance(said, Hello):
                 self._ranks[said.rank] = connection
                 self.version = said.version

@@ -63,8 +63,8 @@ def _mpich(start: list[str], ground: Ground, tcp: bool, agent: Path) -> Launch:
     if tcp:
         environment = {
             "MPIR_CVAR_NOLOCAL": "1",
-            "MPIR_CVAR_CH4_NETMOD": "ucx",
-            "UCX_TLS": "tcp,self",
-            "UCX_NET_DEVICES": ground.interface,
+            "MPIR_CVAR_CH4_NETMOD": "ofi",
+            "FI_PROVIDER": "tcp",
+            "FI_TCP_IFACE": ground.interface,
         }
     return Launch(command, environment)

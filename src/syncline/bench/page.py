@@ -50,12 +50,16 @@ def render(benchmark: Benchmark) -> str:
     return html.page(
         title=benchmark.collective,
         subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
-        headline=headline(benchmark),
+        headline=_capital(headline(benchmark)),
         detail=measured_how(benchmark),
         sections=[*parts, _versions(benchmark)],
         timelines=(),
         numbers="collectives.json",
     )
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _section(benchmark: Benchmark, workers: int) -> Html:

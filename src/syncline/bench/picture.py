@@ -47,7 +47,7 @@ def bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) 
         x=_sizes(benchmark, workers),
         y=LogAxis.around([rate for points in rows.values() for _, rate in points]),
         x_text=_size_text,
-        y_text=lambda rate: units.rate(rate).replace(".00 ", " "),
+        y_text=lambda rate: units.rate(rate).replace(".00 ", " ").replace(".0 ", " "),
         title="Bus bandwidth",
         x_title="Size of the vector",
         about=f"Bus bandwidth over size with {workers} workers. The table below says the same.",

@@ -131,6 +131,8 @@ class Benchmark(Document, frozen=True, kw_only=True):
         same size when all do so at once. None where neither is known.
         """
         bound = self.rate_bytes_per_s
+        if bound is not None and entry.contestant == COPY:
+            return None
         if bound is None:
             copy = self.of(COPY, entry.workers, entry.size_bytes)
             bound = None if copy is None else copy.algorithm_bytes_per_s

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -17,6 +20,7 @@ from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 from syncline.model.quantities import parse_workers
+from syncline.processes import ENDING_SIGNALS, exit_code_of, restored_signals
 from syncline.report.whatif_page import require_place
 from syncline.testbed import Cluster
 
@@ -128,7 +132,7 @@ def collectives(
     )
     if report is not None:
         require_place(Path(report))
-    with Bar() as bar:
+    with _ended_by_signals(), Bar() as bar:
         benchmark = measure(request, progress=bar)
     if report is not None:
         save_report(benchmark, Path(report))
@@ -138,6 +142,20 @@ def collectives(
     print_benchmark(Console(highlight=False), benchmark)
     if report is not None:
         click.echo(f"report written to {report}")
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Leave in order on signals too, so that workers and emulated hosts end."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(exit_code_of(-number))
+
+    ending = [number for number in ENDING_SIGNALS if number != signal.SIGINT]
+    with restored_signals(ending):
+        for number in ending:
+            signal.signal(number, leave)
+        yield
 
 
 def _place(place: Local | None, hosts: int | None, rate: str | None) -> Local | Cluster:

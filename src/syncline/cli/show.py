@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from syncline.bench.result import Benchmark
+from syncline.bench.table import print_benchmark
 from syncline.model.document import Document, read_document
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -31,6 +33,7 @@ KINDS: tuple[type[Document], ...] = (
     Comparison,
     WhatIf,
     Replay,
+    Benchmark,
     Run,
     Summary,
 )
@@ -42,7 +45,8 @@ KINDS: tuple[type[Document], ...] = (
 def show(file: Path, as_json: bool) -> None:
     """Show what is in FILE.
 
-    A profile, network, plan, timeline, comparison, what-if, replay, run or report.
+    A profile, network, plan, timeline, comparison, what-if, replay, benchmark of
+    collectives, run or report.
     """
     document = read_document(file, KINDS)
     if as_json:
@@ -51,5 +55,7 @@ def show(file: Path, as_json: bool) -> None:
         print_what_if(Console(highlight=False), document)
     elif isinstance(document, Replay):
         print_replay(Console(highlight=False), document)
+    elif isinstance(document, Benchmark):
+        print_benchmark(Console(highlight=False), document)
     else:
         Console(highlight=False).print(document_table(document))

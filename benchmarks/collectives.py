@@ -1,0 +1,157 @@
+"""Collectives of Syncline beside Gloo's, Open MPI's and MPICH's, and the targets that are set.
+
+All-reduce on shared memory with 2, 3 and 4 workers and every other collective with 2 and 4, on
+loopback TCP, and on emulated hosts at 1 and 10 Gbit/s. What each figure means stands in
+docs/bench-collectives.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.collectives_picture import draw
+from benchmarks.common import RESULTS, save
+from syncline.bench.contest import measure
+from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY
+from syncline.bench.request import Local, Request
+from syncline.bench.result import Benchmark, Entry
+from syncline.bench.sizes import parse_sizes
+from syncline.bench.words import binary_size
+from syncline.collectives import PROGRAMS, Collective
+from syncline.testbed import Cluster
+
+SIZES = "4,256,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+OTHER_SIZES = "4KiB,64KiB,1MiB,16MiB"
+TCP_SIZES = "4,4KiB,64KiB,1MiB,16MiB"
+LINE_SIZES = "4KiB,64KiB,1MiB,16MiB"
+CONTESTANTS = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Checked(NamedTuple):
+    """A target beside what was measured."""
+
+    what: str
+    target: float
+    found: float
+
+    @property
+    def met(self) -> bool:
+        """Whether what was found is enough."""
+        return self.found >= self.target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, all-reduce only")
+    parser.add_argument("--places", default="shared,tcp,1gbit,10gbit")
+    arguments = parser.parse_args()
+    measured = []
+    for request in requests(arguments.places.split(","), quick=arguments.quick):
+        benchmark = measure(request)
+        measured.append(benchmark)
+        print(f"{benchmark.collective} on {benchmark.place}", flush=True)
+        for checked in targets(benchmark):
+            word = "met   " if checked.met else "MISSED"
+            print(
+                f"  {word} {checked.found:8.3f} of {checked.target:<5g} {checked.what}", flush=True
+            )
+        for absent in benchmark.absent:
+            print(f"  absent: {absent.contestant} ({absent.workers} workers): {absent.reason}")
+    record = {
+        "settings": vars(arguments),
+        "measured": [msgspec.to_builtins(benchmark) for benchmark in measured],
+        "targets": [
+            {"collective": b.collective, "place": b.place, **checked._asdict(), "met": checked.met}
+            for b in measured
+            for checked in targets(b)
+        ],
+    }
+    save("collectives", record)
+    picture = RESULTS / "collectives.png"
+    draw(measured, picture)
+    print(f"picture: {picture.relative_to(Path.cwd())}")
+
+
+def requests(places: list[str], *, quick: bool) -> Iterator[Request]:
+    """Yield what the standard set consists of."""
+    if "shared" in places:
+        workers = (2, 4) if quick else (2, 3, 4)
+        yield _request(
+            "all-reduce", "4,4KiB,64KiB,1MiB,16MiB" if quick else SIZES, workers, "shared"
+        )
+        for collective in PROGRAMS:
+            if collective != "all-reduce" and not quick:
+                yield _request(collective, OTHER_SIZES, (2, 4), "shared")
+    if "tcp" in places:
+        yield _request("all-reduce", TCP_SIZES, (2, 4), "tcp")
+    for rate in ("1gbit", "10gbit"):
+        for hosts in (4,) if quick else (2, 4):
+            if rate in places:
+                cluster = Cluster.of(hosts=hosts, rate=rate)
+                yield _request("all-reduce", LINE_SIZES, (hosts,), cluster)
+
+
+def _request(
+    collective: Collective, sizes: str, workers: tuple[int, ...], place: Local | Cluster
+) -> Request:
+    return Request(
+        collective=collective,
+        sizes_bytes=parse_sizes(sizes),
+        workers=workers,
+        place=place,
+        contestants=CONTESTANTS,
+    )
+
+
+def targets(benchmark: Benchmark) -> Iterator[Checked]:
+    """Yield the targets that apply, with what was measured."""
+    for ours in benchmark.entries:
+        if ours.contestant == ZERO_COPY and ours.size_bytes >= MIB:
+            share = benchmark.of_bound(ours)
+            if share is not None and benchmark.rate_bytes_per_s is None:
+                yield Checked(f"of memcpy speed, zero-copy, {_where(ours)}", 0.8, share)
+        if ours.contestant == OURS:
+            yield from _against_others(benchmark, ours)
+            if benchmark.rate_bytes_per_s == 1e9 / 8:
+                yield from _on_the_line(benchmark, ours)
+
+
+def _against_others(benchmark: Benchmark, ours: Entry) -> Iterator[Checked]:
+    for name in (GLOO, *MPIS):
+        other = benchmark.of(name, ours.workers, ours.size_bytes)
+        if other is not None:
+            target = 1.0
+            if name == GLOO and benchmark.place == "one host, shared memory":
+                target = _against_gloo(ours.size_bytes)
+            found = ours.times_faster_than(other)
+            yield Checked(f"times as fast as {name}, {_where(ours)}", target, found)
+
+
+def _against_gloo(size_bytes: int) -> float:
+    if 4 * KIB <= size_bytes <= 64 * KIB:
+        return 20.0
+    if size_bytes == MIB:
+        return 5.0
+    return 2.5 if 16 * MIB <= size_bytes <= 64 * MIB else 1.0
+
+
+def _on_the_line(benchmark: Benchmark, ours: Entry) -> Iterator[Checked]:
+    share = benchmark.of_bound(ours)
+    if ours.size_bytes >= MIB and share is not None:
+        yield Checked(f"of the ring bound, {_where(ours)}", 0.98, share)
+    if ours.size_bytes == 4 * KIB and ours.workers == 4:
+        yield Checked(f"0.5 ms over the latency, {_where(ours)}", 1.0, 0.5e-3 / ours.latency_s)
+
+
+def _where(entry: Entry) -> str:
+    return f"{binary_size(entry.size_bytes)}, P = {entry.workers}"
+
+
+if __name__ == "__main__":
+    main()
