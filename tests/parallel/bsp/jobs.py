@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -170,6 +172,26 @@ def sleeping() -> tuple[float, float]:
         profile = model.iteration_profile
         assert profile is not None
         return profile.communication_s, profile.computation_s
+
+
+def dropped() -> list[bool]:
+    """Train under each algorithm, drop all; say whether the weights are gone at once."""
+    gone = []
+    gc.disable()
+    with joined() as group:
+        for algorithm in (1, 2, 3):
+            module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            model = BspSgd(module, optimizer, group, algorithm=algorithm)
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            weight = weakref.ref(module[0].weight)
+            del model
+            module(torch.ones(1, 3)).sum().backward()  # as before it was wrapped
+            del module, optimizer
+            gone.append(weight() is None)
+    gc.enable()
+    return gone
 
 
 def refused(make: Callable[[Group], object]) -> str:

@@ -89,6 +89,10 @@ def test_the_profile_tells_waiting_from_computing(workers: WorkerPool) -> None:
     assert other_waited_s < waited_s
 
 
+def test_what_is_dropped_is_gone(workers: WorkerPool) -> None:
+    assert workers.run(jobs.dropped, 1) == [[True, True, True]]
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from syncline.parallel.bsp.channel import Channel
 from syncline.parallel.bsp.packed import Gradients, Values
@@ -46,6 +47,13 @@ class Algorithm(ABC):
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.hooks: list[RemovableHandle] = []
+        """Ours on the module, its parameters and its optimizer."""
+
+    def close(self) -> None:
+        """Take our hooks away."""
+        while self.hooks:
+            self.hooks.pop().remove()
 
     @property
     def messages(self) -> int:

@@ -46,7 +46,8 @@ class Overlapped(Algorithm):
         self._reducing = self._reduced = self.messages
         for number, layer in enumerate(layers):
             if layer.gate is not None:
-                layer.gate.register_forward_pre_hook(partial(self._layer_begins, number))
+                begins = partial(self._layer_begins, number)
+                self.hooks.append(layer.gate.register_forward_pre_hook(begins))
 
     @property
     def messages(self) -> int:

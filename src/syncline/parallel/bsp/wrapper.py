@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -101,10 +102,16 @@ class BspSgd(nn.Module):
         self._iteration_start: tuple[float, float] | None = None
         self._samples: list[tuple[float, float]] = []
         self._iterations = 0
-        for index, parameter in enumerate(self._job.parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
-        optimizer.register_step_pre_hook(self._before_update)
-        optimizer.register_step_post_hook(self._after_update)
+        ready = _weakly(self._gradient_ready)
+        self._algorithm.hooks += [
+            *(
+                parameter.register_post_accumulate_grad_hook(partial(ready, index))
+                for index, parameter in enumerate(self._job.parameters)
+            ),
+            optimizer.register_step_pre_hook(_weakly(self._before_update)),
+            optimizer.register_step_post_hook(_weakly(self._after_update)),
+        ]
+        weakref.finalize(self, self._algorithm.close).atexit = False
 
     # ------------------------------------------------------------------ training
 
@@ -245,6 +252,21 @@ class BspSgd(nn.Module):
             if not measuring:
                 whole_s = time.perf_counter() - start_s
                 self._samples.append((self._channel.waited_s - waited_s, whole_s))
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method as a hook that does not keep its object alive.
+
+    Garbage collection does not look into the hooks of a parameter.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*arguments)
+
+    return call
 
 
 def _require(
