@@ -35,6 +35,13 @@ bool Operation::passed(const std::vector<std::uint32_t>& earlier, std::size_t fr
     });
 }
 
+bool Operation::open(const std::vector<std::uint32_t>& transfers) const {
+    return std::ranges::any_of(transfers, [&](std::uint32_t number) {
+        const Transfer& transfer = request_.program->transfers()[number];
+        return through_[number] < end(transfer) - begin(transfer);
+    });
+}
+
 void Operation::finish() {
     const std::size_t count = request_.result_stop - request_.result_start;
     std::byte* result = request_.work + request_.result_start * element_;
@@ -184,16 +191,17 @@ void Group::hear(std::int32_t rank) {
 }
 
 bool Group::misses(const Operation& operation, std::int32_t rank) const {
-    Link* link = links_[static_cast<std::size_t>(rank)].link.get();
-    if (link == nullptr) return false;
+    return awaits(operation, rank) || operation.open(operation.request_.program->sends_to(rank));
+}
+
+bool Group::awaits(const Operation& operation, std::int32_t rank) const {
+    const Peer& peer = links_[static_cast<std::size_t>(rank)];
+    if (peer.link == nullptr) return false;
     const Program& program = *operation.request_.program;
-    const auto open = [&](std::uint32_t number) {
-        const Transfer& transfer = program.transfers()[number];
-        return operation.through_[number] < operation.end(transfer) - operation.begin(transfer);
-    };
     // What has come and waits for its turn, behind another rank's, is not missing.
-    return (!link->can_receive() && std::ranges::any_of(program.receives_from(rank), open)) ||
-           std::ranges::any_of(program.sends_to(rank), open);
+    const bool silent = !peer.link->has_come() && operation.open(program.receives_from(rank));
+    const bool full = !peer.link->can_send() || !peer.sends.under_way.empty();
+    return silent || (full && operation.open(program.sends_to(rank)));
 }
 
 void Group::fail(std::int32_t rank, bool disagrees, const std::string& what) {
@@ -403,7 +411,7 @@ void Group::attend() {
 std::string Group::waited_for(const Operation& operation) const {
     std::string waited;
     for (std::int32_t rank = 0; rank < ranks(); ++rank) {
-        if (misses(operation, rank)) waited += (waited.empty() ? "" : ", ") + std::to_string(rank);
+        if (awaits(operation, rank)) waited += (waited.empty() ? "" : ", ") + std::to_string(rank);
     }
     return "rank " + std::to_string(rank_) + " waited in vain in " + describe(operation.call()) +
            ": rank " + waited + " did not send, or take, what it should";

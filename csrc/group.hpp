@@ -55,6 +55,8 @@ class Operation {
     // Whether all bytes of [from, to) that earlier transfers touch are through.
     [[nodiscard]] bool passed(const std::vector<std::uint32_t>& earlier, std::size_t from,
                               std::size_t to) const;
+    // Whether one of the transfers is not through.
+    [[nodiscard]] bool open(const std::vector<std::uint32_t>& transfers) const;
     [[nodiscard]] bool in_place() const { return request_.input == request_.work; }
     void finish();
 
@@ -167,7 +169,10 @@ class Group {
     void complete(const Piece& piece);
     void require_peers();
     void hear(std::int32_t rank);
+    // Whether the operation cannot be done if the rank does nothing any more ...
     [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
+    // ... and whether it is the rank's turn.
+    [[nodiscard]] bool awaits(const Operation& operation, std::int32_t rank) const;
     void fail(std::int32_t rank, bool disagrees, const std::string& what);
     void throw_failure() const;
     [[nodiscard]] std::string waited_for(const Operation& operation) const;

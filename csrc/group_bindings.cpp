@@ -155,9 +155,7 @@ class NativeGroup {
             arenas_.of_peer(peer, number, std::move(arena));
         }
     }
-    void forget_arena(std::int32_t peer, std::uint32_t number) {
-        arenas_.forget(peer, number);
-    }
+    void forget_arena(std::int32_t peer, std::uint32_t number) { arenas_.forget(peer, number); }
 
   private:
     SegmentLayout layout_;

@@ -70,6 +70,8 @@ class Link {
     [[nodiscard]] virtual std::uint64_t released() = 0;
 
     [[nodiscard]] virtual bool can_receive() = 0;
+    // Whether a fragment has come that nobody has taken yet.
+    [[nodiscard]] virtual bool has_come() { return false; }
     // Take the next fragment, now or as soon as it comes. Throws PeerFailure if the peer calls
     // something else.
     virtual void receive(const Target& target, const Call& call) = 0;

@@ -50,9 +50,8 @@ void Arenas::of_peer(std::int32_t peer, std::uint32_t number,
 
 void Arenas::forget(std::int32_t peer, std::uint32_t number) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(arenas_, [&](const Arena& arena) {
-        return arena.peer == peer && arena.number == number;
-    });
+    std::erase_if(arenas_,
+                  [&](const Arena& arena) { return arena.peer == peer && arena.number == number; });
 }
 
 Arenas::Place Arenas::find(const std::byte* data, std::size_t bytes) const {

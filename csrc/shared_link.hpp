@@ -83,6 +83,7 @@ class SharedLink final : public Link {
     void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
+    [[nodiscard]] bool has_come() override { return can_receive(); }
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override { return received_; }
     void give_up(const Verdict& verdict) override;

@@ -144,9 +144,7 @@ class Reception:
         self._deadline = deadline
         try:
             card = Card.own()
-            self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._listening.bind(card.socket)
-            self._listening.listen(ranks)
+            self._listening = _listening(card.socket, ranks)
         except OSError as error:
             raise UserError(
                 f"rank {rank}: processes of this host are not allowed to meet (Unix sockets, "
@@ -205,6 +203,17 @@ class Reception:
                 met[peer.rank] = peer
             on_error.pop_all()
         return [met[other] for other in others]
+
+
+def _listening(address: str, most: int) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listening.bind(address)
+        listening.listen(most)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 def _call(
