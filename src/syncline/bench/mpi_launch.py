@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,11 +41,14 @@ def mpi_launch(
         if not needed.exists():
             raise UserError(f"no {needed}; tools/bench-mpi installs it")
     make = {"open-mpi": _open_mpi, "mpich": _mpich}[mpi]
-    return make([str(mpiexec), "-n", str(workers)], ground, tcp, agent)
+    return make([str(mpiexec), "-n", str(workers)], workers, ground, tcp, agent)
 
 
-def _open_mpi(start: list[str], ground: Ground, tcp: bool, agent: Path) -> Launch:
+def _open_mpi(start: list[str], workers: int, ground: Ground, tcp: bool, agent: Path) -> Launch:
     command = [*start, "--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    if workers > len(os.sched_getaffinity(0)):
+        # On emulated hosts it cannot see that its ranks share cores.
+        command += ["--mca", "mpi_yield_when_idle", "1"]
     if ground.hosts:
         slots = ",".join(f"{host}:1" for host in ground.hosts)
         command += ["--host", slots, "--prtemca", "plm_ssh_agent", str(agent)]
@@ -55,7 +59,8 @@ def _open_mpi(start: list[str], ground: Ground, tcp: bool, agent: Path) -> Launc
     return Launch(command, {})
 
 
-def _mpich(start: list[str], ground: Ground, tcp: bool, agent: Path) -> Launch:
+def _mpich(start: list[str], workers: int, ground: Ground, tcp: bool, agent: Path) -> Launch:
+    del workers
     command, environment = start, {}
     if ground.hosts:
         command = [*start, "-hosts", ",".join(ground.hosts)]
