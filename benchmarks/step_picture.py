@@ -58,7 +58,7 @@ def draw(results: Results, path: Path) -> None:
         _table(panel, of_rate, names)
         panel.set_title(
             f"links of {bit_rate(parse_bandwidth(rate))}: seconds an iteration over the bound, "
-            "max(compute alone, one all-reduce alone), which stands below",
+            "\nmax(compute alone, one all-reduce alone), which stands below",
             loc="left",
             fontsize=10,
         )
