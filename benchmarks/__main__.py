@@ -18,6 +18,7 @@ BENCHMARKS = (
     "kill_resume",
     "prediction_error",
     "shaped_link",
+    "bsp_profile",
 )
 
 
