@@ -115,7 +115,14 @@ def draw(rows: list[tuple[str, IterationProfile]], path: Path) -> None:
         fontsize=10,
     )
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
-    axes.legend(handles, ["communication", "computation"], frameon=False, loc="lower right")
+    figure.legend(
+        handles,
+        ["communication", "computation"],
+        frameon=False,
+        ncols=2,
+        loc="outside lower center",
+        fontsize=9,
+    )
     axes.margins(y=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
