@@ -85,6 +85,7 @@ class Pending:
         if not self._native.done:
             self._group._wait(self._native, timeout_s)
         self._keep = None
+        self._group._let_go()
 
 
 class Group:
@@ -411,10 +412,15 @@ class Group:
                 raise self._explained(error) from None
             pending = Pending(self, native, (given.owner, work.owner, result))
             # Memory must stay even where nobody waits for the collective.
+            self._begun.append(pending)
+        self._let_go()
+        return pending
+
+    def _let_go(self) -> None:
+        """Forget collectives that are done, which refer to the group."""
+        with self._lock:
             while self._begun and self._begun[0].done:
                 self._begun.popleft()
-            self._begun.append(pending)
-        return pending
 
     def _wait(self, native: _native.Operation, timeout_s: float | None) -> None:
         try:

@@ -1,0 +1,149 @@
+"""Kill ranks of a group at random moments, and see what the survivors notice, and what is left.
+
+``python -m benchmarks.group_faults [--trials 200]`` runs groups of 2, 3 and 4 ranks over shared
+memory: idle or in the middle of an all-reduce, small or large, by different algorithms. In each
+trial one rank is ended by SIGKILL at a random moment. Every survivor must get a ``PeerError`` that
+names it, close its group, and exchange with the other survivors in a new one; afterwards no file,
+socket, process or open descriptor may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import median, save, spread
+from benchmarks.group_faults_worker import Trial, work
+from syncline.groups import Choice
+
+DEADLINE_S = 60.0
+"""How long a trial may take on a loaded machine."""
+SETTLE_S = 5.0
+"""How long the kernel may take to clean up after processes that have ended."""
+MOST_S = 0.05
+"""A rank dies at most so long after the ranks have met."""
+ALGORITHMS = (
+    None,
+    Choice("direct"),
+    Choice("ring"),
+    Choice("recursive-doubling"),
+    Choice("minimum-spanning-tree"),
+    Choice("linear-pipeline", 5),
+)
+SIZES = (1, 5_000, 1_000_000)
+"""Elements of 4 bytes: one fragment, several, and more than can be under way at once."""
+
+
+def draw(chance: random.Random) -> Trial:
+    """Return a random trial."""
+    ranks = chance.choice((2, 3, 4))
+    return Trial(
+        ranks=ranks,
+        victim=chance.randrange(ranks),
+        after_s=chance.uniform(0, MOST_S),
+        elements=chance.choice(SIZES),
+        algorithm=chance.choice(ALGORITHMS),
+        idle=chance.random() < 0.3,
+    )
+
+
+def run(trial: Trial) -> dict[str, Any]:
+    """Run a trial; return how long survivors took to notice, and what is left.
+
+    Raises:
+        RuntimeError: a survivor hangs, dies, or says something else.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.group_faults_worker"])
+    before = _things()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes = [
+            context.Process(target=work, args=(rank, folder, trial), daemon=True)
+            for rank in range(trial.ranks)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + DEADLINE_S
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0))
+        hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        for process in processes:
+            process.kill()
+            process.join()
+        codes = [process.exitcode for process in processes]
+        expected = [-signal.SIGKILL if rank == trial.victim else 0 for rank in range(trial.ranks)]
+        if hanging or codes != expected:
+            raise RuntimeError(f"{trial}: ranks {hanging} hang, exit codes {codes}")
+        killed_s = float((folder / "killed").read_text())
+        seen = [
+            json.loads((folder / f"survivor-{rank}").read_text())
+            for rank in range(trial.ranks)
+            if rank != trial.victim
+        ]
+    for survivor in seen:
+        if f"rank {trial.victim} has " not in survivor["said"]:
+            raise RuntimeError(f"{trial}: a survivor said {survivor['said']!r}")
+    return {
+        "noticed_s": [survivor["noticed_s"] - killed_s for survivor in seen],
+        "said": sorted({survivor["said"] for survivor in seen}),
+        "left": _left_since(before, [survivor["descriptors_left"] for survivor in seen]),
+    }
+
+
+def _things() -> set[str]:
+    """Return the names of shared memory and of sockets of ours, of all processes."""
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    names = {line.split()[-1] for line in sockets if "@syncline" in line}
+    return names | {str(path) for path in Path("/dev/shm").iterdir()}
+
+
+def _left_since(before: set[str], descriptors: list[int]) -> list[str]:
+    deadline = time.monotonic() + SETTLE_S
+    while (left := _things() - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if any(descriptors):
+        left.add(f"open descriptors of survivors: {descriptors}")
+    return sorted(left)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    began_s = time.monotonic()
+    trials = [draw(chance) for _ in range(options.trials)]
+    found = [run(trial) for trial in trials]
+    noticed_s = [seconds for each in found for seconds in each["noticed_s"]]
+    left = [thing for each in found for thing in each["left"]]
+    print(f"{len(trials)} kills, {len(noticed_s)} survivors; every one ended by a PeerError")
+    print(f"seconds until a survivor noticed: {spread(noticed_s)}")
+    print(f"left behind: {left or 'nothing'}")
+    save(
+        "group_faults",
+        {
+            "trials": len(trials),
+            "idle": sum(trial.idle for trial in trials),
+            "survivors": len(noticed_s),
+            "noticed_s": {"median": median(noticed_s), "worst": max(noticed_s)},
+            "left": left,
+            "said": sorted({words for each in found for words in each["said"]})[:20],
+            "took_s": time.monotonic() - began_s,
+        },
+    )
+    if left:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

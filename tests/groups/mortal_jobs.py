@@ -1,0 +1,119 @@
+"""What ranks that may die run in groups; see :mod:`tests.parallel.mortal`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import PeerError
+from syncline.groups import Elements, Group, Pending
+from tests.parallel.mortal import Place
+
+LATE_S = 0.3
+LONG_S = 3600.0
+
+
+def join(place: Place) -> Group:
+    """Join a group of all ranks."""
+    store = dist.FileStore(str(place.folder / "notes"), place.ranks)
+    return Group(store, place.rank, place.ranks, timeout_s=60.0)
+
+
+def all_reduce(group: Group, count: int = 1000) -> Pending:
+    """Begin to add up ones."""
+    values = torch.ones(count)
+    return group.all_reduce(Elements(values.data_ptr(), count, "float32", values))
+
+
+def falls_off(place: Place) -> None:
+    """End as scripts do, without a word to the group; the root comes late to what was sent."""
+    group = join(place)
+    all_reduce(group).wait()
+    if place.rank == 0:
+        time.sleep(LATE_S)
+    values = torch.ones(1000)
+    group.reduce(Elements(values.data_ptr(), 1000, "float32", values)).wait()
+    assert place.rank != 0 or values.unique().tolist() == [place.ranks]
+    globals()["kept_until_the_end"] = group
+
+
+def raises(place: Place) -> None:
+    """Let rank 1 end by an error of its own while the others wait for it."""
+    group = join(place)
+    all_reduce(group).wait()
+    if place.rank == 1:
+        raise ValueError("an error of rank 1")
+    all_reduce(group).wait()
+
+
+def ends_with_work_under_way(place: Place) -> None:
+    """End, or forget the group, while exchanges run that nobody waits for."""
+    group = join(place)
+    begun = [all_reduce(group, 100_000) for _ in range(10)]
+    if place.rank == 1:
+        return
+    del group
+    begun[0].wait()
+    begun.clear()
+    gc.collect()
+
+
+def forgets(place: Place) -> None:
+    """Let rank 1 forget its group; the others hear that it has left."""
+    group: Group | None = join(place)
+    assert group is not None
+    all_reduce(group).wait()
+    if place.rank == 1:
+        group = None
+        place.await_("noticed")
+        return
+    try:
+        all_reduce(group).wait()
+    except PeerError as error:
+        print(error)
+    place.tell("noticed")
+
+
+def forks(place: Place) -> None:
+    """Have children that live on, or end, while in a group; none of them takes part in it."""
+    group = join(place)
+    all_reduce(group).wait()
+    sleeping = os.fork()
+    if sleeping == 0:
+        time.sleep(LONG_S)
+    child = os.fork()
+    if child == 0:
+        del group
+        gc.collect()
+        sys.exit(0)  # through everything that runs at exit
+    assert os.waitpid(child, 0)[1] == 0
+    all_reduce(group).wait()
+    group.close()  # though a child has copies of all descriptors
+    os.kill(sleeping, signal.SIGKILL)
+    os.waitpid(sleeping, 0)
+    print("closed")
+
+
+def dies_with_a_child(place: Place) -> None:
+    """Kill rank 1, of which a child lives on."""
+    group = join(place)
+    all_reduce(group).wait()
+    if place.rank == 1:
+        child = os.fork()
+        if child == 0:
+            os.close(1)
+            os.close(2)
+            place.await_("noticed")
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        all_reduce(group).wait()
+    except PeerError as error:
+        print(error)
+    place.tell("noticed")

@@ -1,0 +1,176 @@
+"""Ranks that end, in every way: the others hear of it in time, and nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from benchmarks.group_faults import draw, run
+
+from syncline.errors import PeerError, UserError
+from syncline.groups import Group
+from tests.groups import jobs, mortal_jobs
+from tests.parallel.mortal import Mortals
+
+DEADLINE_S = 30.0
+NOTICED_S = 2.0
+"""On a machine with nothing else to do; a loaded one is given more."""
+TRIALS = 8
+
+
+@pytest.fixture(scope="module")
+def mortals() -> Iterator[Mortals]:
+    """Processes for ranks that may die."""
+    started = Mortals()
+    yield started
+    started.close()
+
+
+def test_survivors_of_kills_at_random_moments() -> None:
+    chance = random.Random()
+    seconds = []
+    for _ in range(TRIALS):
+        trial = draw(chance)
+        found = run(trial)
+        assert found["left"] == [], trial
+        seconds += found["noticed_s"]
+    assert sorted(seconds)[len(seconds) // 2] < NOTICED_S
+    assert max(seconds) < 5 * NOTICED_S
+
+
+def test_ranks_may_just_end_once_they_are_done(mortals: Mortals, tmp_path: Path) -> None:
+    for ended in mortals.run(mortal_jobs.falls_off, 3, folder=tmp_path):
+        assert (ended.code, ended.err) == (0, "")
+
+
+def test_a_rank_that_ends_by_an_error(mortals: Mortals, tmp_path: Path) -> None:
+    ranks = mortals.run(mortal_jobs.raises, 3, folder=tmp_path)
+    assert [ended.code for ended in ranks] == [1, 1, 1]
+    assert "ValueError: an error of rank 1" in ranks[1].err
+    for ended in (ranks[0], ranks[2]):
+        assert "PeerError: rank" in ended.err
+        assert "rank 1 has " in ended.err
+
+
+def test_ends_with_work_under_way(mortals: Mortals, tmp_path: Path) -> None:
+    for ended in mortals.run(mortal_jobs.ends_with_work_under_way, 2, folder=tmp_path):
+        # Whoever is behind hears that the other has left.
+        assert (ended.code, ended.err) == (0, "") or "PeerError: rank" in ended.err
+
+
+def test_a_group_that_is_forgotten_is_left(mortals: Mortals, tmp_path: Path) -> None:
+    ranks = mortals.run(mortal_jobs.forgets, 3, folder=tmp_path)
+    assert [ended.code for ended in ranks] == [0, 0, 0], ranks
+    for ended in (ranks[0], ranks[2]):
+        assert "rank 1 has " in ended.out
+
+
+def test_forks_of_a_rank_do_not_matter(mortals: Mortals, tmp_path: Path) -> None:
+    for ended in mortals.run(mortal_jobs.forks, 2, folder=tmp_path):
+        assert (ended.code, ended.err) == (0, "")
+        assert ended.out == "closed\n"
+
+
+def test_a_rank_is_dead_though_its_child_lives(mortals: Mortals, tmp_path: Path) -> None:
+    ranks = mortals.run(mortal_jobs.dies_with_a_child, 2, folder=tmp_path)
+    assert "the process of rank 1 has ended" in ranks[0].out
+
+
+# ---------------------------------------------------------------------- in one process
+
+
+def pair(timeout_s: float = DEADLINE_S) -> list[Group]:
+    """Return the two ranks of a group, both in this process."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: Group(store, rank, 2, timeout_s=timeout_s), range(2)))
+
+
+def watching() -> int:
+    return sum(thread.name == "syncline watch" for thread in threading.enumerate())
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_nothing_is_left_of_a_closed_group() -> None:
+    before = descriptors(), watching()
+    for _ in range(5):
+        for group in pair():
+            group.close()
+            group.close()
+    assert (descriptors(), watching()) == before
+
+
+def test_nothing_is_left_of_a_group_that_nobody_refers_to() -> None:
+    before = descriptors(), watching()
+    for _ in range(5):
+        pair().clear()
+    assert (descriptors(), watching()) == before
+
+
+def test_nothing_is_left_where_joining_fails() -> None:
+    before = descriptors(), watching()
+    for _ in range(3):
+        with pytest.raises(PeerError, match="rank 1 did not join"):
+            Group(dist.HashStore(), 0, 2, timeout_s=0.1)
+    assert (descriptors(), watching()) == before
+
+
+def test_closing_ends_the_waits_of_other_threads() -> None:
+    first, second = pair()
+    tensor = torch.ones(100_000)
+    pending = [first.all_reduce(jobs.elements(tensor)) for _ in range(3)]
+    said: list[str] = []
+
+    def wait(number: int) -> None:
+        try:
+            pending[number].wait()
+        except PeerError as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    first.close()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    assert all("the group was closed" in words for words in said)
+    assert len(said) == 3
+    assert all(each.ended and not each.done for each in pending)
+    with pytest.raises(UserError, match="this group was closed"):
+        first.all_reduce(jobs.elements(tensor))
+    with pytest.raises(PeerError, match="rank 0 has left the group"):
+        second.all_reduce(jobs.elements(tensor)).wait()
+    second.close()
+
+
+def test_survivors_go_on_in_a_new_group() -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(3) as pool:
+        groups = list(pool.map(lambda rank: Group(store, rank, 3, name="all"), range(3)))
+        groups[1].close()
+        for rank in (0, 2):
+            tensor = torch.ones(10)
+            with pytest.raises(PeerError, match="rank 1 has"):
+                groups[rank].all_reduce(jobs.elements(tensor)).wait()
+            groups[rank].close()
+        again = list(pool.map(lambda rank: Group(store, rank, 2, name="without 1"), range(2)))
+        values = [torch.ones(10), torch.ones(10)]
+        pending = [
+            group.all_reduce(jobs.elements(tensor))
+            for group, tensor in zip(again, values, strict=True)
+        ]
+        for each in pending:
+            each.wait()
+    assert all(torch.equal(tensor, torch.full((10,), 2.0)) for tensor in values)
+    for group in again:
+        group.close()
