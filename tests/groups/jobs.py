@@ -49,7 +49,8 @@ OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @contextmanager
 def joined(folder: str, name: str = "group", timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
     """Join a group of all workers."""
-    store = dist.FileStore(f"{folder}/notes", dist.get_world_size())
+    # A file for each group: the last store to be closed deletes it, while others may be opening it.
+    store = dist.FileStore(f"{folder}/notes of {name}", dist.get_world_size())
     group = Group(store, dist.get_rank(), dist.get_world_size(), name=name, timeout_s=timeout_s)
     try:
         yield group
