@@ -252,6 +252,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     # Torch's own class keeps these in backends, of which this group has none.
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name that torch has given to the group."""
         return self._name
@@ -508,11 +512,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         finishes: list[Callable[[], None]] = []
         pending = []
         for tensor in tensors:
-            dense = tensor
-            if not tensor.is_contiguous():
-                dense = tensor.contiguous()
-                if changes:
-                    finishes.append(_copying(tensor, dense))
+            dense = _dense(tensor)
+            if changes and dense is not tensor:
+                finishes.append(_copying(tensor, dense))
             pending.append(start(elements_of(dense, copies=copies)))
         return Work(pending, tensors, self._completer, finishes)
 
@@ -525,10 +527,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         copies: bool = False,
     ) -> Work:
         """Start a collective from one tensor into another."""
-        dense = output if output.is_contiguous() else torch.empty_like(output).contiguous()
+        dense = _dense(output)
         finishes = [] if dense is output else [_copying(output, dense)]
         pending = start(
-            elements_of(dense, copies=copies), elements_of(given.contiguous(), copies=copies)
+            elements_of(dense, copies=copies), elements_of(_dense(given), copies=copies)
         )
         return Work([pending], [output], self._completer, finishes)
 
@@ -579,6 +581,20 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._together(works, results if results is not None else list(taken.values()))
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds its elements in order: the same, where it does."""
+    _require_dense(tensor)
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def _require_dense(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise UserError(
+            f"backend syncline exchanges dense tensors on the CPU, not {tensor.layout} on "
+            f"{tensor.device}; use nccl for CUDA: init_process_group('cpu:syncline,cuda:nccl')"
+        )
+
+
 def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
     """Return a contiguous tensor's elements.
 
@@ -586,11 +602,7 @@ def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
         tensor: on the CPU, dense.
         copies: they are only moved, so they may as well be bytes.
     """
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise UserError(
-            f"backend syncline exchanges dense tensors on the CPU, not {tensor.layout} on "
-            f"{tensor.device}; use nccl for CUDA: init_process_group('cpu:syncline,cuda:nccl')"
-        )
+    _require_dense(tensor)
     if tensor.is_complex() and not copies:
         tensor = torch.view_as_real(tensor)
     dtype = DTYPES.get(tensor.dtype)

@@ -1,0 +1,119 @@
+"""The backend of torch.distributed: what Gloo does, and what Gloo cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parallel import backend_jobs as jobs
+from tests.workers import WorkerPool
+
+both = pytest.mark.parametrize("ranks", [2, 3])
+
+
+@both
+def test_reductions_are_those_of_gloo(workers: WorkerPool, ranks: int) -> None:
+    for differing in workers.run(jobs.reductions, ranks):
+        assert differing == []
+
+
+@both
+def test_averages_and_booleans(workers: WorkerPool, ranks: int) -> None:
+    for wrong in workers.run(jobs.averages, ranks):
+        assert wrong == []
+
+
+@both
+def test_moves_are_those_of_gloo(workers: WorkerPool, ranks: int) -> None:
+    for differing in workers.run(jobs.moves, ranks):
+        assert differing == []
+
+
+@both
+def test_shards_in_all_their_forms(workers: WorkerPool, ranks: int) -> None:
+    for wrong in workers.run(jobs.shards, ranks):
+        assert wrong == []
+
+
+@both
+def test_works_and_futures(workers: WorkerPool, ranks: int) -> None:
+    for wrong in workers.run(jobs.futures, ranks):
+        assert wrong == []
+
+
+def test_sub_groups_at_once(workers: WorkerPool) -> None:
+    # Ranks put in 1, 2 and 3.
+    assert workers.run(jobs.sub_groups, 3) == [[3.0, 6.0], [3.0, 5.0, 6.0], [5.0, 6.0]]
+
+
+def test_what_cannot_be_done_is_said(workers: WorkerPool) -> None:
+    expected = {
+        "complex": "the reduction 'product' is not for complex numbers",
+        "dtype": "backend syncline cannot reduce elements of torch.int16",
+        "average": "the reduction 'avg' is for floating point, not for int32",
+        "sparse": "backend syncline exchanges dense tensors on the CPU, not torch.sparse_coo",
+        "meta": "on meta",
+        "any": "recv() needs the rank to receive from",
+        "sizes": "a first dimension of 5 cannot be shared out to 2 ranks",
+        "monitored": "monitored_barrier is only implemented for GLOO backend",
+    }
+    for found in workers.run(jobs.refusals, 2):
+        for name, words in expected.items():
+            assert words in found[name], found[name]
+
+
+def test_a_wait_in_vain_ends(workers: WorkerPool) -> None:
+    said, _ = workers.run(jobs.timeouts, 2)
+    first, _, future = said.partition("; future: ")
+    assert "rank 0 waited in vain in all-reduce number 1 of 3 elements of float32" in first
+    assert "waited in vain" in future
+
+
+@both
+def test_groups_are_made_again(workers: WorkerPool, tmp_path: Path, ranks: int) -> None:
+    total = sum(range(1, ranks + 1))
+    for rank, found in enumerate(workers.run(jobs.initialized_again, ranks, str(tmp_path))):
+        assert found == [total, 2.0 * total] * 2 if rank < 2 else [total] * 2
+
+
+@both
+@pytest.mark.parametrize("name", jobs.TRAININGS)
+def test_training_is_that_on_gloo(workers: WorkerPool, name: str, ranks: int) -> None:
+    (_, first), *others = found = workers.run(jobs.trainings, ranks, name)
+    assert all(differing == [] for differing, _ in found)
+    assert all(bits == first for _, bits in others)
+
+
+@both
+def test_power_sgd_of_several_buckets(workers: WorkerPool, ranks: int) -> None:
+    (worst, first), *others = workers.run(jobs.power_sgd_of_several_buckets, ranks)
+    assert worst < 0.1  # other buckets, other matrices
+    assert all(bits == first for _, bits in others)
+
+
+@both
+def test_overlap_on_the_backend(workers: WorkerPool, ranks: int) -> None:
+    (_, first), *others = found = workers.run(jobs.overlapped, ranks)
+    assert all(differing == [] for differing, _ in found)
+    assert all(bits == first for _, bits in others)
+
+
+@pytest.mark.parametrize("line", ["", "import syncline"])
+def test_torch_finds_it_by_itself(tmp_path: Path, line: str) -> None:
+    script = f"""
+{line}
+import torch, torch.distributed as dist
+dist.init_process_group("syncline", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+dist.barrier()
+print(dist.get_backend(), tensor.sum().item())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "syncline 3.0\n"), ended.stderr
+    assert ended.stderr == ""
