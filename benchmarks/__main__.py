@@ -16,6 +16,7 @@ BENCHMARKS = (
     "steady_overhead",
     "overlap_overhead",
     "kill_resume",
+    "group_faults",
     "prediction_error",
     "shaped_link",
     "bsp_profile",

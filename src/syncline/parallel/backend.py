@@ -591,7 +591,8 @@ def _require_dense(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise UserError(
             f"backend syncline exchanges dense tensors on the CPU, not {tensor.layout} on "
-            f"{tensor.device}; use nccl for CUDA: init_process_group('cpu:syncline,cuda:nccl')"
+            f"{tensor.device}; for CUDA make a group of its own: "
+            "torch.distributed.new_group(backend='nccl')"
         )
 
 
