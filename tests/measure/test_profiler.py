@@ -80,12 +80,12 @@ def test_phases_in_order_and_positive() -> None:
 def test_a_slow_module_and_slow_data_are_seen_where_they_are() -> None:
     class Slow(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.02)
+            time.sleep(0.15)
             return x
 
     def slow_batches():
         while True:
-            time.sleep(0.01)
+            time.sleep(0.08)
             yield batches()[0]
 
     model = nn.Sequential(nn.Linear(8, 3), Slow())

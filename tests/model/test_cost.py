@@ -113,6 +113,28 @@ def test_the_bound_holds_against_the_best_of_all_partitions(
 
 
 @some.few
+@given(some.curves(), st.lists(st.integers(1, 1 << 34), min_size=1, max_size=20))
+def test_no_size_costs_less_a_byte_than_a_larger_one(tried: CostCurve, sizes: list[int]) -> None:
+    lifted = tried.without_gain_from_cutting()
+    starts = [s.start_bytes for s in tried.segments[1:]]
+    corners = {m for start in starts for m in (start - 1, start) if m > 0}
+    for size in {*sizes, *corners}:
+        # The largest cost a byte of this size and all above it is at a corner, or in the limit.
+        dearest = max(
+            tried.segments[-1].s_per_byte,
+            *(tried.seconds(m) / m for m in (size, *corners) if m >= size),
+            0.0,
+        )
+        assert lifted.seconds(size) == pytest.approx(dearest * size, rel=1e-9, abs=1e-15)
+
+
+def test_a_curve_without_gain_from_cutting_stays_itself() -> None:
+    concave = curve((0, 1.0, 2.0), (10, 21.0, 1.0), (30, 41.0, 0.5))
+    assert concave.without_gain_from_cutting() == concave
+    free = CostCurve.line(0.0, 0.0)
+    assert free.without_gain_from_cutting() == free
+
+
 @given(st.lists(some.curves(), max_size=4), st.integers(0, 1 << 34))
 def test_in_turn_costs_the_sum(parts: list[CostCurve], size: int) -> None:
     total_s = math.fsum(part.seconds(size) for part in parts)

@@ -216,7 +216,32 @@ def test_two_at_once_never_hide_less_than_nothing(
     alone = fit_cost_curve(points(one)).curve
     curve = fit_pipelined(points(two), alone)
     occupied = fit_cost_curve(points(two)).curve
+    lifted = occupied.without_gain_from_cutting()
     assert curve.startup_s >= 0
-    for size in {size for size, _ in two if size}:
-        rest = curve.seconds(size) - curve.startup_s
-        assert rest == pytest.approx(occupied.seconds(size), rel=1e-6, abs=1e-12)
+    sizes = {size for size, _ in two if size}
+    rest = {size: curve.seconds(size) - curve.startup_s for size in sizes}
+    assert any(
+        all(rest[m] == pytest.approx(c.seconds(m), rel=1e-6, abs=1e-12) for m in sizes)
+        for c in (occupied, lifted)
+    )
+
+
+def test_noise_makes_no_cut_free() -> None:
+    # Small messages that a link's burst lets pass, and large ones at the rate of the line.
+    two = {256: 1.12e-3, 16384: 1.12e-3, 65536: 1.13e-3, 92000: 1.11e-3, 262144: 3.4e-3}
+    two |= {m: m * 12.35e-9 for m in (1 << 20, 1 << 22, 1 << 23)}
+    alone = CostCurve.line(1.2e-3, 12.4e-9)
+    curve = fit_pipelined(points(list(two.items())), alone)
+    whole = curve.seconds(1 << 23) - curve.startup_s
+    for pieces in (2, 16, 91, 128, 512, 8192):
+        part = curve.seconds((1 << 23) // pieces) - curve.startup_s
+        assert part * pieces >= whole * (1 - 1e-9)
+
+
+def test_what_is_clearly_cheaper_in_pieces_stays_so() -> None:
+    # What fits into a cache, and what does not.
+    two = {m: 1e-5 + m * 1e-10 for m in (1 << 16, 1 << 18, 1 << 20)}
+    two |= {m: m * 3e-10 for m in (1 << 22, 1 << 23)}
+    curve = fit_pipelined(points(list(two.items())), CostCurve.line(1e-4, 3e-10))
+    whole = curve.seconds(1 << 23) - curve.startup_s
+    assert 8 * (curve.seconds(1 << 20) - curve.startup_s) < 0.6 * whole

@@ -16,7 +16,7 @@ from syncline.model.network import PRESETS, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
-from syncline.planners.overlap import HANDING_OVER, RIVALS, Overlap, Round
+from syncline.planners.overlap import RIVALS, Overlap, Round
 from syncline.simulator.bound import lower_bound_ns
 from syncline.simulator.predict import predict, predict_iteration_s
 from syncline.simulator.terms import terms
@@ -154,9 +154,11 @@ def test_no_other_planner_is_better_where_two_at_once_were_measured(
     assert forecast.lower_bound_s <= forecast.iteration_s
     for rival in RIVALS:
         plan = rival.plan(profile, network)
+        if plan.wait == "need":  # sent in a row, two at once: as measured
+            plan = msgspec.structs.replace(plan, in_flight=max(plan.in_flight, 2))
         if plan.in_flight <= 2:
             other = predict_iteration_s(profile, network, plan)
-            assert forecast.iteration_s <= other * (1 + HANDING_OVER), rival.NAME
+            assert forecast.iteration_s <= other, rival.NAME
 
 
 @some.few

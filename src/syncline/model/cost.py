@@ -124,6 +124,40 @@ class CostCurve(Value, frozen=True, kw_only=True):
                 end_s = cost_s + s_per_byte * span_bytes
         return CostCurve(segments=tuple(segments))
 
+    def without_gain_from_cutting(self) -> CostCurve:
+        """Return the least curve above this one whose cost a byte nowhere rises with the size.
+
+        Where ``T(M) / M`` never rises, no message is cheaper in pieces (``T`` is subadditive). A
+        measured curve may deny that by a per cent of noise, and a search that cuts would then find
+        hundreds of pieces to be free.
+
+        O(n) for n segments.
+        """
+        pieces: list[CostSegment] = []  # from the last to the first
+        rate = 0.0  # the largest cost a byte of any larger message
+        following: int | None = None
+        for segment in reversed(self.segments):
+            start, slope = segment.start_bytes, segment.s_per_byte
+            intercept_s = segment.cost_s - slope * start
+            if intercept_s <= 0:  # the cost a byte is largest at the end of the piece
+                last = following - 1 if following is not None else math.inf
+                rate = max(rate, slope + intercept_s / last if last else slope)
+            following = start
+            # Above the line through the origin first, then along it.
+            crossing = start if intercept_s <= 0 else math.inf
+            if rate > slope and intercept_s > 0:
+                crossing = max(math.ceil(intercept_s / (rate - slope)), start)
+            end = pieces[-1].start_bytes if pieces else math.inf
+            if crossing < end:
+                pieces.append(
+                    CostSegment(start_bytes=int(crossing), cost_s=rate * crossing, s_per_byte=rate)
+                )
+            if crossing > start:
+                pieces.append(segment)
+            if start > 0:
+                rate = max(rate, pieces[-1].cost_s / start)
+        return CostCurve(segments=tuple(reversed(pieces)))
+
     def rows(self) -> list[tuple[int, float, float]]:
         """Return (start_bytes, cost_s, s_per_byte) of each segment, as the native core takes it."""
         return [(s.start_bytes, s.cost_s, s.s_per_byte) for s in self.segments]

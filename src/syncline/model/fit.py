@@ -19,6 +19,9 @@ POINTS_PER_SEGMENT = 2
 """Fewest points that a piece of the curve rests on."""
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise: keeps the number of pieces finite."""
+CREDIBLE_GAIN = 0.1
+"""What cutting a large message must save to be believed. Less is noise, or small messages that a
+link's buffer let pass, and a search would find hundreds of pieces for it."""
 
 
 class Fit(NamedTuple):
@@ -86,8 +89,9 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     """Return the cost of a message beside another, for :attr:`Network.pipelined`.
 
     What a size takes where messages follow each other without a gap, two under way at once, is how
-    long it occupies the channel. What it takes longer alone is hidden by the other: the median over
-    the sizes whose startup can be told.
+    long it occupies the channel; unless pieces are clearly cheaper than the largest, by
+    ``CREDIBLE_GAIN``, no message is taken to be cheaper in pieces. What it takes longer alone is
+    hidden by the other: the median over the sizes whose startup can be told.
 
     Args:
         points: seconds a message, of messages two at a time.
@@ -97,6 +101,10 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
         UserError: as for :func:`fit_cost_curve`.
     """
     occupied = fit_cost_curve(points).curve
+    largest_bytes = max(p.size_bytes for p in points)
+    cheapest = min(p.time_s / p.size_bytes for p in points if p.size_bytes)
+    if cheapest * largest_bytes > occupied.seconds(largest_bytes) * (1 - CREDIBLE_GAIN):
+        occupied = occupied.without_gain_from_cutting()
     hidden = sorted(
         max(alone.seconds(p.size_bytes) - occupied.seconds(p.size_bytes), 0.0)
         for p in points

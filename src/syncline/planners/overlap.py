@@ -36,9 +36,6 @@ MARGIN = 1 / 16
 """Share of the computing time by which messages should be early: what is no longer needed to
 shorten the period makes it robust."""
 
-HANDING_OVER = 0.03
-"""Share of an iteration: 0.4 ms a message, 72 messages and 1.34 s measured over four hosts."""
-
 Slices = list[tuple[int, int]]
 """Slices ``[start, stop)`` of the concatenated gradients, in elements, in the order of sending."""
 
@@ -182,29 +179,26 @@ class Overlap(Planner, frozen=True, kw_only=True):
         """Return the plan for one iteration of ``profile`` on ``network``."""
         rivals = list(_plans(profile, network))
         compared = [self.own_plan(profile, network, rivals)]
-        if network.pipelined is not None and self.in_flight > 1:
-            # One at a time is then no special case of two.
-            compared.append(type(self)(in_flight=1).own_plan(profile, network, rivals))
+        # Where two at once were measured in rows, one at a time is not compared: what a message
+        # takes alone lacks what the line idles while the next is handed over, and so small ones
+        # look cheap.
+        in_rows = network.pipelined is not None and self.in_flight > 1
         for plan in rivals:
             if plan.in_flight > self.in_flight:
                 continue
             if network.contention > 1 or not profile.is_one_round_after_another:
                 # The search knows nothing of contention, nor of rounds that mix.
-                compared.append(msgspec.structs.replace(plan, wait="need"))
+                needing = msgspec.structs.replace(plan, wait="need")
+                if in_rows:
+                    needing = msgspec.structs.replace(needing, in_flight=self.in_flight)
+                compared.append(needing)
             elif plan.wait == "need" and _is_plain(plan):
                 continue  # a seed, and the search judges it as the simulator does
-            compared.append(plan)
-        # Where two at once were measured, one at a time has to gain more than what the line then
-        # idles while the next message is handed over: the cost of a message alone lacks that.
-        handing_over = 0.0 if network.pipelined is None else HANDING_OVER
+            if not in_rows or plan.wait == "update" or plan.in_flight > 1:
+                compared.append(plan)
         best = min(
             compared,
-            key=lambda p: (
-                predict_iteration_s(profile, network, p)
-                * (1 + (handing_over if p.in_flight == 1 and p.wait == "need" else 0.0)),
-                p.in_flight,
-                len(p.messages),
-            ),
+            key=lambda p: (predict_iteration_s(profile, network, p), p.in_flight, len(p.messages)),
         )
         return msgspec.structs.replace(best, planner=self.NAME)
 
