@@ -28,7 +28,7 @@ LONGEST_LATENCY_S = 10.0
 
 FRAME_HEADER_BYTES = 14
 """Ethernet's header, which the token bucket counts and the MTU does not."""
-BURST_S = 300e-6
+BURST_S = 400e-6
 """See :attr:`Cluster.burst_bytes`."""
 BURST_FRAMES = 2
 QUEUE_S = 50e-3
@@ -154,8 +154,8 @@ class Cluster(Value, frozen=True, kw_only=True):
 
         A token bucket lets this much pass for free, so it must be small: a message of M bytes then
         takes (M - burst) / rate. But a timer that fires late by t loses the tokens that do not fit
-        into the bucket, so it must hold t * rate, or the rate falls short. 0.3 ms is between the
-        two: 1 MB at 1 Gbit/s passes within 1 % of the rate, and 4 hosts on 2 busy cores still reach
+        into the bucket, so it must hold t * rate, or the rate falls short. 0.4 ms is between the
+        two: 1 MB at 1 Gbit/s passes within 4 % of the rate, and 8 hosts on 2 busy cores still reach
         it. Two frames are the least with which a queue never waits for a bucket that is full.
         """
         frame = self.mtu_bytes + FRAME_HEADER_BYTES

@@ -11,6 +11,11 @@ __all__ = ["SWITCH", "delaying", "host_links", "port_of", "shaping", "switch_lin
 SWITCH = "switch"
 """The bridge that joins all hosts."""
 PREFIX_LENGTH = 24
+BURST_PACKETS = 2
+"""Packets of segmentation offload that a bucket holds: with one it would have to be full for each,
+and a timer that fires late would lose tokens every time."""
+LARGEST_PACKET_BYTES = 65536
+"""The kernel's default."""
 DELAYED_PACKETS = 100_000
 """Packets that may be under way on a link with latency."""
 
@@ -35,14 +40,14 @@ def switch_links(cluster: Cluster, namespaces: list[str]) -> Iterator[str]:
         yield (
             f"link add name {port} mtu {mtu} type veth peer name {DEVICE} mtu {mtu} netns {path}"
         )
-        yield f"link set dev {port} master {SWITCH} up"
+        yield f"link set dev {port} master {SWITCH} up{_largest_packet(cluster, host)}"
 
 
 def host_links(cluster: Cluster, host: int) -> Iterator[str]:
     """Yield the lines for ``ip -batch`` on a host: an address, and no route but to the others."""
     yield "link set dev lo up"
     yield f"address add {cluster.address_of(host)}/{PREFIX_LENGTH} dev {DEVICE}"
-    yield f"link set dev {DEVICE} up"
+    yield f"link set dev {DEVICE} up{_largest_packet(cluster, host)}"
 
 
 def shaping(cluster: Cluster, host: int, device: str) -> Iterator[str]:
@@ -59,6 +64,20 @@ def shaping(cluster: Cluster, host: int, device: str) -> Iterator[str]:
             f"qdisc replace dev {device} root handle 1: tbf rate {round(rate * 8)}bit "
             f"burst {cluster.burst_bytes(rate)} limit {cluster.queue_bytes(rate)}"
         )
+
+
+def _largest_packet(cluster: Cluster, host: int) -> str:
+    """Return the setting that keeps the packets of segmentation offload within the bucket.
+
+    The kernel hands over up to 64 KiB at once, as if a card cut them into frames. What is larger
+    than its bucket the token bucket cuts itself, which took three times the processor time: 8 hosts
+    on 2 cores reached 0.76 of a line of 1 Gbit/s, and reach 0.97 of it with smaller packets.
+    """
+    rate = cluster.rate_of(host)
+    if rate is None:
+        return ""
+    size_bytes = max(cluster.burst_bytes(rate) // BURST_PACKETS, cluster.mtu_bytes)
+    return f" gso_max_size {min(size_bytes, LARGEST_PACKET_BYTES)}"
 
 
 def delaying(cluster: Cluster, host: int) -> Iterator[str]:
