@@ -76,7 +76,9 @@ def _largest_packet(cluster: Cluster, host: int) -> str:
     rate = cluster.rate_of(host)
     if rate is None:
         return ""
-    size_bytes = max(cluster.burst_bytes(rate) // BURST_PACKETS, cluster.mtu_bytes)
+    size_bytes = cluster.burst_bytes(rate) // BURST_PACKETS
+    if size_bytes < 2 * cluster.mtu_bytes:  # slow enough that cutting costs little
+        return ""
     return f" gso_max_size {min(size_bytes, LARGEST_PACKET_BYTES)}"
 
 
