@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from syncline.model.plan import Message
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
+from syncline.simulator.messages import message_costs_ns
 from syncline.simulator.predict import predict
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.workers import Workers
@@ -51,6 +52,20 @@ def test_an_operation_waits_for_its_own() -> None:
     # The line never idles: what is ready later was sent later.
     assert timeline.order_stall_ns() == 0
     assert timeline.line_share() == 200 / 300
+
+
+def test_what_follows_one_at_a_time_is_handed_over_first() -> None:
+    cuts = [(0, 50), (100, 200), (50, 100)]
+    network = msgspec.structs.replace(line(0), handing_over_s=10 * NS)
+    needed = plan_of(HALVES, cuts, wait="need")
+    assert message_costs_ns(network, needed) == [60, 110, 60]
+    assert predict(HALVES, network, needed).timeline.iteration_ns == 330
+    # Two at once hide it behind each other, and DDP's reducer hands over all buckets at once.
+    for other in (
+        msgspec.structs.replace(needed, in_flight=2),
+        msgspec.structs.replace(needed, wait="update"),
+    ):
+        assert message_costs_ns(network, other) == [50, 100, 50]
 
 
 def test_a_fixed_order_idles_the_line() -> None:

@@ -34,6 +34,8 @@ ROW_BYTES = 12 * 1024 * 1024
 SHORTEST_ROW, LONGEST_ROW = 3, 16
 """Messages of a row: as many as have ROW_BYTES, within these."""
 ROW_SWEEPS = 3
+FOLLOWING_BYTES = (128 * 1024, 256 * 1024, 512 * 1024)
+"""Messages of a row of which one is under way at a time: as planners cut."""
 HALVED_FROM_BYTES = 16 * 1024
 """From here on, sizes between those of the sweep are measured too: plans cut down to such."""
 SUMMATION_BYTES = 16 * 1024 * 1024
@@ -72,7 +74,8 @@ def probe(
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
         seconds: sweep for about this long, but at least 5 times (twice above 8 MiB), at most 25.
-        pipelined: measure too what messages cost of which two are under way at once.
+        pipelined: measure too what messages cost in rows: of which two are under way at once, and
+            of which each follows the one before it.
         name: name of the resulting network.
 
     Raises:
@@ -94,6 +97,7 @@ def probe(
         sizes = probe_sizes(largest_bytes)
         points = session.all_reduces(sizes, seconds)
         two_at_once = session.two_at_once(sizes) if pipelined else []
+        following = session.rows(FOLLOWING_BYTES, in_flight=1) if pipelined else []
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
         contention = session.contention()
@@ -102,12 +106,14 @@ def probe(
             f"rank {dist.get_rank(group)}: the network probe lost a peer: {error}"
         ) from error
     fit = fit_cost_curve(points)
+    longer = [max(p.time_s - fit.curve.seconds(p.size_bytes), 0.0) for p in following]
     return Network(
         name=name,
         workers=world,
         backend=backend,
         all_reduce=fit.curve,
         pipelined=fit_pipelined(two_at_once, fit.curve) if two_at_once else None,
+        handing_over_s=median(longer) if longer else 0.0,
         contention=contention,
         link=Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma),
         points=tuple(points),
@@ -165,32 +171,36 @@ class _Session:
         ]
 
     def two_at_once(self, sizes: Sequence[int]) -> list[Measurement]:
-        """Return what a message takes in a row of them of which two are always under way.
+        """Return what a message takes in a row of them of which two are always under way."""
+        chosen = [size for size in sizes if size <= COSTLY_BYTES]
+        chosen += [size * 2 for size in chosen if size * 4 in chosen and size >= HALVED_FROM_BYTES]
+        return self.rows(sorted(chosen), in_flight=IN_FLIGHT)
+
+    def rows(self, sizes: Sequence[int], *, in_flight: int) -> list[Measurement]:
+        """Return what a message takes in a row of them of which some are always under way.
 
         One thread issues and another waits, as in the engine that sends such rows: for small
         messages, their taking turns is much of the cost. The median counts, not a good case: a row
         is as long as all of its messages.
         """
-        chosen = [size for size in sizes if size <= COSTLY_BYTES]
-        chosen += [size * 2 for size in chosen if size * 4 in chosen and size >= HALVED_FROM_BYTES]
         buffers = [
-            torch.zeros(max(chosen) // 4, dtype=torch.float32, device=self._device)
-            for _ in range(IN_FLIGHT)
+            torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self._device)
+            for _ in range(in_flight)
         ]
 
         def row(size_bytes: int, length: int, lander: Executor) -> None:
             under_way: deque[Future[object]] = deque()
             for number in range(length):
-                if len(under_way) == IN_FLIGHT:
+                if len(under_way) == in_flight:
                     under_way.popleft().result()
-                message = buffers[number % IN_FLIGHT][: size_bytes // 4]
+                message = buffers[number % in_flight][: size_bytes // 4]
                 work = dist.all_reduce(message, group=self._group, async_op=True)
                 assert work is not None
                 under_way.append(lander.submit(work.wait))
             while under_way:
                 under_way.popleft().result()
 
-        times: dict[int, list[float]] = {size: [] for size in sorted(chosen)}
+        times: dict[int, list[float]] = {size: [] for size in sizes}
         with ThreadPoolExecutor(1) as lander:
             for _ in range(ROW_SWEEPS):
                 for size, taken in times.items():

@@ -38,8 +38,8 @@ class Network(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, for fewer than one worker, a contention below 1 or above 100,
-            a measured point that cannot be, a fit error that is negative or not finite, or an
-            exchange that cannot be (:class:`syncline.model.exchange.Exchange`).
+            a measured point that cannot be, a fit error or a time for handing over that is
+            negative or not finite, or an exchange that cannot be (:class:`syncline.model.exchange.Exchange`).
     """
 
     KIND: ClassVar[str] = "network"
@@ -52,6 +52,9 @@ class Network(Document, frozen=True, kw_only=True):
     """What an all-reduce costs where two are under way at once: its value at 0 bytes is hidden
     behind the other, the rest occupies the channel. None: as ``all_reduce``, whose startup is then
     taken to be hidden whole."""
+    handing_over_s: float = 0.0
+    """What a message takes longer than alone where it follows another at once, one at a time: until
+    a thread has noticed that the one has arrived and handed over the next."""
     backend: str = "unknown"
     """The communication library, such as ``"gloo"`` or ``"nccl"``."""
     contention: float = 1.0
@@ -103,7 +106,7 @@ class Network(Document, frozen=True, kw_only=True):
                 "network: without a link the curve must be of one of "
                 f"{', '.join(ALL_REDUCE_ALGORITHMS)}, without hosts or density"
             )
-        for field in ("fit_error", "fit_error_max"):
+        for field in ("handing_over_s", "fit_error", "fit_error_max"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise UserError(f"network: {field} must be finite and at least 0, found {value}")
@@ -170,6 +173,7 @@ class Network(Document, frozen=True, kw_only=True):
         name: str,
         backend: str = "unknown",
         contention: float = 1.0,
+        handing_over_s: float = 0.0,
     ) -> Network:
         return cls(
             name=name,
@@ -177,6 +181,7 @@ class Network(Document, frozen=True, kw_only=True):
             all_reduce=curve,
             backend=backend,
             contention=contention,
+            handing_over_s=handing_over_s,
             link=exchange.link,
             algorithm=exchange.algorithm,
             density=exchange.density,
@@ -281,6 +286,7 @@ class Network(Document, frozen=True, kw_only=True):
             name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
             backend=self.backend,
             contention=self.contention,
+            handing_over_s=self.handing_over_s,
         )
         if self.pipelined is None:
             return changed

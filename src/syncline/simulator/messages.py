@@ -40,6 +40,9 @@ class MessageTask(NamedTuple):
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return what each message takes with nothing before it, in nanoseconds.
 
+    A plan whose forward pass waits on need is sent by an engine; one at a time, each of its
+    messages is handed over when the one before it has arrived.
+
     Raises:
         UserError: all together they take longer than 19.5 hours.
     """
@@ -51,6 +54,9 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
         found = _native.costs([sizes[i] for i in chosen], rows)
         for index, cost_ns in zip(chosen, found, strict=True):
             costs[index] = cost_ns
+    if plan.in_flight == 1 and plan.wait == "need":
+        handing_over_ns = round(network.handing_over_s * NS_PER_S)
+        costs = [cost_ns + handing_over_ns for cost_ns in costs]
     _require_possible(network, sum(costs))
     return costs
 
