@@ -39,7 +39,8 @@ class Network(Document, frozen=True, kw_only=True):
     Raises:
         UserError: on construction, for fewer than one worker, a contention below 1 or above 100,
             a measured point that cannot be, a fit error or a time for handing over that is
-            negative or not finite, or an exchange that cannot be (:class:`syncline.model.exchange.Exchange`).
+            negative or not finite, or an exchange that cannot be
+            (:class:`syncline.model.exchange.Exchange`).
     """
 
     KIND: ClassVar[str] = "network"
