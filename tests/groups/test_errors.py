@@ -94,7 +94,7 @@ class _Caller:
 
     def __init__(self, store: dist.HashStore, nonce: str) -> None:
         mine = Card.own()
-        self.card = Card(host=mine.host, name="here", socket=mine.socket, nonce=nonce)
+        self.card = Card(host=mine.host, name="here", machine="", socket=mine.socket, nonce=nonce)
         store.set("default/1", self.card.to_json())
         theirs = Card.from_json(store.get("default/0"))
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,7 +141,8 @@ def test_a_rank_that_has_ended_while_joining() -> None:
 def test_ranks_of_other_hosts_do_not_share_memory() -> None:
     store = dist.HashStore()
     card = Card.own()
-    store.set("default/1", Card(host=("b", "n"), name="far", socket="", nonce="").to_json())
+    far = Card(host=("b", "n"), name="far", machine="", socket="", nonce="")
+    store.set("default/1", far.to_json())
     with pytest.raises(UserError, match=f"rank 1 is on host 'far' and rank 0 on '{card.name}'"):
         Group(store, 0, 2, timeout_s=DEADLINE_S, transport="shared")
 

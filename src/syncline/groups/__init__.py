@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from syncline.groups.choice import Choice
+from syncline.groups.choices import Choices
 from syncline.groups.elements import Elements
 from syncline.groups.group import Group, Pending, Transport
 from syncline.groups.rendezvous import Store
 from syncline.groups.shared_buffers import SharedBuffer
 
-__all__ = ["Choice", "Elements", "Group", "Pending", "SharedBuffer", "Store", "Transport"]
+__all__ = [
+    "Choice",
+    "Choices",
+    "Elements",
+    "Group",
+    "Pending",
+    "SharedBuffer",
+    "Store",
+    "Transport",
+]

@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from syncline import _native
 from syncline.collectives import Collective
 from syncline.errors import MismatchError, PeerError, UserError
-from syncline.groups.choice import Choice, choose
+from syncline.groups.choice import Choice
+from syncline.groups.chooser import Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, between, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
 from syncline.groups.rendezvous import Introduced, Reception, Store
@@ -103,10 +104,14 @@ class Group:
         timeout_s: deadline for meeting, and for every wait that is not given its own.
         transport: ``"auto"``: shared memory inside a host, UCX between hosts; ``"shared"``: refuse
             ranks of other hosts; ``"ucx"``: UCX to all ranks.
+        choices: which algorithm is taken for which size: ``"measured"``: what ``syncline tune`` has
+            measured for these hosts, where rank 0's user has that in the cache, else what is built
+            in; ``"built-in"``; or choices that were loaded. Those of rank 0 count.
 
     Raises:
         PeerError: a rank did not come.
-        UserError: UCX is needed and missing, or ranks cannot share memory.
+        UserError: UCX is needed and missing, or ranks cannot share memory; measured choices are
+            damaged, or of other hosts.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class Group:
         name: str = "default",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: Transport = "auto",
+        choices: Wanted = "measured",
     ) -> None:
         if transport not in get_args(Transport):
             raise UserError(
@@ -141,10 +147,10 @@ class Group:
                     f"rank {remote[0]} is on host {cards[remote[0]].name!r} and rank {rank} on "
                     f"{cards[rank].name!r}: shared memory joins ranks of one host"
                 )
-            self.hosts = reception.hosts
+            self.site = reception.site("ucx" if transport == "ucx" else "auto")
+            """Where the ranks are."""
+            self.hosts = self.site.layout
             """The ranks of each host; where all are joined by UCX, each counts as on its own."""
-            if transport == "ucx":
-                self.hosts = tuple((each,) for each in range(ranks))
             worker = new_worker() if remote else None
             ways = []
             if worker is not None:
@@ -155,6 +161,9 @@ class Group:
             try:
                 others = [other for other in near if other != rank]
                 self._peers = reception.meet(others, [segment, self._event])
+                # Now, because a rank that has ended is noticed when it is to be met.
+                self.chooser = agreed_chooser(choices, self.site, store, name, rank, deadline)
+                """Says which algorithm runs, and where that comes from."""
                 neighbours = [(peer.rank, peer.segment, peer.event) for peer in self._peers]
                 neighbours.append((rank, segment, self._event))
                 self._native = _native.NativeGroup(
@@ -203,7 +212,7 @@ class Group:
             given: this rank's elements.
             result: as many, where the result goes; None: in place.
             reduction: sum, avg, min, max, product, band, bor or bxor.
-            choice: the algorithm; None: what is fastest for the size.
+            choice: the algorithm; None: what :attr:`chooser` says for the size.
             attended: whether the caller is about to wait. Otherwise a thread of the group's works
                 on it meanwhile.
 
@@ -212,7 +221,7 @@ class Group:
             PeerError: the group has failed.
         """
         result = _fitting(given, given if result is None else result, 1)
-        choice = choice or choose("all-reduce", self.hosts, given.size_bytes)
+        choice = choice or self.chooser.choose("all-reduce", given.size_bytes)
         code = self._compiled("all-reduce", choice)
         return self._start(
             Task("all-reduce", choice, reduction=reduction, result=(0, given.count)),
@@ -232,7 +241,7 @@ class Group:
     ) -> Pending:
         """Copy the root's elements to all ranks; see :meth:`all_reduce`."""
         self._require_rank(root)
-        choice = choice or choose("broadcast", self.hosts, buffer.size_bytes)
+        choice = choice or self.chooser.choose("broadcast", buffer.size_bytes)
         code = self._compiled("broadcast", choice, root)
         return self._start(Task("broadcast", choice, root), code, buffer, buffer, attended)
 
@@ -252,7 +261,7 @@ class Group:
         the algorithm works in them, and needs no other memory. See :meth:`all_reduce`.
         """
         self._require_rank(root)
-        choice = choice or choose("reduce", self.hosts, given.size_bytes)
+        choice = choice or self.chooser.choose("reduce", given.size_bytes)
         code = self._compiled("reduce", choice, root)
         if self.rank != root:
             place = result or (_scratch(given) if any(code.changed) else given)
@@ -280,7 +289,7 @@ class Group:
             attended: see :meth:`all_reduce`.
         """
         _fitting(given, result, self.ranks)
-        choice = choice or choose("all-gather", self.hosts, result.size_bytes)
+        choice = choice or self.chooser.choose("all-gather", result.size_bytes)
         code = self._compiled("all-gather", choice)
         own = result.address + self.rank * given.size_bytes
         if own != given.address:
@@ -306,7 +315,7 @@ class Group:
             attended: see :meth:`all_reduce`.
         """
         _fitting(result, given, self.ranks)
-        choice = choice or choose("reduce-scatter", self.hosts, given.size_bytes)
+        choice = choice or self.chooser.choose("reduce-scatter", given.size_bytes)
         code = self._compiled("reduce-scatter", choice)
         task = Task(
             "reduce-scatter",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from syncline.errors import PeerError, UserError
+from syncline.groups.site import Route, Site, machine_identity
 
 __all__ = [
     "Card",
@@ -80,6 +81,8 @@ class Card:
     """Boot and network namespace: ranks for which both are the same can share memory."""
     name: str
     """Of its host, for errors."""
+    machine: str
+    """What its host is called in measured choices; see :func:`machine_identity`."""
     socket: str
     nonce: str
 
@@ -90,19 +93,20 @@ class Card:
         return cls(
             host=(boot, str(Path("/proc/self/ns/net").readlink())),
             name=socket.gethostname(),
+            machine=machine_identity(),
             socket=f"\0syncline-{secrets.token_hex(16)}",
             nonce=secrets.token_hex(16),
         )
 
     def to_json(self) -> str:
         """Return it as others read it."""
-        return json.dumps([self.host, self.name, self.socket, self.nonce])
+        return json.dumps([self.host, self.name, self.machine, self.socket, self.nonce])
 
     @classmethod
     def from_json(cls, text: bytes) -> Card:
         """Return what another rank has left."""
-        host, name, address, nonce = json.loads(text)
-        return cls(host=tuple(host), name=name, socket=address, nonce=nonce)
+        host, name, machine, address, nonce = json.loads(text)
+        return cls(host=tuple(host), name=name, machine=machine, socket=address, nonce=nonce)
 
 
 def read_note(store: Store, key: str, rank: int, other: int, deadline: float) -> bytes:
@@ -179,6 +183,17 @@ class Reception:
         for rank, card in enumerate(self.cards):
             found.setdefault(card.host, []).append(rank)
         return tuple(map(tuple, found.values()))
+
+    def site(self, route: Route) -> Site:
+        """Return where the ranks are; each counts as on a host of its own by UCX alone."""
+        cards = [self.cards[host[0]] for host in self.hosts]
+        alone = tuple((rank,) for rank in range(len(self.cards)))
+        return Site(
+            route=route,
+            layout=alone if route == "ucx" else self.hosts,
+            machines=tuple(sorted(card.machine for card in cards)),
+            names=tuple(sorted(card.name for card in cards)),
+        )
 
     def meet(self, others: Sequence[int], descriptors: Sequence[int]) -> list[Introduced]:
         """Meet other ranks of this host.

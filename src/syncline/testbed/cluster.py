@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
 from typing import Self
@@ -136,6 +137,17 @@ class Cluster(Value, frozen=True, kw_only=True):
     def workers(self) -> int:
         """Workers of a job that fills the cluster."""
         return self.hosts * self.workers_per_host
+
+    @property
+    def domain(self) -> str:
+        """The domain of the hosts: the same for clusters that are described alike, and only then.
+
+        By it a group knows which hosts these are: measured choices of algorithms hold for hosts
+        with such links.
+        """
+        rates = sorted(self.host_rates_bytes_per_s.items())
+        described = msgspec.structs.replace(self, host_rates_bytes_per_s=dict(rates))
+        return f"syncline-{hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]}"
 
     def name_of(self, host: int) -> str:
         """Return the host's name, which every host can look up."""

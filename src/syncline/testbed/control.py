@@ -58,6 +58,7 @@ class Sandbox:
         hosts = range(self._cluster.hosts)
         settings = {
             "rootless": rootless,
+            "domain": self._cluster.domain,
             "names": [self._cluster.name_of(h) for h in hosts],
             "addresses": [self._cluster.address_of(h) for h in hosts],
         }

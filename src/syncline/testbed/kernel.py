@@ -21,6 +21,7 @@ __all__ = [
     "die_with_parent",
     "may_make_namespaces",
     "mount",
+    "set_domain_name",
     "setns",
     "unshare",
 ]
@@ -74,6 +75,16 @@ def mount(
     """
     words = [None if word is None else word.encode() for word in (source, target, kind, data)]
     _checked(_libc.mount(*words[:3], ctypes.c_ulong(flags), words[3]), target)
+
+
+def set_domain_name(name: str) -> None:
+    """Set the NIS domain name of this process's namespace of names, of up to 64 letters.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    text = name.encode()
+    _checked(_libc.setdomainname(text, ctypes.c_size_t(len(text))))
 
 
 def die_with_parent() -> None:

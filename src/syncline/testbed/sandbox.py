@@ -75,6 +75,7 @@ def main() -> int:
             with _step("/proc"):
                 kernel.mount("proc", "/proc", "proc", kernel.RESTRICTED)
                 _keep_quiet()
+            kernel.set_domain_name(settings["domain"])  # which the hosts' namespaces begin with
             places = _make_places(settings["names"], settings["addresses"])
             paths = [f"/proc/1/fd/{place[0]}" for place in places[1:]]
             connection.send(json.dumps({READY: paths}).encode())
