@@ -57,7 +57,7 @@ bench: setup  ## Measure against peers; writes benchmarks/results
 bench-step: setup test-tools $(if $(findstring --quick,$(ARGS)),,bench-peers)  ## Seconds an iteration beside peers, on emulated hosts (hours; ARGS=--quick: minutes)
 	$(BIN)/python -m benchmarks.step_time $(ARGS)
 
-bench-collectives: setup  ## Collectives beside Gloo's, Open MPI's and MPICH's (a quarter of an hour)
+bench-collectives: setup  ## Collectives beside Gloo's, Open MPI's and MPICH's (half an hour)
 	@tools/bench-mpi
 	$(BIN)/python -m benchmarks.collectives $(ARGS)
 

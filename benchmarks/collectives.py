@@ -1,7 +1,7 @@
 """Collectives of Syncline beside Gloo's, Open MPI's and MPICH's, and the targets that are set.
 
-All-reduce on shared memory with 2, 3 and 4 workers and every other collective with 2 and 4, on
-loopback TCP, and on emulated hosts at 1 and 10 Gbit/s. What each figure means stands in
+With 2, 3 and 4 workers: every collective on shared memory, and all-reduce on loopback TCP and on
+emulated hosts at 1 and 10 Gbit/s. What each figure means stands in
 docs/bench-collectives.md.
 """
 
@@ -80,18 +80,18 @@ def main() -> None:
 
 def requests(places: list[str], *, quick: bool) -> Iterator[Request]:
     """Yield what the standard set consists of."""
+    workers = (2, 4) if quick else (2, 3, 4)
     if "shared" in places:
-        workers = (2, 4) if quick else (2, 3, 4)
         yield _request(
             "all-reduce", "4,4KiB,64KiB,1MiB,16MiB" if quick else SIZES, workers, "shared"
         )
         for collective in PROGRAMS:
             if collective != "all-reduce" and not quick:
-                yield _request(collective, OTHER_SIZES, (2, 4), "shared")
+                yield _request(collective, OTHER_SIZES, workers, "shared")
     if "tcp" in places:
-        yield _request("all-reduce", TCP_SIZES, (2, 4), "tcp")
+        yield _request("all-reduce", TCP_SIZES, workers, "tcp")
     for rate in ("1gbit", "10gbit"):
-        for hosts in (4,) if quick else (2, 4):
+        for hosts in (4,) if quick else workers:
             if rate in places:
                 cluster = Cluster.of(hosts=hosts, rate=rate)
                 yield _request("all-reduce", LINE_SIZES, (hosts,), cluster)

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import syncline
 from syncline.errors import SynclineError
+from syncline.parallel.backend import Options
 
 Group = Any
 Op = dist.ReduceOp
@@ -432,6 +433,35 @@ def refusals() -> dict[str, str]:
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
         dist.barrier(group)  # it is of use still
+    return found
+
+
+def options() -> dict[str, Any]:
+    """Return where groups with options are, whether they are right, and what is refused."""
+    found: dict[str, Any] = {}
+    for name, given in {
+        "none": None,
+        "shared": Options(transport="shared"),
+        "ucx": Options(transport="ucx", choices="built-in"),
+    }.items():
+        group: Any = dist.new_group(backend="syncline", timeout=TIMEOUT, pg_options=given)
+        tensor = torch.ones(LARGE)
+        dist.all_reduce(tensor, group=group)
+        # What is chained to a future has a group of its own, which is to take the same way.
+        chained = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
+        sums = chained.then(lambda _, g=group: dist.all_reduce(torch.ones(3), group=g))
+        sums.wait()
+        found[name] = [
+            group.choices_source,
+            [inner.hosts for inner in (group._outer, group._inner)],
+            tensor.unique().tolist(),
+        ]
+        dist.destroy_process_group(group)
+    for name, wrong in {"class": {"transport": "ucx"}, "way": Options(transport="udp")}.items():  # type: ignore[arg-type]
+        try:
+            dist.new_group(backend="syncline", timeout=TIMEOUT, pg_options=wrong)
+        except SynclineError as error:
+            found[name] = str(error)
     return found
 
 

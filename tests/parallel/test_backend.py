@@ -65,6 +65,17 @@ def test_what_cannot_be_done_is_said(workers: WorkerPool) -> None:
             assert words in found[name], found[name]
 
 
+def test_the_transport_can_be_forced_and_the_choices_said(workers: WorkerPool) -> None:
+    for found in workers.run(jobs.options, 2):
+        near, apart = ((0, 1),), ((0,), (1,))
+        assert found["none"] == ["built-in", [near, near], [2.0]]
+        assert found["shared"] == ["built-in", [near, near], [2.0]]
+        assert found["ucx"] == ["built-in", [apart, apart], [2.0]]
+        assert "expects pg_options of syncline.parallel.backend.Options" in found["class"]
+        assert "found dict; give those, or leave them out" in found["class"]
+        assert "unknown transport 'udp' (known: auto, shared, ucx)" in found["way"]
+
+
 def test_a_wait_in_vain_ends(workers: WorkerPool) -> None:
     said, _ = workers.run(jobs.timeouts, 2)
     first, _, future = said.partition("; future: ")

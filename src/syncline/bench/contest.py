@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from syncline.bench.bandwidth import whole_size
-from syncline.bench.crew import Crew, mpi_crew, torch_crew
-from syncline.bench.ground import EmulatedHosts, Ground, ThisHost
+from syncline.bench.crew import Crew, mpi_crew, torch_crew, worker_environment
+from syncline.bench.ground import Ground, ground_of
 from syncline.bench.messages import Failed, Lap, Order, Setup
-from syncline.bench.names import MPIS, OURS, TORCH, ZERO_COPY, algorithm_of
-from syncline.bench.request import Request
+from syncline.bench.names import MPIS, OURS, ZERO_COPY, algorithm_of
+from syncline.bench.request import Request, transport_of
 from syncline.bench.result import Absent, Benchmark, Entry
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import PeerError, SynclineError, UserError
@@ -59,7 +59,10 @@ def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
     for workers in request.workers:
         tell(f"starting {workers} workers", done, total)
         with _crews(request, workers) as crews:
-            versions.update({name: crew.version for name, crew in crews.present.items()})
+            for name, crew in crews.present.items():
+                versions[name] = crew.version
+                if crew.ready.choices:
+                    versions[f"choices, {workers} workers"] = crew.ready.choices
             for size_bytes in request.sizes_bytes:
                 whole = whole_size(request.collective, workers, size_bytes)
                 race = _Race(request, workers, whole, crews)
@@ -87,10 +90,6 @@ def _silence(stage: str, done: int, total: int) -> None:
     pass
 
 
-def _ground(cluster: Cluster | None) -> contextlib.AbstractContextManager[Ground]:
-    return ThisHost() if cluster is None else EmulatedHosts(cluster)
-
-
 class _Crews:
     """The crews of one worker count, by name, and who does not take part."""
 
@@ -113,10 +112,8 @@ class _Crews:
 def _crews(request: Request, workers: int) -> Iterator[_Crews]:
     cluster = request.place if isinstance(request.place, Cluster) else None
     crews = _Crews(workers)
-    if request.place == "tcp":
-        for name in (TORCH, ZERO_COPY):
-            if name in request.contestants:
-                crews.leave_out(name, "takes shared memory inside a host")
+    if request.place == "tcp" and ZERO_COPY in request.contestants:
+        crews.leave_out(ZERO_COPY, "takes shared memory inside a host")
     elif cluster is not None and cluster.workers_per_host < 2 and ZERO_COPY in request.contestants:
         crews.leave_out(ZERO_COPY, "hosts share no memory")
     with (
@@ -124,12 +121,13 @@ def _crews(request: Request, workers: int) -> Iterator[_Crews]:
         tempfile.TemporaryDirectory(prefix="syncline-bench-") as name,
     ):
         folder = Path(name)
-        ground: Ground = stack.enter_context(_ground(cluster))
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": ground.interface}
+        ground: Ground = stack.enter_context(ground_of(request.place))
+        environment = worker_environment(ground)
         setup = Setup(
             ranks=workers,
             store=str(folder / "store"),
-            transport="ucx" if request.place == "tcp" else "auto",
+            transport=transport_of(request.place),
+            choices="measured",
             timeout_s=request.timeout_s,
         )
         if any(contestant not in MPIS for contestant in request.contestants):

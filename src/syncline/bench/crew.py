@@ -24,6 +24,7 @@ from syncline.bench.messages import (
     Hello,
     Lap,
     Order,
+    Ready,
     Setup,
     receive,
     send,
@@ -31,7 +32,7 @@ from syncline.bench.messages import (
 from syncline.bench.mpi_launch import mpi_launch
 from syncline.errors import PeerError
 
-__all__ = ["Crew", "mpi_crew", "torch_crew"]
+__all__ = ["Crew", "mpi_crew", "torch_crew", "worker_environment"]
 
 START_S = 120.0
 """For all processes of a crew to start and say hello."""
@@ -61,6 +62,8 @@ class Crew:
     def __init__(self, name: str, folder: Path, setup: Setup, start: Start, ground: Ground) -> None:
         self.name = name
         self.version = ""
+        self.ready = Ready()
+        """What its rank 0 says of where it is."""
         self._path = folder / f"{name}.socket"
         self._setup = setup
         self._start = start
@@ -80,6 +83,7 @@ class Crew:
             self._gather(listening, time.monotonic() + START_S)
             for connection in self._ranks.values():
                 send(connection, self._setup)
+            self._meet()
             self._stack = stack.pop_all()
         return self
 
@@ -121,6 +125,16 @@ class Crew:
                 command = ["sh", "-c", said.command]
                 self._processes.append(self._ground.start_on(said.host, command))
 
+    def _meet(self) -> None:
+        """Wait until all processes have met each other."""
+        for rank, connection in self._ranks.items():
+            try:
+                ready = receive(connection, Ready, START_S)
+            except PeerError as error:
+                raise self._lost(f"rank {rank} did not meet the others ({error})") from error
+            if rank == 0:
+                self.ready = ready
+
     def do(self, order: Order, timeout_s: float) -> list[Lap] | Failed:
         """Have all ranks do a lap at once; return what each measured, or why one could not.
 
@@ -159,6 +173,11 @@ class Crew:
         said = [" ".join(process.said().split()) for process in self._processes]
         last = next((f"; it said: {text}" for text in said if text), "")
         return PeerError(f"{self.name} {what}{last}")
+
+
+def worker_environment(ground: Ground) -> dict[str, str]:
+    """Return variables for all workers."""
+    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": ground.interface}
 
 
 def torch_crew(folder: Path, setup: Setup, ground: Ground, environment: Mapping[str, str]) -> Crew:

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import IO, Protocol, Self
 
@@ -16,7 +17,7 @@ from syncline.testbed import Cluster, Testbed
 from syncline.testbed import Process as RemoteProcess
 from syncline.testbed.cluster import DEVICE
 
-__all__ = ["EmulatedHosts", "Ground", "Running", "ThisHost"]
+__all__ = ["EmulatedHosts", "Ground", "Running", "ThisHost", "ground_of"]
 
 LAST_BYTES = 2000
 
@@ -132,6 +133,11 @@ class EmulatedHosts:
     def start_on(self, host: str, command: Sequence[str]) -> Running:
         """Start a command on a host by its name."""
         return _RemoteProcess(self._bed, self.hosts.index(host), command, {})
+
+
+def ground_of(place: str | Cluster) -> AbstractContextManager[Ground]:
+    """Return where the workers of a benchmark run: emulated hosts, or else this one."""
+    return EmulatedHosts(place) if isinstance(place, Cluster) else ThisHost()
 
 
 class _RemoteProcess:

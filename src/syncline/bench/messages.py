@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from syncline.collectives import Collective
 from syncline.errors import PeerError
 from syncline.groups import Transport
+from syncline.groups.site import Site
 from syncline.model.document import Value
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Hello",
     "Lap",
     "Order",
+    "Ready",
     "Remote",
     "Setup",
     "connected",
@@ -60,7 +62,18 @@ class Setup(Value, frozen=True, kw_only=True):
     """A file through which they find each other."""
     transport: Transport
     """Of :class:`~syncline.groups.Group`."""
+    choices: Literal["measured", "built-in"]
+    """Likewise."""
     timeout_s: float
+
+
+class Ready(Value, frozen=True, kw_only=True):
+    """A worker has met the others of its crew."""
+
+    site: Site | None = None
+    """Where Syncline's group is; None for others."""
+    choices: str = ""
+    """Where the group's choice of algorithms comes from."""
 
 
 class Order(Value, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,9 +11,18 @@ from typing import Literal
 from syncline.bench.names import MPIS, require_contestants
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError, did_you_mean
+from syncline.groups import Transport
 from syncline.testbed import Cluster
 
-__all__ = ["PLACES", "Local", "Request"]
+__all__ = [
+    "PLACES",
+    "Local",
+    "Request",
+    "collective_named",
+    "name_of_place",
+    "require_scale",
+    "transport_of",
+]
 
 Local = Literal["shared", "tcp"]
 PLACES: tuple[Local, ...] = ("shared", "tcp")
@@ -46,34 +55,17 @@ class Request:
     """Of each MPI: the interpreter that has its mpi4py."""
 
     def __post_init__(self) -> None:
-        if self.collective not in PROGRAMS:
-            raise UserError(
-                f"unknown collective {self.collective!r}{did_you_mean(self.collective, PROGRAMS)} "
-                f"(known: {', '.join(PROGRAMS)})"
-            )
+        collective_named(self.collective)
         require_contestants(self.collective, self.contestants)
         if not self.contestants or not self.sizes_bytes or not self.workers:
             raise UserError("nothing to measure: name a contestant, a size and a worker count")
-        for size_bytes in self.sizes_bytes:
-            if not 1 <= size_bytes <= LARGEST_BYTES:
-                raise UserError(
-                    f"sizes must be from 1 to {LARGEST_BYTES:,} bytes, found {size_bytes:,}"
-                )
-        most = MOST_LOCAL_WORKERS
-        for workers in self.workers:
-            if not 2 <= workers <= most:
-                raise UserError(f"a collective needs 2 to {most} workers, found {workers}")
-        if isinstance(self.place, Cluster) and self.workers != (self.place.workers,):
-            raise UserError(
-                f"the emulated cluster has {self.place.workers} workers, found "
-                f"{', '.join(map(str, self.workers))}; leave the worker count out"
-            )
-        if self.rounds < LEAST_ROUNDS:
-            raise UserError(f"rounds must be at least {LEAST_ROUNDS}, found {self.rounds}")
-        for name in ("lap_s", "timeout_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"{name} must be a finite number above 0, found {value}")
+        require_scale(
+            self.sizes_bytes,
+            self.workers,
+            self.place,
+            self.rounds,
+            {"lap_s": self.lap_s, "timeout_s": self.timeout_s},
+        )
         for name in self.pythons:
             if name not in MPIS:
                 raise UserError(
@@ -83,9 +75,7 @@ class Request:
     @property
     def place_name(self) -> str:
         """The place in words."""
-        if isinstance(self.place, Cluster):
-            return str(self.place)
-        return "one host, shared memory" if self.place == "shared" else "one host, loopback TCP"
+        return name_of_place(self.place)
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -94,3 +84,70 @@ class Request:
             return None
         rates = [self.place.rate_of(host) for host in range(self.place.hosts)]
         return min((rate for rate in rates if rate is not None), default=None)
+
+
+def name_of_place(place: Local | Cluster) -> str:
+    """Return a place in words."""
+    if isinstance(place, Cluster):
+        return str(place)
+    return "one host, shared memory" if place == "shared" else "one host, loopback TCP"
+
+
+def transport_of(place: Local | Cluster) -> Transport:
+    """Return by which way a group's ranks are joined there."""
+    return "ucx" if place == "tcp" else "auto"
+
+
+def collective_named(name: str) -> Collective:
+    """Return the collective of a name.
+
+    Raises:
+        UserError: there is none.
+    """
+    name = name.strip()
+    for collective in PROGRAMS:
+        if collective == name:
+            return collective
+    raise UserError(
+        f"unknown collective {name!r}{did_you_mean(name, PROGRAMS)} (known: {', '.join(PROGRAMS)})"
+    )
+
+
+def require_scale(
+    sizes_bytes: Sequence[int],
+    counts: Sequence[int],
+    place: Local | Cluster,
+    rounds: int,
+    seconds: Mapping[str, float],
+) -> None:
+    """Check how much is to be measured.
+
+    Args:
+        sizes_bytes: of vectors.
+        counts: of workers.
+        place: where.
+        rounds: how often.
+        seconds: times by name.
+
+    Raises:
+        UserError: something is out of range.
+    """
+    for size_bytes in sizes_bytes:
+        if not 1 <= size_bytes <= LARGEST_BYTES:
+            raise UserError(
+                f"sizes must be from 1 to {LARGEST_BYTES:,} bytes, found {size_bytes:,}"
+            )
+    most = MOST_LOCAL_WORKERS
+    for workers in counts:
+        if not 2 <= workers <= most:
+            raise UserError(f"a collective needs 2 to {most} workers, found {workers}")
+    if isinstance(place, Cluster) and tuple(counts) != (place.workers,):
+        raise UserError(
+            f"the emulated cluster has {place.workers} workers, found "
+            f"{', '.join(map(str, counts))}; leave the worker count out"
+        )
+    if rounds < LEAST_ROUNDS:
+        raise UserError(f"rounds must be at least {LEAST_ROUNDS}, found {rounds}")
+    for name, value in seconds.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{name} must be a finite number above 0, found {value}")

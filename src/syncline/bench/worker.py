@@ -24,6 +24,7 @@ from syncline.bench.messages import (
     Hello,
     Lap,
     Order,
+    Ready,
     Setup,
     connected,
     receive,
@@ -105,6 +106,7 @@ def torch_team(connection: socket.socket, rank: int) -> Team:
     from syncline.bench.native import Native, ZeroCopy
     from syncline.bench.torch_groups import TorchGroup
     from syncline.groups import Elements, Group
+    from syncline.parallel.backend import Options
 
     torch.set_num_threads(1)
     setup = _introduced(connection, rank, f"torch {torch.__version__}")
@@ -113,7 +115,8 @@ def torch_team(connection: socket.socket, rank: int) -> Team:
     store.set_timeout(timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=setup.ranks, timeout=timeout)
     gloo: Any = dist.group.WORLD
-    ours: Any = dist.new_group(backend="syncline", timeout=timeout)
+    options = Options(transport=setup.transport, choices=setup.choices)
+    ours: Any = dist.new_group(backend="syncline", timeout=timeout, pg_options=options)
     group = Group(
         store,
         rank,
@@ -121,7 +124,9 @@ def torch_team(connection: socket.socket, rank: int) -> Team:
         name="bench",
         timeout_s=setup.timeout_s,
         transport=setup.transport,
+        choices=setup.choices,
     )
+    send(connection, Ready(site=group.site, choices=group.chooser.source))
     native = Native(group)
     flag = np.zeros(1, np.float32)
     element = Elements(flag.ctypes.data, 1, "float32", flag)
@@ -150,6 +155,7 @@ def mpi_team(connection: socket.socket, crew: str) -> Team:
     setup = _introduced(connection, world.Get_rank(), version)
     if world.Get_size() != setup.ranks:
         raise UserError(f"mpiexec started {world.Get_size()} ranks of {setup.ranks}")
+    send(connection, Ready())
     return Team(world.Get_rank(), setup.ranks, {crew: Mpi(mpi)}, world.Barrier)
 
 

@@ -20,6 +20,7 @@ COMMANDS = (
     "emulate",
     "replay",
     "bench",
+    "tune",
     "trace",
     "show",
     "report",

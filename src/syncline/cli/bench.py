@@ -24,7 +24,7 @@ from syncline.processes import ENDING_SIGNALS, exit_code_of, restored_signals
 from syncline.report.whatif_page import require_place
 from syncline.testbed import Cluster
 
-__all__ = ["bench"]
+__all__ = ["bench", "ended_by_signals", "place_of"]
 
 EPILOG = """\b
 Examples:
@@ -36,6 +36,7 @@ Contestants take turns: each has one in every round. Open MPI and MPICH take par
 tools/bench-mpi has set them up, or --mpi names an interpreter that has mpi4py. Emulated hosts need
 what 'syncline emulate' needs.
 """
+WORKERS = (2, 3, 4)
 DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
 
 
@@ -59,7 +60,7 @@ def bench() -> None:
     metavar="SIZE,...",
     help="Of the vector; 4..256MiB: from 4 bytes, every fourfold.",
 )
-@click.option("--workers", metavar="P,...", help="How many take part.  [default: 2,4]")
+@click.option("--workers", metavar="P,...", help="How many take part.  [default: 2,3,4]")
 @click.option(
     "--place",
     type=click.Choice(PLACES),
@@ -117,8 +118,8 @@ def collectives(
     as_json: bool,
 ) -> None:
     """Measure collectives: ours, Gloo's and MPI's, in turns."""
-    where = _place(place, hosts, rate)
-    counts = (where.workers,) if isinstance(where, Cluster) and workers is None else (2, 4)
+    where = place_of(place, hosts, rate)
+    counts = (where.workers,) if isinstance(where, Cluster) and workers is None else WORKERS
     request = Request(
         collective=collective,
         sizes_bytes=parse_sizes(sizes),
@@ -132,7 +133,7 @@ def collectives(
     )
     if report is not None:
         require_place(Path(report))
-    with _ended_by_signals(), Bar() as bar:
+    with ended_by_signals(), Bar() as bar:
         benchmark = measure(request, progress=bar)
     if report is not None:
         save_report(benchmark, Path(report))
@@ -145,7 +146,7 @@ def collectives(
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Leave in order on signals too, so that workers and emulated hosts end."""
 
     def leave(number: int, _: object) -> None:
@@ -158,14 +159,23 @@ def _ended_by_signals() -> Iterator[None]:
         yield
 
 
-def _place(place: Local | None, hosts: int | None, rate: str | None) -> Local | Cluster:
+def place_of(
+    place: Local | None, hosts: int | None, rate: str | None, workers_per_host: int | None = None
+) -> Local | Cluster:
+    """Return where to measure.
+
+    Raises:
+        UserError: options contradict each other, or no such cluster can be emulated.
+    """
     if hosts is None:
-        if rate is not None:
-            raise UserError("--rate is of emulated hosts; say how many with --hosts")
+        for option, value in (("--rate", rate), ("--workers-per-host", workers_per_host)):
+            if value is not None:
+                raise UserError(f"{option} is of emulated hosts; say how many with --hosts")
         return place or PLACES[0]
     if place is not None:
         raise UserError(f"--place {place} is on this host, --hosts {hosts} is not; leave one out")
-    return Cluster.of(hosts=hosts, rate=rate)
+    per_host = 1 if workers_per_host is None else workers_per_host
+    return Cluster.of(hosts=hosts, rate=rate, workers_per_host=per_host)
 
 
 def _contestants(collective: Collective, text: str) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from syncline.bench.choices_table import print_choices
 from syncline.bench.result import Benchmark
 from syncline.bench.table import print_benchmark
+from syncline.groups import Choices
 from syncline.model.document import Document, read_document
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -34,6 +36,7 @@ KINDS: tuple[type[Document], ...] = (
     WhatIf,
     Replay,
     Benchmark,
+    Choices,
     Run,
     Summary,
 )
@@ -46,7 +49,7 @@ def show(file: Path, as_json: bool) -> None:
     """Show what is in FILE.
 
     A profile, network, plan, timeline, comparison, what-if, replay, benchmark of
-    collectives, run or report.
+    collectives, choices of algorithms, run or report.
     """
     document = read_document(file, KINDS)
     if as_json:
@@ -57,5 +60,7 @@ def show(file: Path, as_json: bool) -> None:
         print_replay(Console(highlight=False), document)
     elif isinstance(document, Benchmark):
         print_benchmark(Console(highlight=False), document)
+    elif isinstance(document, Choices):
+        print_choices(Console(highlight=False), document)
     else:
         Console(highlight=False).print(document_table(document))

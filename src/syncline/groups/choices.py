@@ -47,7 +47,7 @@ class Timing(Value, frozen=True, kw_only=True):
     size_bytes: int
     """Of the whole vector."""
     algorithm: str
-    block_bytes: int | None = None
+    blocks: int | None = None
     rounds_s: tuple[float, ...]
     """In each round: seconds of one collective, of the slowest rank."""
 
@@ -94,7 +94,7 @@ class Choices(Document, frozen=True, kw_only=True):
             for region in regions:
                 require_algorithm(collective, region.algorithm, region.block_bytes, self.site)
         for timing in self.timings:
-            require_algorithm(timing.collective, timing.algorithm, timing.block_bytes, self.site)
+            require_algorithm(timing.collective, timing.algorithm, timing.blocks, self.site)
 
     @property
     def date(self) -> str:
@@ -103,9 +103,15 @@ class Choices(Document, frozen=True, kw_only=True):
 
 
 def require_algorithm(
-    collective: Collective, algorithm: str, block_bytes: int | None, site: Site
+    collective: Collective, algorithm: str, blocks: int | None, site: Site
 ) -> None:
     """Check that an algorithm can run in a place.
+
+    Args:
+        collective: what it does.
+        algorithm: its name.
+        blocks: how many, or how large, if it is told.
+        site: where.
 
     Raises:
         UserError: there is no such algorithm, it has blocks where it takes none or none where it
@@ -121,7 +127,7 @@ def require_algorithm(
     else:
         known = ", ".join(PROGRAMS[collective])
         raise UserError(f"{where}: unknown algorithm {algorithm!r} (known: {known})")
-    if pipelined and (block_bytes is None or block_bytes < 1):
-        raise UserError(f"{where}: {algorithm} needs blocks of 1 byte or more, found {block_bytes}")
-    if not pipelined and block_bytes is not None:
-        raise UserError(f"{where}: {algorithm} cuts the vector as it must; it takes no block_bytes")
+    if pipelined and (blocks is None or blocks < 1):
+        raise UserError(f"{where}: {algorithm} needs a block, of a byte, or more; found {blocks}")
+    if not pipelined and blocks is not None:
+        raise UserError(f"{where}: {algorithm} cuts the vector as it must; it is told no blocks")

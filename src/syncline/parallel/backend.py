@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import SynclineError, UserError
-from syncline.groups import Elements, Group, Pending, Store
+from syncline.groups import Elements, Group, Pending, Transport
+from syncline.groups.chooser import Wanted
 
-__all__ = ["NAME", "ProcessGroup", "elements_of", "register"]
+__all__ = ["NAME", "Options", "ProcessGroup", "elements_of", "register"]
 
 NAME = "syncline"
 DTYPES = {
@@ -48,11 +50,31 @@ OPERATORS = {getattr(dist.ReduceOp, torchs): ours for torchs, ours in REDUCTIONS
 def register() -> None:
     """Make the backend known to torch; doing so again changes nothing."""
     if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _created, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _created, extended_api=True, devices=["cpu"])
 
 
-def _created(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    return ProcessGroup(store, rank, size, timeout)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What ``pg_options`` of ``init_process_group`` and ``new_group`` may say.
+
+    See :class:`~syncline.groups.Group` for what the values mean.
+    """
+
+    transport: Transport = "auto"
+    """Such as ``"ucx"``: no shared memory, also inside a host."""
+    choices: Wanted = "measured"
+    """Which algorithm is taken for which size; those of rank 0 count."""
+
+
+def _created(group: Any, options: Options | None) -> ProcessGroup:
+    if not isinstance(options, Options | None):
+        raise UserError(
+            f"backend syncline expects pg_options of syncline.parallel.backend.Options, found "
+            f"{type(options).__name__}; give those, or leave them out"
+        )
+    return ProcessGroup(
+        group.store, group.group_rank, group.group_size, group.timeout, options or Options()
+    )
 
 
 class Work(dist.Work):
@@ -212,16 +234,20 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         rank: this rank in the group.
         size: how many ranks it has.
         timeout: deadline of every wait.
+        options: how the ranks are joined, and what they run.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, options: Options
+    ) -> None:
         super().__init__(rank, size)
         self._rank = rank
         self._size = size
         self._timeout = timeout
         self._store = store
+        self._options = options
         self._name = self._description = ""
-        self._outer = Group(store, rank, size, name="calls", timeout_s=timeout.total_seconds())
+        self._outer = self._joined("calls")
         self._inner: Group | None = None
         self._completer = Completer()
 
@@ -235,14 +261,24 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if not self._completer.here:
             return self._outer
         if self._inner is None:
-            self._inner = Group(
-                self._store,
-                self._rank,
-                self._size,
-                name="calls of futures",
-                timeout_s=self._timeout.total_seconds(),
-            )
+            self._inner = self._joined("calls of futures")
         return self._inner
+
+    def _joined(self, name: str) -> Group:
+        return Group(
+            self._store,
+            self._rank,
+            self._size,
+            name=name,
+            timeout_s=self._timeout.total_seconds(),
+            transport=self._options.transport,
+            choices=self._options.choices,
+        )
+
+    @property
+    def choices_source(self) -> str:
+        """Where the choice of algorithms comes from: built in, or measured when and kept where."""
+        return self._outer.chooser.source
 
     # ------------------------------------------------------------------ what it is
 

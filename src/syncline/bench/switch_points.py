@@ -1,0 +1,145 @@
+"""From what was measured to regions: which algorithm is to be taken from which size on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from syncline.bench.candidates import Candidate
+from syncline.errors import InternalError
+from syncline.groups.choices import Region
+
+__all__ = ["MARGIN", "SWITCH", "is_beaten", "regions_of"]
+
+MARGIN = 0.03
+"""By so much of the time another must be faster to be faster at all."""
+SWITCH = 0.05
+"""By so much, in all sizes of a region together, it must be better to be worth a switch."""
+
+Rounds = Sequence[float]
+Measured = Mapping[int, Mapping[Candidate, Rounds]]
+"""By size in bytes and candidate: seconds of each round. All were measured in the same rounds."""
+
+
+def regions_of(measured: Measured, built_in: Mapping[int, Candidate]) -> tuple[Region, ...]:
+    """Return the regions that lose least.
+
+    At each size the fastest has the lowest median. Another loses there the logarithm of how many
+    times as long it takes, or nothing, if that is within noise; see :func:`is_beaten`. A switch
+    costs the logarithm of ``1 + SWITCH``, but nothing between two sizes at which both candidates
+    are the built-in ones. Of all ways to assign candidates to sizes the cheapest is taken, by
+    dynamic programming; of several such the one that is most often as built in, then the fastest.
+    So there are only switches that gain more than noise, and a region of one lucky size does not
+    come about.
+
+    A switch lies where the two times cross, both being lines between the sizes on logarithmic
+    scales; where they do not, or one of the two was not measured on both sides, halfway.
+
+    Args:
+        measured: at least one size, with at least one candidate each.
+        built_in: the candidate that a group takes without measuring, of each size.
+
+    Raises:
+        InternalError: nothing was measured at a size.
+
+    Complexity:
+        sizes times candidates squared.
+    """
+    sizes = sorted(measured)
+    if not sizes or not all(measured[size] for size in sizes):
+        raise InternalError("nothing was measured to choose from")
+    chosen = _cheapest(measured, built_in)
+    found = [chosen[sizes[0]].region(0)]
+    for low, high in itertools.pairwise(sizes):
+        before, after = chosen[low], chosen[high]
+        if before != after:
+            found.append(after.region(_crossing(measured, low, high, before, after)))
+    return tuple(found)
+
+
+def is_beaten(mine: Rounds, other: Rounds) -> bool:
+    """Return whether another is faster beyond noise.
+
+    By the median over the rounds of the ratio it is so by more than :data:`MARGIN`; and without the
+    fastest quarter of mine and the slowest of the other, all of mine are slower. Of six that are
+    equal, with times that spread by 10 %, one is so found slower than the one that happens to be
+    the fastest in 4 % of 7 rounds, and one that takes 1.3 times as long in 97 %.
+    """
+    ratios = [a / b for a, b in zip(mine, other, strict=True)]
+    dropped = len(ratios) // 4
+    apart = sorted(mine)[dropped] > sorted(other)[-1 - dropped]
+    return median(ratios) > 1 + MARGIN and apart
+
+
+class _Cost(NamedTuple):
+    """What a way to assign candidates costs; compared in this order."""
+
+    lost: float
+    departures: int
+    time: float
+
+    def plus(self, other: _Cost) -> _Cost:
+        return _Cost(
+            self.lost + other.lost, self.departures + other.departures, self.time + other.time
+        )
+
+
+def _cheapest(measured: Measured, built_in: Mapping[int, Candidate]) -> dict[int, Candidate]:
+    """Return the candidate of each size."""
+    sizes = sorted(measured)
+    costs = _costs(measured[sizes[0]], built_in[sizes[0]])
+    origins: list[dict[Candidate, Candidate]] = []
+    for low, high in itertools.pairwise(sizes):
+        new: dict[Candidate, _Cost] = {}
+        origin: dict[Candidate, Candidate] = {}
+        for candidate, here in _costs(measured[high], built_in[high]).items():
+            ways = {
+                before: cost.plus(_Cost(_switch(low, high, before, candidate, built_in), 0, 0.0))
+                for before, cost in costs.items()
+            }
+            origin[candidate] = min(ways, key=lambda before, ways=ways: ways[before])  # type: ignore[misc]
+            new[candidate] = ways[origin[candidate]].plus(here)
+        costs = new
+        origins.append(origin)
+    candidate = min(costs, key=lambda c: costs[c])
+    chosen = {sizes[-1]: candidate}
+    for size, origin in zip(sizes[-2::-1], origins[::-1], strict=True):
+        candidate = origin[candidate]
+        chosen[size] = candidate
+    return chosen
+
+
+def _switch(
+    low: int, high: int, before: Candidate, after: Candidate, built_in: Mapping[int, Candidate]
+) -> float:
+    free = before == after or (before == built_in[low] and after == built_in[high])
+    return 0.0 if free else math.log1p(SWITCH)
+
+
+def _costs(rounds: Mapping[Candidate, Rounds], built_in: Candidate) -> dict[Candidate, _Cost]:
+    """Return what each candidate costs at a size."""
+    times = {candidate: median(mine) for candidate, mine in rounds.items()}
+    best = min(times, key=lambda c: times[c])
+    found = {}
+    for candidate, mine in rounds.items():
+        beaten = is_beaten(mine, rounds[best])
+        lost = math.log(times[candidate] / times[best]) if beaten else 0.0
+        found[candidate] = _Cost(lost, candidate != built_in, math.log(times[candidate]))
+    return found
+
+
+def _crossing(measured: Measured, low: int, high: int, before: Candidate, after: Candidate) -> int:
+    """Return the size from which ``after`` is to be taken, above ``low`` and up to ``high``."""
+    share = 0.5
+    if after in measured[low] and before in measured[high]:
+        ahead, behind = (
+            math.log(median(measured[size][before]) / median(measured[size][after]))
+            for size in (low, high)
+        )
+        if ahead < 0 < behind:
+            share = ahead / (ahead - behind)
+    size = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+    return min(max(math.ceil(size), low + 1), high)

@@ -1,0 +1,276 @@
+"""Measuring which algorithm is fastest where: all of them in turns, on the group's own workers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from syncline.bench.bandwidth import whole_size
+from syncline.bench.candidates import built_in_candidate, candidates
+from syncline.bench.crew import Crew, torch_crew, worker_environment
+from syncline.bench.ground import ground_of
+from syncline.bench.messages import Failed, Order, Setup
+from syncline.bench.names import OURS
+from syncline.bench.request import name_of_place, transport_of
+from syncline.bench.switch_points import regions_of
+from syncline.bench.tune_request import TuneRequest
+from syncline.collectives import Collective
+from syncline.errors import InternalError, PeerError, UserError
+from syncline.groups import Choice, Choices
+from syncline.groups.choice_files import release
+from syncline.groups.choices import Region, Timing
+from syncline.groups.site import Site
+from syncline.replay.machine import machine_name
+
+__all__ = ["Tuned", "race", "tune"]
+
+TRIALS = (1, 10)
+"""Most iterations of the turns before the first round: they say how many fill a turn, and who is
+out of the question."""
+MOST_ITERATIONS = 5000
+WARM_SHARE = 0.1
+"""Iterations before those measured, as a share of them."""
+HOPELESS = 4.0
+"""Who took so many times as long as the fastest in both trials is not measured any further."""
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, and how many of how many parts of it are done."""
+Seconds = Callable[[Choice, int], float]
+"""Has a collective run so many times; returns the seconds of one."""
+
+
+class Tuned(NamedTuple):
+    """What was measured, and what the deadline left no time for."""
+
+    choices: tuple[Choices, ...]
+    """One for each worker count."""
+    unfinished: tuple[str, ...]
+    """Such as ``"broadcast with 4 workers"``."""
+
+
+class OutOfTime(Exception):
+    """The deadline has come."""
+
+
+def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
+    """Measure all algorithms and choose among them.
+
+    Args:
+        request: what is to be measured.
+        progress: is told how far it is.
+
+    Raises:
+        UserError: the machine cannot emulate the cluster, or there was no time for anything.
+        PeerError: a worker failed.
+    """
+    deadline_s = time.monotonic() + request.deadline_s
+    parts = len(request.workers) * len(request.collectives) * len(request.sizes_bytes)
+    told = _Told(progress, parts * (len(TRIALS) + request.rounds))
+    found: list[Choices] = []
+    unfinished: list[str] = []
+    for workers in request.workers:
+        told.say(f"starting {workers} workers")
+        with _crew(request, workers) as (crew, site):
+            timings: list[Timing] = []
+            regions: dict[Collective, tuple[Region, ...]] = {}
+            for collective in request.collectives:
+                told.what = f"{collective}, {workers} workers"
+                try:
+                    mine = _measured(request, collective, crew, site, told, deadline_s)
+                except OutOfTime:
+                    unfinished.append(f"{collective} with {workers} workers")
+                    continue
+                timings += [timing for at_size in mine.values() for timing in at_size.values()]
+                regions[collective] = _chosen(collective, site, mine)
+        if regions:
+            found.append(
+                Choices(
+                    release=release(),
+                    measured=dt.datetime.now(dt.UTC).replace(microsecond=0),
+                    place=name_of_place(request.place),
+                    machine=machine_name(),
+                    site=site,
+                    regions=regions,
+                    timings=tuple(timings),
+                )
+            )
+    if not found:
+        raise UserError(
+            f"there was no time to measure anything within {request.deadline_s:g} s; allow more "
+            "with --deadline, or measure fewer sizes or collectives"
+        )
+    return Tuned(tuple(found), tuple(unfinished))
+
+
+class _Told:
+    """Tells how far it is."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self.what = ""
+
+    def say(self, what: str) -> None:
+        if self._progress is not None:
+            self._progress(what, self._done, self._total)
+
+    def step(self) -> None:
+        self.say(self.what)
+        self._done += 1
+
+    def skip(self, parts: int) -> None:
+        self._done += parts
+
+
+@contextmanager
+def _crew(request: TuneRequest, workers: int) -> Iterator[tuple[Crew, Site]]:
+    """Start workers whose groups have met, and say where these are."""
+    with (
+        tempfile.TemporaryDirectory(prefix="syncline-tune-") as name,
+        ground_of(request.place) as ground,
+    ):
+        folder = Path(name)
+        setup = Setup(
+            ranks=workers,
+            store=str(folder / "store"),
+            transport=transport_of(request.place),
+            choices="built-in",  # whatever is in the cache, and be it damaged
+            timeout_s=request.timeout_s,
+        )
+        with torch_crew(folder, setup, ground, worker_environment(ground)) as crew:
+            if crew.ready.site is None:
+                raise InternalError("the workers do not say where they are")
+            yield crew, crew.ready.site
+
+
+Measured = dict[int, dict[Choice, Timing]]
+"""By size in bytes and algorithm."""
+
+
+def _measured(
+    request: TuneRequest,
+    collective: Collective,
+    crew: Crew,
+    site: Site,
+    told: _Told,
+    deadline_s: float,
+) -> Measured:
+    """Measure all sizes of one collective.
+
+    Raises:
+        OutOfTime: the deadline has come.
+        PeerError: a worker failed.
+    """
+    measured: Measured = {}
+    for size_bytes in sorted(request.sizes_bytes):
+        whole = whole_size(collective, site.ranks, size_bytes)
+        if whole in measured:
+            told.skip(len(TRIALS) + request.rounds)
+            continue  # sizes so small that they are rounded up to the same
+
+        def seconds(choice: Choice, iterations: int, size: int = whole) -> float:
+            if time.monotonic() > deadline_s:
+                raise OutOfTime
+            return _seconds(crew, collective, choice, size, iterations, request.timeout_s)
+
+        entrants = dict.fromkeys(c.choice(whole) for c in candidates(collective, site.layout))
+        rounds = race(
+            list(entrants), seconds, rounds=request.rounds, lap_s=request.lap_s, step=told.step
+        )
+        measured[whole] = {
+            choice: Timing(
+                collective=collective,
+                size_bytes=whole,
+                algorithm=choice.algorithm,
+                blocks=choice.blocks,
+                rounds_s=tuple(times),
+            )
+            for choice, times in rounds.items()
+        }
+    return measured
+
+
+def race(
+    entrants: list[Choice],
+    seconds: Seconds,
+    *,
+    rounds: int,
+    lap_s: float,
+    step: Callable[[], None],
+) -> dict[Choice, list[float]]:
+    """Return what each took in each round; who is far too slow in the trials is not in it.
+
+    Each round begins with another.
+
+    Args:
+        entrants: who takes part.
+        seconds: measures one of them.
+        rounds: how often.
+        lap_s: how long a turn should take.
+        step: called before each round, and before each trial.
+    """
+    least: dict[Choice, float] = {}
+    for most in TRIALS:
+        step()
+        for choice in entrants:
+            fitting = round(lap_s / least[choice]) if choice in least else 1
+            took_s = seconds(choice, min(max(fitting, 1), most))
+            # The lower of the two: one that the machine interrupted says nothing.
+            least[choice] = min(took_s, least.get(choice, took_s))
+    bound_s = HOPELESS * min(least.values())
+    kept = [choice for choice in entrants if least[choice] <= bound_s]
+    found: dict[Choice, list[float]] = {choice: [] for choice in kept}
+    for number in range(rounds):
+        step()
+        first = number % len(kept)
+        for choice in (*kept[first:], *kept[:first]):
+            fitting = round(lap_s / least[choice])
+            found[choice].append(seconds(choice, min(max(fitting, 1), MOST_ITERATIONS)))
+    return found
+
+
+def _seconds(
+    crew: Crew,
+    collective: Collective,
+    choice: Choice,
+    size_bytes: int,
+    iterations: int,
+    timeout_s: float,
+) -> float:
+    """Have the workers run a collective; return the seconds of one, of the slowest rank."""
+    order = Order(
+        contestant=OURS,
+        collective=collective,
+        algorithm=choice.algorithm,
+        blocks=choice.blocks,
+        size_bytes=size_bytes,
+        iterations=iterations,
+        warmup=round(iterations * WARM_SHARE) or 1,
+    )
+    answer = crew.do(order, timeout_s)
+    if isinstance(answer, Failed):
+        raise PeerError(f"{collective} by {choice.algorithm}, {size_bytes} bytes: {answer.reason}")
+    return max(lap.wall_s for lap in answer) / iterations
+
+
+def _chosen(
+    collective: Collective, site: Site, measured: Mapping[int, Mapping[Choice, Timing]]
+) -> tuple[Region, ...]:
+    every = candidates(collective, site.layout)
+    return regions_of(
+        {
+            size_bytes: {
+                candidate: timings[choice].rounds_s
+                for candidate in every
+                if (choice := candidate.choice(size_bytes)) in timings
+            }
+            for size_bytes, timings in measured.items()
+        },
+        {size: built_in_candidate(collective, site.layout, size) for size in measured},
+    )

@@ -1,0 +1,223 @@
+"""``syncline tune``: measure which algorithm is fastest, and keep that for groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from syncline.bench.choices_page import save_page
+from syncline.bench.choices_table import print_choices
+from syncline.bench.request import PLACES, Local, collective_named
+from syncline.bench.sizes import parse_sizes
+from syncline.bench.tune_request import TuneRequest
+from syncline.bench.tuning import tune as measure
+from syncline.cli.bench import ended_by_signals, place_of
+from syncline.cli.progress import Bar
+from syncline.collectives import PROGRAMS
+from syncline.errors import FileError, UserError
+from syncline.groups import Choices
+from syncline.groups.choice_files import choices_folder, choices_path
+from syncline.model.quantities import parse_workers
+from syncline.report.whatif_page import is_page, require_place
+from syncline.testbed import Cluster
+
+__all__ = ["tune"]
+
+EPILOG = """\b
+Examples:
+  syncline tune --workers 2,4
+  syncline tune --place tcp --collectives all-reduce --page choices.html
+  syncline tune --hosts 4 --rate 1gbit
+  syncline tune --show
+
+What was measured is kept in the user's cache, and every group of Syncline and every process group
+of backend 'syncline' on the same hosts, with as many ranks on each, uses it from then on.
+"""
+SIZES = "256..16MiB"
+WORKERS = (2, 4)
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "--collectives",
+    default=",".join(PROGRAMS),
+    show_default=True,
+    metavar="NAME,...",
+    help="Which to measure.",
+)
+@click.option(
+    "--sizes",
+    default=SIZES,
+    show_default=True,
+    metavar="SIZE,...",
+    help="Of the vector; 256..16MiB: from 256 bytes, every fourfold.",
+)
+@click.option("--workers", metavar="P,...", help="How many take part.  [default: 2,4]")
+@click.option(
+    "--place",
+    type=click.Choice(PLACES),
+    help="On this host: shared memory, or TCP on the loopback device.  [default: shared]",
+)
+@click.option("--hosts", type=int, help="On so many emulated hosts instead.")
+@click.option("--rate", help="Rate of every link of theirs, such as 1gbit.")
+@click.option(
+    "--workers-per-host", type=int, help="Workers on each of the emulated hosts.  [default: 1]"
+)
+@click.option("--rounds", type=int, default=7, show_default=True, help="Turns of every algorithm.")
+@click.option(
+    "--lap",
+    "lap_s",
+    type=float,
+    default=0.02,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a turn should take.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up when a turn takes so long.",
+)
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=float,
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop after so long; collectives not measured by then stay as they are built in.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write there instead of to the cache; for one worker count.",
+)
+@click.option("--page", metavar="FILE.html", help="Write a page with pictures.")
+@click.option("--json", "as_json", is_flag=True, help="Print an array of JSON documents.")
+@click.option("--show", is_flag=True, help="Print what the cache has, and measure nothing.")
+@click.pass_context
+def tune(
+    context: click.Context,
+    collectives: str,
+    sizes: str,
+    workers: str | None,
+    place: Local | None,
+    hosts: int | None,
+    rate: str | None,
+    workers_per_host: int | None,
+    rounds: int,
+    lap_s: float,
+    timeout_s: float,
+    deadline_s: float,
+    output: str | None,
+    page: str | None,
+    as_json: bool,
+    show: bool,
+) -> None:
+    """Measure which algorithm is fastest for each collective and size, and use it from now on."""
+    if page is not None:
+        if not is_page(Path(page)):
+            raise UserError(f"--page {page}: expected the name of a page, such as choices.html")
+        require_place(Path(page))
+    if show:
+        _require_alone(context)
+        _print(_kept(), page, as_json=as_json)
+        return
+    where = place_of(place, hosts, rate, workers_per_host)
+    counts = (where.workers,) if isinstance(where, Cluster) and workers is None else WORKERS
+    request = TuneRequest(
+        collectives=tuple(map(collective_named, collectives.split(","))),
+        sizes_bytes=parse_sizes(sizes),
+        workers=counts if workers is None else parse_workers(workers),
+        place=where,
+        rounds=rounds,
+        lap_s=lap_s,
+        timeout_s=timeout_s,
+        deadline_s=deadline_s,
+    )
+    if output is not None and len(request.workers) > 1:
+        raise UserError(
+            f"-o {output} takes the choices of one worker count, found "
+            f"{', '.join(map(str, request.workers))}; name one with --workers"
+        )
+    if output is None and choices_folder() is None:
+        raise UserError(
+            "this user has no home folder, so no cache either; set XDG_CACHE_HOME, or name a file "
+            "with -o"
+        )
+    with ended_by_signals(), Bar() as bar:
+        tuned = measure(request, progress=bar)
+    files = [(choices, _save(choices, output)) for choices in tuned.choices]
+    _print(files, page, as_json=as_json)
+    if tuned.unfinished:
+        what = ", ".join(tuned.unfinished)
+        click.echo(
+            f"not measured within {deadline_s:g} s (--deadline), so as built in: {what}", err=True
+        )
+
+
+def _require_alone(context: click.Context) -> None:
+    """Check that nothing is asked of a measurement that will not be."""
+    beside = {"show", "as_json", "page"}
+    given = click.core.ParameterSource.COMMANDLINE
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in beside and context.get_parameter_source(name) is given:
+            raise UserError(f"--show measures nothing, so {parameter.opts[-1]} has no meaning")
+
+
+def _kept() -> list[tuple[Choices, Path]]:
+    """Return what the cache has, the latest first.
+
+    Raises:
+        FileError: a file is damaged.
+        UserError: there is none.
+    """
+    folder = choices_folder()
+    files = sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []
+    if not files:
+        raise UserError(f"nothing was measured yet in {folder}; 'syncline tune' does")
+    found = []
+    for path in files:
+        try:
+            found.append((Choices.load(path), path))
+        except FileError as error:
+            raise FileError(f"{error}; delete it, or measure again with 'syncline tune'") from None
+    return sorted(found, key=lambda each: each[0].measured, reverse=True)
+
+
+def _save(choices: Choices, output: str | None) -> Path:
+    """Write choices to a file, or to the cache.
+
+    Raises:
+        FileError: they cannot be written.
+    """
+    path = choices_path(choices.site) if output is None else Path(output)
+    if output is None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{path}: cannot be written: {error.strerror}") from None
+    choices.save(path)
+    return path
+
+
+def _print(files: list[tuple[Choices, Path]], page: str | None, *, as_json: bool) -> None:
+    if page is not None:
+        save_page([choices for choices, _ in files], Path(page))
+    if as_json:
+        click.echo(f"[{','.join(choices.to_json().rstrip() for choices, _ in files)}]\n", nl=False)
+        return
+    console = Console(highlight=False)
+    for choices, path in files:
+        print_choices(console, choices)
+        click.echo(f"kept in {path}\n")
+    if page is not None:
+        click.echo(f"page written to {page}")
