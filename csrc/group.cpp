@@ -70,6 +70,7 @@ void Group::close() {
     }
     {
         const std::lock_guard lock(mutex_);
+        if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
         closing_ = true;
         if (!failure_) failure_ = {-1, false, "the group was closed"};
     }
@@ -231,7 +232,8 @@ bool Group::progress() {
                 more |= progress_sends(peer);
                 more |= progress_receives(peer);
                 if (peer.lost.empty() && !peer.link->broken().empty()) {
-                    peer.lost = peer.link->broken();
+                    hear(static_cast<std::int32_t>(&peer - links_.data()));  // why, if it said so
+                    if (peer.lost.empty()) peer.lost = peer.link->broken();
                     any_lost_ = true;
                 }
             }
