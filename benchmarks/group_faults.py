@@ -1,10 +1,11 @@
 """Kill ranks of a group at random moments, and see what the survivors notice, and what is left.
 
 ``python -m benchmarks.group_faults [--trials 200]`` runs groups of 2, 3 and 4 ranks over shared
-memory: idle or in the middle of an all-reduce, small or large, by different algorithms. In each
-trial one rank is ended by SIGKILL at a random moment. Every survivor must get a ``PeerError`` that
-names it, close its group, and exchange with the other survivors in a new one; afterwards no file,
-socket, process or open descriptor may be left.
+memory, and over UCX by TCP on the loopback device, as between hosts: idle or in the middle of an
+all-reduce, small or large, by different algorithms. In each trial one rank is ended by SIGKILL at a
+random moment. Every survivor must get a ``PeerError`` that names it, close its group, and exchange
+with the other survivors in a new one; afterwards no file, socket, process or open descriptor may be
+left.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import median, save, spread
 from benchmarks.group_faults_worker import Trial, work
-from syncline.groups import Choice
+from syncline.groups import Choice, Transport
 
 DEADLINE_S = 60.0
 """How long a trial may take on a loaded machine."""
@@ -38,15 +40,17 @@ ALGORITHMS = (
     Choice("minimum-spanning-tree"),
     Choice("linear-pipeline", 5),
 )
+TRANSPORTS: tuple[Transport, ...] = ("auto", "ucx")
 SIZES = (1, 5_000, 1_000_000)
 """Elements of 4 bytes: one fragment, several, and more than can be under way at once."""
 
 
-def draw(chance: random.Random) -> Trial:
+def draw(chance: random.Random, transport: Transport) -> Trial:
     """Return a random trial."""
     ranks = chance.choice((2, 3, 4))
     return Trial(
         ranks=ranks,
+        transport=transport,
         victim=chance.randrange(ranks),
         after_s=chance.uniform(0, MOST_S),
         elements=chance.choice(SIZES),
@@ -115,33 +119,38 @@ def _left_since(before: set[str], descriptors: list[int]) -> list[str]:
     return sorted(left)
 
 
+def record(trials: Sequence[Trial], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the trials of one transport come to."""
+    noticed_s = [seconds for each in found for seconds in each["noticed_s"]]
+    return {
+        "trials": len(trials),
+        "idle": sum(trial.idle for trial in trials),
+        "survivors": len(noticed_s),
+        "noticed_s": {"median": median(noticed_s), "worst": max(noticed_s)},
+        "left": [thing for each in found for thing in each["left"]],
+        "said": sorted({words for each in found for words in each["said"]})[:20],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--trials", type=int, default=200, help="of each transport")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
     options = parser.parse_args()
     chance = random.Random(options.seed)
     began_s = time.monotonic()
-    trials = [draw(chance) for _ in range(options.trials)]
-    found = [run(trial) for trial in trials]
-    noticed_s = [seconds for each in found for seconds in each["noticed_s"]]
-    left = [thing for each in found for thing in each["left"]]
-    print(f"{len(trials)} kills, {len(noticed_s)} survivors; every one ended by a PeerError")
-    print(f"seconds until a survivor noticed: {spread(noticed_s)}")
-    print(f"left behind: {left or 'nothing'}")
-    save(
-        "group_faults",
-        {
-            "trials": len(trials),
-            "idle": sum(trial.idle for trial in trials),
-            "survivors": len(noticed_s),
-            "noticed_s": {"median": median(noticed_s), "worst": max(noticed_s)},
-            "left": left,
-            "said": sorted({words for each in found for words in each["said"]})[:20],
-            "took_s": time.monotonic() - began_s,
-        },
-    )
-    if left:
+    records = {}
+    for transport in options.transports:
+        trials = [draw(chance, transport) for _ in range(options.trials)]
+        found = [run(trial) for trial in trials]
+        records[transport] = mine = record(trials, found)
+        noticed_s = [seconds for each in found for seconds in each["noticed_s"]]
+        print(f"{transport}: {len(trials)} kills, {len(noticed_s)} survivors with a PeerError each")
+        print(f"  seconds until a survivor noticed: {spread(noticed_s)}")
+        print(f"  left behind: {mine['left'] or 'nothing'}", flush=True)
+    save("group_faults", {**records, "took_s": time.monotonic() - began_s})
+    if any(mine["left"] for mine in records.values()):
         sys.exit(1)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError
-from syncline.groups import Choice, Elements, Group
+from syncline.groups import Choice, Elements, Group, Transport
 
 POLL_S = 0.001
 TIMEOUT_S = 60.0
@@ -25,6 +25,7 @@ class Trial:
     """Who dies when, in the middle of what."""
 
     ranks: int
+    transport: Transport
     victim: int
     after_s: float
     """Seconds after the ranks have met."""
@@ -39,7 +40,7 @@ def work(rank: int, folder: Path, trial: Trial) -> None:
     torch.set_num_threads(1)
     before = _descriptors()
     store = dist.FileStore(str(folder / "notes"), trial.ranks)
-    group = Group(store, rank, trial.ranks, timeout_s=TIMEOUT_S)
+    group = Group(store, rank, trial.ranks, timeout_s=TIMEOUT_S, transport=trial.transport)
     exchange(group, trial.elements, trial.algorithm)
     if rank == trial.victim:
         threading.Thread(target=_die, args=(folder, trial.after_s), daemon=True).start()
@@ -54,7 +55,13 @@ def work(rank: int, folder: Path, trial: Trial) -> None:
     left = _descriptors() - before
     survivors = [each for each in range(trial.ranks) if each != trial.victim]
     store = dist.FileStore(str(folder / "notes-again"), len(survivors))
-    again = Group(store, survivors.index(rank), len(survivors), timeout_s=TIMEOUT_S)
+    again = Group(
+        store,
+        survivors.index(rank),
+        len(survivors),
+        timeout_s=TIMEOUT_S,
+        transport=trial.transport,
+    )
     exchange(again, trial.elements, trial.algorithm)
     again.close()
     seen = {"noticed_s": noticed_s, "said": said, "descriptors_left": left}

@@ -86,7 +86,7 @@ class NativeGroup {
     // `neighbours` are this rank and all others of the host, in order; `remotes` all other ranks.
     NativeGroup(std::int32_t rank, const std::vector<Neighbour>& neighbours,
                 const std::vector<Remote>& remotes, std::shared_ptr<UcxWorker> worker,
-                std::size_t fragment_bytes, std::uint32_t window, double spin_s)
+                std::size_t fragment_bytes, std::uint32_t window, double spin_s, double timeout_s)
         : layout_{static_cast<std::int32_t>(neighbours.size()), fragment_bytes, window} {
         std::vector<std::unique_ptr<Link>> links(neighbours.size() + remotes.size());
         std::vector<std::shared_ptr<SharedMemory>> segments;
@@ -107,11 +107,16 @@ class NativeGroup {
                 layout_, own_, segments[place], own_place, static_cast<std::int32_t>(place), peer,
                 event, &arenas_);
         }
+        std::vector<std::pair<std::int32_t, UcxLink*>> far;
         for (const auto& [peer, address] : remotes) {
-            links.at(static_cast<std::size_t>(peer)) =
+            auto link =
                 std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
                                           rank, peer, fragment_bytes, window);
+            far.emplace_back(peer, link.get());
+            links.at(static_cast<std::size_t>(peer)) = std::move(link);
         }
+        if (worker != nullptr) connect(far, *worker, after(timeout_s));
+        worker_ = worker;
         Doorbell& bell = SharedLink::bell_of(*own_);
         std::unique_ptr<Sleeper> sleeper;
         if (worker != nullptr) {
@@ -144,7 +149,10 @@ class NativeGroup {
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
     bool idle() { return group_->idle(); }
     bool failed() { return group_->failed(); }
-    void close() { group_->close(); }
+    void close() {
+        group_->close();
+        if (worker_ != nullptr) worker_->close();  // the group may be kept for long
+    }
 
     // Peers forget memory only once all that was sent from it has been read. `peer` is -1 for
     // memory of this rank.
@@ -158,9 +166,30 @@ class NativeGroup {
     void forget_arena(std::int32_t peer, std::uint32_t number) { arenas_.forget(peer, number); }
 
   private:
+    // Return once all are connected. Throws PeerFailure.
+    static void connect(const std::vector<std::pair<std::int32_t, UcxLink*>>& far,
+                        UcxWorker& worker, Clock::time_point deadline) {
+        const nb::gil_scoped_release release;
+        constexpr std::chrono::milliseconds look{10};
+        for (const auto& [peer, link] : far) {
+            while (!link->connected()) {
+                if (!link->broken().empty()) {
+                    throw syncline::PeerFailure(peer, false, link->broken());
+                }
+                if (Clock::now() > deadline) {
+                    throw syncline::PeerFailure(
+                        peer, false,
+                        "rank " + std::to_string(peer) + " did not connect through UCX in time");
+                }
+                if (!worker.progress()) worker.sleep(look);
+            }
+        }
+    }
+
     SegmentLayout layout_;
     std::shared_ptr<SharedMemory> own_;
     Arenas arenas_;
+    std::shared_ptr<UcxWorker> worker_;
     std::optional<Group> group_;
 };
 
@@ -205,9 +234,9 @@ void bind_groups(nb::module_& module) {
         });
     nb::class_<NativeGroup>(module, "NativeGroup")
         .def(nb::init<std::int32_t, const std::vector<Neighbour>&, const std::vector<Remote>&,
-                      std::shared_ptr<UcxWorker>, std::size_t, std::uint32_t, double>(),
+                      std::shared_ptr<UcxWorker>, std::size_t, std::uint32_t, double, double>(),
              nb::arg("rank"), nb::arg("neighbours"), nb::arg("remotes"), nb::arg("worker").none(),
-             nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("spin_s"))
+             nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("spin_s"), nb::arg("timeout_s"))
         .def("start", &NativeGroup::start, nb::call_guard<nb::gil_scoped_release>())
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())

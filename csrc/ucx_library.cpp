@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <stdexcept>
 
 namespace syncline {
@@ -17,8 +18,15 @@ void find(void* library, const char* name, Function& function) {
     }
 }
 
+constexpr const char* log_level = "UCX_LOG_LEVEL";
+
 UcxLibrary loaded(const std::string& path) {
+    // What it says of ranks that fail, on standard output, says the error that names the rank.
+    // It reads its level when it is loaded.
+    const bool quiet = getenv(log_level) == nullptr;
+    if (quiet) setenv(log_level, "fatal", 1);
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (quiet) unsetenv(log_level);
     if (library == nullptr) {
         const char* error = dlerror();
         throw std::runtime_error(std::string("cannot load UCX: ") +
@@ -39,6 +47,7 @@ UcxLibrary loaded(const std::string& path) {
     find(library, "ucp_worker_progress", ucx.worker_progress);
     find(library, "ucp_ep_create", ucx.ep_create);
     find(library, "ucp_ep_close_nbx", ucx.ep_close_nbx);
+    find(library, "ucp_ep_flush_nbx", ucx.ep_flush_nbx);
     find(library, "ucp_tag_send_nbx", ucx.tag_send_nbx);
     find(library, "ucp_tag_recv_nbx", ucx.tag_recv_nbx);
     find(library, "ucp_request_check_status", ucx.request_check_status);

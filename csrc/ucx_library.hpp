@@ -26,6 +26,7 @@ struct UcxLibrary {
     decltype(&ucp_worker_progress) worker_progress;
     decltype(&ucp_ep_create) ep_create;
     decltype(&ucp_ep_close_nbx) ep_close_nbx;
+    decltype(&ucp_ep_flush_nbx) ep_flush_nbx;
     decltype(&ucp_tag_send_nbx) tag_send_nbx;
     decltype(&ucp_tag_recv_nbx) tag_recv_nbx;
     decltype(&ucp_request_check_status) request_check_status;

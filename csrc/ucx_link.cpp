@@ -6,17 +6,24 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace syncline {
 
 namespace {
 
 // A tag: who sends, which fragment of his to this rank, and what it belongs to. Fragments are
-// matched by the first two; the third tells calls apart that differ.
+// matched by the first two; the third tells calls apart that differ. What is no fragment has the
+// highest bit.
 constexpr int number_bits = 24;
 constexpr int call_bits = 24;
+constexpr std::chrono::seconds longest_close{2};
 constexpr ucp_tag_t number_mask = (ucp_tag_t{1} << number_bits) - 1;
 constexpr ucp_tag_t call_mask = (ucp_tag_t{1} << call_bits) - 1;
+
+ucp_tag_t notice_tag(std::int32_t from) {
+    return ucp_tag_t{1} << 63 | static_cast<ucp_tag_t>(from) << (number_bits + call_bits);
+}
 
 ucp_tag_t summary(const Call& call) {
     std::uint64_t hash = call.count * 0x9e3779b97f4a7c15U;
@@ -77,8 +84,11 @@ UcxWorker::UcxWorker(const std::string& library, const Settings& settings)
     }
 }
 
-UcxWorker::~UcxWorker() {
-    ucx_.worker_destroy(worker_);
+UcxWorker::~UcxWorker() { close(); }
+
+void UcxWorker::close() {
+    if (worker_ == nullptr) return;
+    ucx_.worker_destroy(std::exchange(worker_, nullptr));
     ucx_.cleanup(context_);
 }
 
@@ -93,6 +103,12 @@ std::string UcxWorker::address() const {
 }
 
 bool UcxWorker::arm() { return ucx_.worker_arm(worker_) == UCS_OK; }
+
+void UcxWorker::sleep(std::chrono::milliseconds longest) {
+    if (!arm()) return;
+    pollfd source{event_, POLLIN, 0};
+    poll(&source, 1, static_cast<int>(longest.count()));
+}
 
 UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, std::int32_t rank,
                  std::int32_t peer, std::size_t fragment_bytes, std::uint32_t window)
@@ -116,44 +132,128 @@ UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, 
     if (status != UCS_OK) {
         throw failure(ucx_, ("reach rank " + std::to_string(peer)).c_str(), status);
     }
+    listen();
+    say({Word::hello, -1, 0});
+    const ucp_request_param_t nothing{};
+    connecting_ = ucx_.ep_flush_nbx(endpoint_, &nothing);
 }
 
 UcxLink::~UcxLink() {
-    // What is under way must not write to memory that is gone: cancel it, and see it end.
-    for (const auto& receipt : receipts_) {
-        if (receipt->request != nullptr) {
-            ucx_.request_cancel(worker_->handle(), receipt->request);
-        }
-    }
-    ucp_request_param_t parameters{};
-    parameters.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    // A peer may still be waiting for what was sent last: it is flushed where there is a way.
-    parameters.flags = broken_.empty() ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
-    void* closing = ucx_.ep_close_nbx(endpoint_, &parameters);
-    const auto deadline = Clock::now() + std::chrono::seconds(2);
     const auto pending = [&](void* request) {
         return UCS_PTR_IS_PTR(request) && ucx_.request_check_status(request) == UCS_INPROGRESS;
     };
-    const auto any = [&] {
-        return pending(closing) ||
+    const auto deadline = Clock::now() + longest_close;
+    const auto progress_while = [&](auto&& any) {
+        while (any() && Clock::now() < deadline) worker_->progress();
+    };
+    if (broken_.empty() && !gave_up_) say({Word::left, -1, 0});
+    // What is under way must not write to memory that is gone: cancel it, and see it end.
+    for (const auto& receipt : receipts_) {
+        ucx_.request_cancel(worker_->handle(), receipt->request);
+    }
+    if (listening_ != nullptr) ucx_.request_cancel(worker_->handle(), listening_);
+    // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
+    // one that is told that this rank has given up takes no more than that.
+    if (gave_up_) {
+        progress_while([&] { return broken_.empty() && std::ranges::any_of(saying_, pending); });
+    }
+    ucp_request_param_t parameters{};
+    parameters.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    parameters.flags = broken_.empty() && !gave_up_ ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
+    void* closing = ucx_.ep_close_nbx(endpoint_, &parameters);
+    progress_while([&] {
+        return pending(closing) || pending(listening_) || pending(connecting_) ||
+               std::ranges::any_of(saying_, pending) ||
                std::ranges::any_of(sends_, [&](const auto& s) { return pending(s.request); }) ||
                std::ranges::any_of(receipts_, [&](const auto& r) { return pending(r->request); });
-    };
-    while (any() && Clock::now() < deadline) worker_->progress();
+    });
     if (UCS_PTR_IS_PTR(closing)) ucx_.request_free(closing);
+    if (UCS_PTR_IS_PTR(connecting_)) ucx_.request_free(connecting_);
+    if (listening_ != nullptr) ucx_.request_free(listening_);
+    for (void* request : saying_) ucx_.request_free(request);
     for (const Sending& sending : sends_) {
         if (sending.request != nullptr) ucx_.request_free(sending.request);
     }
-    for (const auto& receipt : receipts_) {
-        if (receipt->request != nullptr) ucx_.request_free(receipt->request);
-    }
+    for (const auto& receipt : receipts_) ucx_.request_free(receipt->request);
 }
 
 void UcxLink::fail(ucs_status_t status) {
-    if (broken_.empty()) {
-        broken_ = "the connection to rank " + std::to_string(peer_) +
-                  " broke: " + ucx_.status_string(status);
+    if (!broken_.empty()) return;
+    hear();  // it may have said that it was about to
+    const std::string rank = "rank " + std::to_string(peer_);
+    broken_ = left_ ? rank + " has left the group"
+                    : rank + " has ended, or cannot be reached any more (" +
+                          ucx_.status_string(status) + ")";
+}
+
+void UcxLink::say(const Notice& notice) {
+    said_.push_back(std::make_unique<Notice>(notice));
+    ucp_request_param_t parameters{};
+    void* request = ucx_.tag_send_nbx(endpoint_, said_.back().get(), sizeof notice,
+                                      notice_tag(rank_), &parameters);
+    if (UCS_PTR_IS_ERR(request)) {
+        fail(UCS_PTR_STATUS(request));
+    } else if (request != nullptr) {
+        saying_.push_back(request);
     }
+}
+
+void UcxLink::listen() {
+    ucp_request_param_t parameters{};
+    parameters.op_attr_mask = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+    void* request = ucx_.tag_recv_nbx(worker_->handle(), &heard_, sizeof heard_, notice_tag(peer_),
+                                      ~ucp_tag_t{0}, &parameters);
+    if (UCS_PTR_IS_ERR(request)) {
+        listening_ = nullptr;
+        fail(UCS_PTR_STATUS(request));
+    } else {
+        listening_ = request;
+    }
+}
+
+void UcxLink::hear() {
+    while (listening_ != nullptr) {
+        const ucs_status_t status = ucx_.request_check_status(listening_);
+        if (status == UCS_INPROGRESS) return;
+        ucx_.request_free(listening_);
+        listening_ = nullptr;
+        if (status != UCS_OK) return fail(status);
+        if (heard_.word == Word::given_up) {
+            verdict_ = Verdict{heard_.culprit, heard_.disagrees != 0};
+        }
+        greeted_ = greeted_ || heard_.word == Word::ready;
+        left_ = left_ || heard_.word == Word::left;
+        listen();
+    }
+}
+
+bool UcxLink::connected() {
+    hear();
+    if (UCS_PTR_IS_PTR(connecting_)) {
+        const ucs_status_t status = ucx_.request_check_status(connecting_);
+        if (status == UCS_INPROGRESS) return false;
+        ucx_.request_free(std::exchange(connecting_, nullptr));
+        if (status != UCS_OK) fail(status);
+    } else if (UCS_PTR_IS_ERR(connecting_)) {
+        fail(UCS_PTR_STATUS(std::exchange(connecting_, nullptr)));
+    }
+    if (!ready_ && broken_.empty()) {
+        ready_ = true;
+        say({Word::ready, -1, 0});
+    }
+    return greeted_ && std::ranges::all_of(saying_, [&](void* request) {
+               return ucx_.request_check_status(request) != UCS_INPROGRESS;
+           });
+}
+
+void UcxLink::give_up(const Verdict& verdict) {
+    gave_up_ = true;
+    if (broken_.empty()) say({Word::given_up, verdict.culprit, verdict.disagrees ? 1 : 0});
+}
+
+std::optional<Verdict> UcxLink::given_up() {
+    hear();
+    return verdict_;
 }
 
 ucp_tag_t UcxLink::tag(std::int32_t from, std::uint64_t number, const Call& call) const {
@@ -205,7 +305,8 @@ std::uint64_t UcxLink::released() {
     return count;
 }
 
-bool UcxLink::can_receive() { return broken_.empty() && posted_ - received_ < window_; }
+// Also where the connection is broken: what had come before is taken still.
+bool UcxLink::can_receive() { return posted_ - received_ < window_; }
 
 void UcxLink::receive(const Target& target, const Call& call) {
     auto receipt = std::make_unique<Receipt>();
@@ -236,6 +337,11 @@ void UcxLink::receive(const Target& target, const Call& call) {
 
 std::uint64_t UcxLink::received() {
     while (!receipts_.empty() && receipts_.front()->status != UCS_INPROGRESS) {
+        const ucs_status_t status = receipts_.front()->status;
+        if (status != UCS_OK && status != UCS_ERR_MESSAGE_TRUNCATED) {
+            fail(status);  // nothing more will come
+            break;
+        }
         const std::unique_ptr<Receipt> receipt = std::move(receipts_.front());
         receipts_.pop_front();
         ucx_.request_free(receipt->request);
@@ -258,10 +364,6 @@ void UcxLink::accept(const Receipt& receipt) {
                               std::to_string(peer_) + " " +
                               (same_kind ? std::string("one of another size, root or algorithm")
                                          : describe_kind(other)));
-    }
-    if (receipt.status != UCS_OK) {
-        fail(receipt.status);
-        throw PeerFailure(peer_, false, broken_);
     }
     if (receipt.target.own != nullptr) {
         combine(receipt.call.reduction, receipt.call.dtype, receipt.target.result,

@@ -1,10 +1,12 @@
 // Two ranks on different hosts: fragments as tagged messages of UCX.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,10 +33,14 @@ class UcxWorker final : public Transport {
     // For peers, to reach this worker.
     [[nodiscard]] std::string address() const;
     bool progress() override { return ucx_.worker_progress(worker_) != 0; }
+    // Give back all that it has, once no link uses it any more; nothing may be called afterwards.
+    void close();
     // Becomes readable when there is something to progress, once armed.
     [[nodiscard]] int event() const { return event_; }
     // Returns false if there already is something.
     [[nodiscard]] bool arm();
+    // Sleep until there is something to progress, or the time is over.
+    void sleep(std::chrono::milliseconds longest);
 
   private:
     const UcxLibrary& ucx_;
@@ -58,6 +64,12 @@ class UcxLink final : public Link {
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override;
     [[nodiscard]] const std::string& broken() const override { return broken_; }
+    // Whether each of the two can reach the other, and knows that the other can. From then on each
+    // notices when the other ends, also if neither has sent anything, and what one sends needs no
+    // help of the other to leave.
+    [[nodiscard]] bool connected();
+    void give_up(const Verdict& verdict) override;
+    [[nodiscard]] std::optional<Verdict> given_up() override;
 
   private:
     struct Sending {
@@ -65,7 +77,7 @@ class UcxLink final : public Link {
         std::vector<std::byte> copy;  // of what may not be borrowed
     };
     struct Receipt {
-        void* request;  // null: complete
+        void* request;
         Target target;
         Call call;
         std::size_t scratch;  // slot, where what comes is combined
@@ -74,6 +86,23 @@ class UcxLink final : public Link {
         ucs_status_t status;
     };
 
+    // What ranks say to each other beside their fragments.
+    enum class Word : std::int32_t {
+        hello,  // makes UCX connect the two
+        ready,  // they are connected, as the one who says it sees it
+        given_up,
+        left,
+    };
+    struct Notice {
+        Word word;
+        std::int32_t culprit;
+        std::int32_t disagrees;
+    };
+
+    void say(const Notice& notice);
+    void listen();
+    // Take in what the peer has said.
+    void hear();
     [[nodiscard]] ucp_tag_t tag(std::int32_t from, std::uint64_t number, const Call& call) const;
     void reap();
     void accept(const Receipt& receipt);
@@ -87,6 +116,17 @@ class UcxLink final : public Link {
     std::uint32_t window_;
     ucp_ep_h endpoint_ = nullptr;
     std::string broken_;
+
+    std::deque<std::unique_ptr<Notice>> said_;  // which UCX may still be reading
+    std::vector<void*> saying_;
+    Notice heard_{};
+    void* listening_ = nullptr;  // null: for nothing more
+    std::optional<Verdict> verdict_;
+    void* connecting_ = nullptr;  // null: connected
+    bool ready_ = false;          // said so
+    bool greeted_ = false;        // the peer has said so
+    bool left_ = false;           // the peer has
+    bool gave_up_ = false;        // this rank
 
     std::deque<Sending> sends_;
     std::uint64_t sent_ = 0;

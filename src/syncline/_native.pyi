@@ -101,6 +101,7 @@ class NativeGroup:
         fragment_bytes: int,
         window: int,
         spin_s: float,
+        timeout_s: float,
     ) -> None: ...
     def start(
         self,

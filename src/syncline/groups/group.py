@@ -174,11 +174,13 @@ class Group:
                     FRAGMENT_BYTES,
                     WINDOW,
                     SPIN_S if len(near) <= _processors() else 0.0,
+                    max(deadline - time.monotonic(), 0.0),
                 )
+            except _native.LinkFailure as error:
+                self._abandon()
+                raise PeerError(f"rank {rank}: {error.args[0]}; see that rank's output") from None
             except BaseException:
-                for peer in self._peers:
-                    peer.close()
-                os.close(self._event)
+                self._abandon()
                 raise
             finally:
                 os.close(segment)
@@ -379,6 +381,12 @@ class Group:
             self._begun.clear()
 
     # ------------------------------------------------------------------ inside
+
+    def _abandon(self) -> None:
+        """Close what was opened for a group that does not come about."""
+        for peer in self._peers:
+            peer.close()
+        os.close(self._event)
 
     def _compiled(self, collective: Collective, choice: Choice, root: int = 0) -> Compiled:
         return compiled(collective, choice, self.rank, self.hosts, root)
