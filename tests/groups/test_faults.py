@@ -167,7 +167,7 @@ def test_closing_ends_the_waits_of_other_threads(transport: Transport) -> None:
     with pytest.raises(UserError, match="this group was closed"):
         first.all_reduce(jobs.elements(tensor))
     # Where the way to it was full of what it did not take, the last word did not get through.
-    with pytest.raises(PeerError, match="rank 0 has (left the group|ended, or cannot be reached)"):
+    with pytest.raises(PeerError, match=r"rank 0 has (left the group|ended, or cannot be reached)"):
         second.all_reduce(jobs.elements(tensor)).wait()
     second.close()
 
