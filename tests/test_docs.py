@@ -291,6 +291,57 @@ def test_the_messages_described_are_those_of_the_code() -> None:
         assert any(pattern.fullmatch(k) or pattern.match(k) for k in known), message
 
 
+RAISED = ("UserError", "FileError", "MismatchError", "PeerError")
+
+
+def raised(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of every error that a module raises, as :func:`templates` does.
+
+    Not those that hold nothing but what is filled in, which others say.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
+            continue
+        text = node.exc.args[0]
+        if getattr(node.exc.func, "id", "") not in RAISED:
+            continue
+        if isinstance(text, ast.JoinedStr):
+            parts = (p.value if isinstance(p, ast.Constant) else "…" for p in text.values)
+            found = "".join(map(str, parts))
+        elif isinstance(text, ast.Constant):
+            found = str(text.value)
+        else:
+            continue
+        if re.search("[a-z]", found):
+            yield node.lineno, found
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["groups", "collectives", "bench", "parallel/backend.py", "cli/bench.py", "cli/tune.py"],
+)
+def test_every_message_of_collectives_is_described(where: str) -> None:
+    rows = [
+        message.strip("`").removesuffix(" (a warning)").replace("`", "")
+        for message, _, _ in table_rows(text_of("errors.md"), 3)
+        if message.startswith("`")
+    ]
+    known = [
+        re.compile(".*".join(map(re.escape, row.split("…"))), re.DOTALL)
+        for row in rows
+        if re.search("[a-z]", row)  # else it would describe anything
+    ]
+    source = ROOT / "src" / "syncline" / where
+    files = sorted(source.rglob("*.py")) if source.is_dir() else [source]
+    missing = [
+        f"{path.name}:{line}: {text}"
+        for path in files
+        for line, text in raised(path)
+        if not any(pattern.match(text) for pattern in known)
+    ]
+    assert missing == []
+
+
 def test_every_kind_of_file_is_described_with_its_version() -> None:
     rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("architecture.md"), 3)}
     for kind in KINDS:
