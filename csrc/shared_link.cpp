@@ -126,7 +126,10 @@ void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call
     if (place.number != 0) {
         borrowed_ = sent_ + 1;
     } else {
-        std::memcpy(slot(out_, sent_), data, bytes);
+        std::byte* to = slot(out_, sent_);
+        to_slots_.write(bytes, [&](bool past) {
+            past ? copy_past_caches(to, data, bytes) : void(std::memcpy(to, data, bytes));
+        });
     }
     fragment(out_, sent_) = {call, bytes, place.offset, place.number, 0};
     ++sent_;
@@ -146,6 +149,18 @@ bool SharedLink::can_receive() {
     return received_ < arrived_;
 }
 
+void SharedLink::take(const Target& target, const Call& call, const std::byte* data, bool past) {
+    const std::size_t count = target.bytes / size_of(call.dtype);
+    if (target.own == nullptr) {
+        past ? copy_past_caches(target.result, data, target.bytes)
+             : void(std::memcpy(target.result, data, target.bytes));
+    } else if (past) {
+        combine_past_caches(call.reduction, call.dtype, target.result, target.own, data, count);
+    } else {
+        combine(call.reduction, call.dtype, target.result, target.own, data, count);
+    }
+}
+
 void SharedLink::receive(const Target& target, const Call& call) {
     const Fragment& come = fragment(in_, received_);
     if (come.call != call || come.bytes != target.bytes) {
@@ -156,11 +171,10 @@ void SharedLink::receive(const Target& target, const Call& call) {
     const std::byte* data = come.arena != 0
                                 ? arenas_->at(peer_, {come.arena, come.offset}, target.bytes)
                                 : slot(in_, received_);
-    if (target.own == nullptr) {
-        std::memcpy(target.result, data, target.bytes);
+    if (come.arena != 0) {  // so is, most likely, where it goes: peers read that too
+        to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
     } else {
-        combine(call.reduction, call.dtype, target.result, target.own, data,
-                target.bytes / size_of(call.dtype));
+        take(target, call, data, false);
     }
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);
