@@ -374,7 +374,7 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
         if (now - news < patience_.spin) {
             // Let others start collectives, or fail the group.
             lock.unlock();
-            if (patience_.yields) {
+            if (now - news >= patience_.pause) {
                 sched_yield();
             } else {
 #if defined(__x86_64__)

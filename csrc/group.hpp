@@ -109,8 +109,8 @@ class Group {
   public:
     // How a thread looks for news.
     struct Patience {
-        std::chrono::nanoseconds spin;  // so long, before it sleeps
-        bool yields;                    // its processor to others meanwhile
+        std::chrono::nanoseconds pause;  // so long without letting others have its processor
+        std::chrono::nanoseconds spin;   // so long in all, before it sleeps
     };
 
     // links[r] joins this rank to rank r; that of this rank is null. `transport` is null where

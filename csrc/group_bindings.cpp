@@ -68,6 +68,11 @@ Clock::time_point after(double timeout_s) {
                               std::chrono::duration<double>(std::min(timeout_s, longest_s)));
 }
 
+std::chrono::nanoseconds nanoseconds(double duration_s) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::duration<double>(duration_s));
+}
+
 const std::byte* memory(std::uintptr_t address) {
     return reinterpret_cast<const std::byte*>(address);
 }
@@ -87,7 +92,7 @@ class NativeGroup {
     NativeGroup(std::int32_t rank, const std::vector<Neighbour>& neighbours,
                 const std::vector<Remote>& remotes, std::shared_ptr<UcxWorker> worker,
                 std::size_t fragment_bytes, std::uint32_t window, std::uint32_t remote_window,
-                double spin_s, bool yields)
+                double pause_s, double spin_s)
         : layout_{static_cast<std::int32_t>(neighbours.size()), fragment_bytes, window} {
         std::vector<std::unique_ptr<Link>> links(neighbours.size() + remotes.size());
         std::vector<std::shared_ptr<SharedMemory>> segments;
@@ -121,9 +126,7 @@ class NativeGroup {
             sleeper = std::make_unique<BellSleeper>(bell);
         }
         group_.emplace(rank, std::move(links), std::move(sleeper), std::move(worker),
-                       Group::Patience{std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                           std::chrono::duration<double>(spin_s)),
-                                       yields});
+                       Group::Patience{nanoseconds(pause_s), nanoseconds(spin_s)});
     }
 
     [[nodiscard]] Group& group() { return *group_; }
@@ -225,10 +228,10 @@ void bind_groups(nb::module_& module) {
     nb::class_<NativeGroup>(module, "NativeGroup")
         .def(nb::init<std::int32_t, const std::vector<Neighbour>&, const std::vector<Remote>&,
                       std::shared_ptr<UcxWorker>, std::size_t, std::uint32_t, std::uint32_t, double,
-                      bool>(),
+                      double>(),
              nb::arg("rank"), nb::arg("neighbours"), nb::arg("remotes"), nb::arg("worker").none(),
              nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("remote_window"),
-             nb::arg("spin_s"), nb::arg("yields"))
+             nb::arg("pause_s"), nb::arg("spin_s"))
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
         .def("idle", &NativeGroup::idle)

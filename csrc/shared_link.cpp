@@ -123,17 +123,23 @@ bool SharedLink::can_send() {
 void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) {
     const Arenas::Place place =
         may_borrow && arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
+    Fragment& said = fragment(out_, sent_);
+    said.call = call;
+    said.bytes = bytes;
+    said.arena = place.number;
     if (place.number != 0) {
         borrowed_ = sent_ + 1;
+        said.offset = place.offset;
+    } else if (bytes <= sizeof said.small) {
+        std::memcpy(said.small, data, bytes);
     } else {
         std::byte* to = slot(out_, sent_);
         to_slots_.write(bytes, [&](bool past) {
             past ? copy_past_caches(to, data, bytes) : void(std::memcpy(to, data, bytes));
         });
     }
-    fragment(out_, sent_) = {call, bytes, place.offset, place.number, 0};
     ++sent_;
-    outgoing_.sent.store(sent_, std::memory_order_release);
+    said.number.store(sent_, std::memory_order_release);
     bell_of(*theirs_).ring(event_);
 }
 
@@ -144,9 +150,7 @@ std::uint64_t SharedLink::released() {
 }
 
 bool SharedLink::can_receive() {
-    if (received_ < arrived_) return true;
-    arrived_ = incoming_.sent.load(std::memory_order_acquire);
-    return received_ < arrived_;
+    return fragment(in_, received_).number.load(std::memory_order_acquire) == received_ + 1;
 }
 
 void SharedLink::take(const Target& target, const Call& call, const std::byte* data, bool past) {
@@ -170,7 +174,8 @@ void SharedLink::receive(const Target& target, const Call& call) {
     }
     const std::byte* data = come.arena != 0
                                 ? arenas_->at(peer_, {come.arena, come.offset}, target.bytes)
-                                : slot(in_, received_);
+                            : come.bytes <= sizeof come.small ? come.small
+                                                              : slot(in_, received_);
     if (come.arena != 0) {  // so is, most likely, where it goes: peers read that too
         to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
     } else {

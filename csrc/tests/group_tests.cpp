@@ -584,7 +584,7 @@ class Team {
             groups.push_back(std::make_unique<Group>(
                 rank, std::move(links),
                 std::make_unique<syncline::BellSleeper>(SharedLink::bell_of(*segments[own])),
-                nullptr, Group::Patience{spin, rank % 2 == 0}));
+                nullptr, Group::Patience{rank % 2 == 0 ? spin / 2 : spin, spin}));
         }
     }
 

@@ -101,8 +101,8 @@ class NativeGroup:
         fragment_bytes: int,
         window: int,
         remote_window: int,
+        pause_s: float,
         spin_s: float,
-        yields: bool,
     ) -> None: ...
     def wait(self, operation: Operation, timeout_s: float) -> None: ...
     def lose(self, rank: int, what: str) -> None: ...

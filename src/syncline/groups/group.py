@@ -30,14 +30,19 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Group", "Pending"]
 
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
-WINDOW = 16
-"""Fragments under way from one rank to another in shared memory: together as large as a core's own
-cache, so that most lines have left it when they are written again ..."""
+WINDOW, LEAST_WINDOW = 16, 8
+"""Fragments under way in shared memory, from one rank to all others and to one of them: to one, as
+much as a core's own cache holds, so that most lines have left it when they are written again; to
+several, not much of the cache that all share ..."""
 REMOTE_WINDOW = 8
-"""... and between hosts."""
+"""... and between hosts, to each."""
+PAUSE_S = 20e-6
+"""So long a rank looks for news as fast as it can, longer than a fragment takes ..."""
 SPIN_S = 200e-6
-"""So long a rank looks for news before it sleeps: longer than to fall asleep and wake takes, which
-on a virtual machine is 60 us and more."""
+"""... and so long before it sleeps, letting others have its processor between looks: longer than to
+fall asleep and wake takes, 60 us and more on a virtual machine."""
+CROWDED_SPIN_S = 20e-6
+"""The same where there are more ranks than processors: it lets others have its own at once."""
 MOST_CALLS = 512
 """Kinds of calls that a group keeps prepared."""
 
@@ -54,9 +59,7 @@ class Pending:
 
     __slots__ = ("_group", "_keep", "_native")
 
-    def __init__(
-        self, group: Group | None, native: _native.Operation | None, keep: object
-    ) -> None:
+    def __init__(self, group: Group | None, native: _native.Operation | None, keep: object) -> None:
         self._group = group
         self._native = native
         self._keep = keep  # memory that it reads or writes
@@ -155,6 +158,7 @@ class Group:
             ways = []
             if worker is not None:
                 ways = addresses(worker, store, name, rank, remote, deadline)
+            crowded = len(near) > _processors()
             segment = _new_segment(len(near))
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._peers: list[Introduced] = []
@@ -169,10 +173,10 @@ class Group:
                     ways,
                     worker,
                     FRAGMENT_BYTES,
-                    WINDOW,
+                    _window(len(near)),
                     REMOTE_WINDOW,
-                    SPIN_S,
-                    len(near) > _processors(),
+                    0.0 if crowded else PAUSE_S,
+                    CROWDED_SPIN_S if crowded else SPIN_S,
                 )
             except BaseException:
                 for peer in self._peers:
@@ -222,7 +226,9 @@ class Group:
         work = given if result is None else _fitting(given, result, 1)
         key = "all-reduce", given.count, given.dtype, choice, reduction
         call = self._calls.get(key) or self._prepared(key, 0, (0, given.count))
-        return self._start(call, _placed(given, work, call.code, self.ranks), work, attended)
+        if work is not given:
+            given = _placed(given, work, call.code, self.ranks)
+        return self._start(call, given, work, attended)
 
     def broadcast(
         self,
@@ -494,9 +500,14 @@ def _leave(
     os.close(event)
 
 
+def _window(ranks: int) -> int:
+    """Return how many fragments may be under way from a rank to another, of so many on its host."""
+    return max(WINDOW // max(ranks - 1, 1), LEAST_WINDOW)
+
+
 def _new_segment(ranks: int) -> int:
     """Return memory that has no name, so that nothing of it is ever left behind."""
-    size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, WINDOW)
+    size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
     try:
         segment = os.memfd_create("syncline", os.MFD_CLOEXEC)
         os.ftruncate(segment, size_bytes)
