@@ -178,6 +178,12 @@ void SharedLink::receive(const Target& target, const Call& call) {
                                                               : slot(in_, received_);
     if (come.arena != 0) {  // so is, most likely, where it goes: peers read that too
         to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
+        // A peer that has given up may write to its buffer again, but says so before.
+        if (const auto verdict = given_up()) {
+            throw PeerFailure(
+                verdict->culprit, verdict->disagrees,
+                "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
+        }
     } else {
         take(target, call, data, false);
     }

@@ -980,6 +980,25 @@ void a_wait_ends_at_its_deadline() {
     CHECK(late.rank == -1 || late.rank == -2);
 }
 
+// What it has sent lies in memory of its own, to which it may write again.
+void a_buffer_of_a_rank_that_has_given_up_is_not_believed() {
+    Team team(2);
+    const auto buffer = [&](std::int32_t rank) {
+        return std::span(reinterpret_cast<float*>(team.arena(rank, 4000)), 1000);
+    };
+    const std::span<float> ours = buffer(0);
+    const std::span<float> theirs = buffer(1);
+    const auto start = [&](std::int32_t rank, std::span<float> work) {
+        const Shape shape = pipelined_broadcast(2, 1, 1);
+        return team.at(rank).start(request<float>(shape, rank, 2, work, work), true);
+    };
+    const Handle begun = start(1, theirs);
+    CHECK(outcome([&] { team.at(1).wait(begun, Clock::now()); }).rank == -3);
+    std::ranges::fill(theirs, 5.0F);
+    const Outcome end = outcome([&] { team.at(0).wait(start(0, ours), soon()); });
+    CHECK(end.rank == -1 && says(end, "rank 1 has given up"));
+}
+
 // A thread that sleeps for a peer must wake when another fails the group.
 void a_failure_wakes_whoever_drives() {
     for (const bool attended : {true, false}) {
@@ -1162,6 +1181,7 @@ int main(int arguments, char** values) {
     a_peer_may_leave_once_it_has_sent_all();
     a_peer_may_leave_before_its_turn_comes();
     a_wait_ends_at_its_deadline();
+    a_buffer_of_a_rank_that_has_given_up_is_not_believed();
     a_failure_wakes_whoever_drives();
     a_start_notices_a_lost_peer_while_another_thread_sleeps();
     closing_ends_all_waits();
