@@ -56,8 +56,11 @@ void Operation::finish() {
 
 Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
              std::unique_ptr<Sleeper> sleeper, std::shared_ptr<Transport> transport,
-             std::chrono::nanoseconds spin)
-    : rank_(rank), sleeper_(std::move(sleeper)), transport_(std::move(transport)), spin_(spin) {
+             Patience patience)
+    : rank_(rank),
+      sleeper_(std::move(sleeper)),
+      transport_(std::move(transport)),
+      patience_(patience) {
     for (auto& link : links) links_.push_back({std::move(link), {}, {}, {}, {}});
 }
 
@@ -84,7 +87,7 @@ void Group::close() {
 
 Handle Group::start(Operation::Request request, bool attended) {
     auto operation = std::make_shared<Operation>(std::move(request));
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (failure_) throw_failure();
     // Two ranks that send to each other count nothing that all ranks could agree on.
     if (operation->request_.call.collective != exchange) {
@@ -103,11 +106,15 @@ Handle Group::start(Operation::Request request, bool attended) {
             peer.receives.waiting.push_back({operation, 0, 0});
     }
     active_.push_back(operation);
-    if (!attended || driven_) progress();
-    if (driven_) require_peers();                            // the driver may sleep
-    if (driven_ && transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
-    if (!attended && !operation->done_.load(std::memory_order_relaxed)) {
-        call_attendant();
+    if (driven_) {
+        progress();
+        require_peers();                              // the driver may sleep
+        if (transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
+    } else if (attended) {
+        drive(lock, operation.get(), Clock::now() + patience_.spin);
+    } else {
+        progress();
+        if (!operation->done()) call_attendant();
     }
     return operation;
 }
@@ -274,8 +281,8 @@ bool Group::progress_sends(Peer& peer) {
         const bool changes = transfer.exchanged && (operation.in_place() || !transfer.fresh);
         peer.link->send(source + from, to - from, operation.call(), !changes);
         cursor.offset += to - from;
-        moved = true;
         settle(side, peer.link->released());
+        return true;
     }
     return moved;
 }
@@ -314,8 +321,8 @@ bool Group::progress_receives(Peer& peer) {
                             transfer.action == Action::reduce ? own + from : nullptr, to - from},
                            operation.call());
         cursor.offset += to - from;
-        moved = true;
         settle(side, peer.link->received());
+        return true;
     }
     return moved;
 }
@@ -366,12 +373,16 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
             in_time = false;
             break;
         }
-        if (now - news < spin_) {
+        if (now - news < patience_.spin) {
             // Let others start collectives, or fail the group.
             lock.unlock();
+            if (now - news >= patience_.pause) {
+                sched_yield();
+            } else {
 #if defined(__x86_64__)
-            __builtin_ia32_pause();
+                __builtin_ia32_pause();
 #endif
+            }
             lock.lock();
             continue;
         }
@@ -387,7 +398,8 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
         news = Clock::now();
     }
     driven_ = false;
-    if (until != nullptr && !active_.empty() && !failure_) {
+    const std::size_t own = until != nullptr && !until->done() ? 1 : 0;  // whose waiter will drive
+    if (until != nullptr && active_.size() > own && !failure_) {
         // Those who wait for others, or for nothing yet, need another driver.
         done_.notify_all();
         call_attendant();

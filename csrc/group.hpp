@@ -107,11 +107,17 @@ class Timeout : public std::runtime_error {
 // to use from several threads.
 class Group {
   public:
+    // How a thread looks for news.
+    struct Patience {
+        std::chrono::nanoseconds pause;  // so long without letting others have its processor
+        std::chrono::nanoseconds spin;   // so long in all, before it sleeps
+    };
+
     // links[r] joins this rank to rank r; that of this rank is null. `transport` is null where
-    // links move by themselves. `spin` is how long a thread looks for news before it sleeps.
+    // links move by themselves.
     Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
           std::unique_ptr<Sleeper> sleeper, std::shared_ptr<Transport> transport,
-          std::chrono::nanoseconds spin);
+          Patience patience);
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
     ~Group();
@@ -120,7 +126,8 @@ class Group {
     [[nodiscard]] std::int32_t ranks() const { return static_cast<std::int32_t>(links_.size()); }
 
     // Begin a collective. `attended`: the caller is about to wait for it, so no other thread need
-    // be woken. Throws what went wrong in the group before.
+    // be woken, and this one works on it until it is done or it would have to sleep. Throws what
+    // went wrong in the group before.
     Handle start(Operation::Request request, bool attended);
 
     // Return once it is done. Throws PeerFailure or Timeout; the group is of no use then.
@@ -195,7 +202,7 @@ class Group {
     std::vector<Peer> links_;
     std::unique_ptr<Sleeper> sleeper_;
     std::shared_ptr<Transport> transport_;
-    std::chrono::nanoseconds spin_;
+    Patience patience_;
 
     std::mutex mutex_;
     std::condition_variable done_;    // for those who wait while another thread drives

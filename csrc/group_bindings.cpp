@@ -68,6 +68,11 @@ Clock::time_point after(double timeout_s) {
                               std::chrono::duration<double>(std::min(timeout_s, longest_s)));
 }
 
+std::chrono::nanoseconds nanoseconds(double duration_s) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::duration<double>(duration_s));
+}
+
 const std::byte* memory(std::uintptr_t address) {
     return reinterpret_cast<const std::byte*>(address);
 }
@@ -86,7 +91,8 @@ class NativeGroup {
     // `neighbours` are this rank and all others of the host, in order; `remotes` all other ranks.
     NativeGroup(std::int32_t rank, const std::vector<Neighbour>& neighbours,
                 const std::vector<Remote>& remotes, std::shared_ptr<UcxWorker> worker,
-                std::size_t fragment_bytes, std::uint32_t window, double spin_s, double timeout_s)
+                std::size_t fragment_bytes, std::uint32_t window, std::uint32_t remote_window,
+                double pause_s, double spin_s, double timeout_s)
         : layout_{static_cast<std::int32_t>(neighbours.size()), fragment_bytes, window} {
         std::vector<std::unique_ptr<Link>> links(neighbours.size() + remotes.size());
         std::vector<std::shared_ptr<SharedMemory>> segments;
@@ -111,7 +117,7 @@ class NativeGroup {
         for (const auto& [peer, address] : remotes) {
             auto link =
                 std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
-                                          rank, peer, fragment_bytes, window);
+                                          rank, peer, fragment_bytes, remote_window);
             far.emplace_back(peer, link.get());
             links.at(static_cast<std::size_t>(peer)) = std::move(link);
         }
@@ -125,26 +131,10 @@ class NativeGroup {
             sleeper = std::make_unique<BellSleeper>(bell);
         }
         group_.emplace(rank, std::move(links), std::move(sleeper), std::move(worker),
-                       std::chrono::duration_cast<std::chrono::nanoseconds>(
-                           std::chrono::duration<double>(spin_s)));
+                       Group::Patience{nanoseconds(pause_s), nanoseconds(spin_s)});
     }
 
-    Handle start(std::shared_ptr<Program> program, std::uint64_t count, std::uint32_t variant,
-                 std::uint8_t collective, std::uint8_t dtype, std::uint8_t reduction,
-                 std::uintptr_t input, std::uintptr_t work, std::size_t result_start,
-                 std::size_t result_stop, std::uintptr_t output, bool attended) {
-        const syncline::Call call{count,
-                                  0,
-                                  variant,
-                                  collective,
-                                  static_cast<syncline::Dtype>(dtype),
-                                  static_cast<syncline::Reduction>(reduction),
-                                  0};
-        return group_->start({std::move(program), call, memory(input), writable(work), result_start,
-                              result_stop, output == 0 ? nullptr : writable(output)},
-                             attended);
-    }
-
+    [[nodiscard]] Group& group() { return *group_; }
     void wait(const Handle& handle, double timeout_s) { group_->wait(handle, after(timeout_s)); }
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
     bool idle() { return group_->idle(); }
@@ -193,6 +183,38 @@ class NativeGroup {
     std::optional<Group> group_;
 };
 
+// A collective of a group on vectors of one kind, which may be called again and again.
+class NativeCall {
+  public:
+    NativeCall(std::shared_ptr<NativeGroup> group, std::shared_ptr<Program> program,
+               std::uint64_t count, std::uint32_t variant, std::uint8_t collective,
+               std::uint8_t dtype, std::uint8_t reduction, std::size_t result_start,
+               std::size_t result_stop)
+        : group_(std::move(group)),
+          request_{std::move(program),
+                   {count, 0, variant, collective, static_cast<syncline::Dtype>(dtype),
+                    static_cast<syncline::Reduction>(reduction), 0},
+                   nullptr,
+                   nullptr,
+                   result_start,
+                   result_stop,
+                   nullptr} {}
+
+    // Returns null if it is done. `output` is 0 where the result stays in `work`.
+    Handle start(std::uintptr_t input, std::uintptr_t work, std::uintptr_t output, bool attended) {
+        Operation::Request request = request_;
+        request.input = memory(input);
+        request.work = writable(work);
+        request.output = output == 0 ? nullptr : writable(output);
+        Handle handle = group_->group().start(std::move(request), attended);
+        return handle->done() ? nullptr : std::move(handle);
+    }
+
+  private:
+    std::shared_ptr<NativeGroup> group_;
+    Operation::Request request_;
+};
+
 }  // namespace
 
 void bind_groups(nb::module_& module) {
@@ -234,10 +256,11 @@ void bind_groups(nb::module_& module) {
         });
     nb::class_<NativeGroup>(module, "NativeGroup")
         .def(nb::init<std::int32_t, const std::vector<Neighbour>&, const std::vector<Remote>&,
-                      std::shared_ptr<UcxWorker>, std::size_t, std::uint32_t, double, double>(),
+                      std::shared_ptr<UcxWorker>, std::size_t, std::uint32_t, std::uint32_t, double,
+                      double, double>(),
              nb::arg("rank"), nb::arg("neighbours"), nb::arg("remotes"), nb::arg("worker").none(),
-             nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("spin_s"), nb::arg("timeout_s"))
-        .def("start", &NativeGroup::start, nb::call_guard<nb::gil_scoped_release>())
+             nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("remote_window"),
+             nb::arg("pause_s"), nb::arg("spin_s"), nb::arg("timeout_s"))
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
         .def("idle", &NativeGroup::idle)
@@ -245,6 +268,14 @@ void bind_groups(nb::module_& module) {
         .def("close", &NativeGroup::close, nb::call_guard<nb::gil_scoped_release>())
         .def("add_arena", &NativeGroup::add_arena)
         .def("forget_arena", &NativeGroup::forget_arena);
+    nb::class_<NativeCall>(module, "NativeCall")
+        .def(nb::init<std::shared_ptr<NativeGroup>, std::shared_ptr<Program>, std::uint64_t,
+                      std::uint32_t, std::uint8_t, std::uint8_t, std::uint8_t, std::size_t,
+                      std::size_t>(),
+             nb::arg("group"), nb::arg("program"), nb::arg("count"), nb::arg("variant"),
+             nb::arg("collective"), nb::arg("dtype"), nb::arg("reduction"), nb::arg("result_start"),
+             nb::arg("result_stop"))
+        .def("start", &NativeCall::start, nb::call_guard<nb::gil_scoped_release>());
     module.def("segment_bytes",
                [](std::int32_t peers, std::size_t fragment_bytes, std::uint32_t window) {
                    return SegmentLayout{peers, fragment_bytes, window}.bytes();

@@ -123,14 +123,23 @@ bool SharedLink::can_send() {
 void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) {
     const Arenas::Place place =
         may_borrow && arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
+    Fragment& said = fragment(out_, sent_);
+    said.call = call;
+    said.bytes = bytes;
+    said.arena = place.number;
     if (place.number != 0) {
         borrowed_ = sent_ + 1;
+        said.offset = place.offset;
+    } else if (bytes <= sizeof said.small) {
+        std::memcpy(said.small, data, bytes);
     } else {
-        std::memcpy(slot(out_, sent_), data, bytes);
+        std::byte* to = slot(out_, sent_);
+        to_slots_.write(bytes, [&](bool past) {
+            past ? copy_past_caches(to, data, bytes) : void(std::memcpy(to, data, bytes));
+        });
     }
-    fragment(out_, sent_) = {call, bytes, place.offset, place.number, 0};
     ++sent_;
-    outgoing_.sent.store(sent_, std::memory_order_release);
+    said.number.store(sent_, std::memory_order_release);
     bell_of(*theirs_).ring(event_);
 }
 
@@ -141,9 +150,19 @@ std::uint64_t SharedLink::released() {
 }
 
 bool SharedLink::can_receive() {
-    if (received_ < arrived_) return true;
-    arrived_ = incoming_.sent.load(std::memory_order_acquire);
-    return received_ < arrived_;
+    return fragment(in_, received_).number.load(std::memory_order_acquire) == received_ + 1;
+}
+
+void SharedLink::take(const Target& target, const Call& call, const std::byte* data, bool past) {
+    const std::size_t count = target.bytes / size_of(call.dtype);
+    if (target.own == nullptr) {
+        past ? copy_past_caches(target.result, data, target.bytes)
+             : void(std::memcpy(target.result, data, target.bytes));
+    } else if (past) {
+        combine_past_caches(call.reduction, call.dtype, target.result, target.own, data, count);
+    } else {
+        combine(call.reduction, call.dtype, target.result, target.own, data, count);
+    }
 }
 
 void SharedLink::receive(const Target& target, const Call& call) {
@@ -155,12 +174,18 @@ void SharedLink::receive(const Target& target, const Call& call) {
     }
     const std::byte* data = come.arena != 0
                                 ? arenas_->at(peer_, {come.arena, come.offset}, target.bytes)
-                                : slot(in_, received_);
-    if (target.own == nullptr) {
-        std::memcpy(target.result, data, target.bytes);
+                            : come.bytes <= sizeof come.small ? come.small
+                                                              : slot(in_, received_);
+    if (come.arena != 0) {  // so is, most likely, where it goes: peers read that too
+        to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
+        // A peer that has given up may write to its buffer again, but says so before.
+        if (const auto verdict = given_up()) {
+            throw PeerFailure(
+                verdict->culprit, verdict->disagrees,
+                "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
+        }
     } else {
-        combine(call.reduction, call.dtype, target.result, target.own, data,
-                target.bytes / size_of(call.dtype));
+        take(target, call, data, false);
     }
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);

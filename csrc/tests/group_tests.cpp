@@ -32,6 +32,7 @@
 #include "link.hpp"
 #include "program.hpp"
 #include "shared_link.hpp"
+#include "stores.hpp"
 
 namespace {
 
@@ -307,6 +308,66 @@ void elements_agree_with_scalars() {
     }
 }
 
+// ---------------------------------------------------------------------- past the caches
+
+void what_goes_past_the_caches_is_the_same() {
+    Random random(3);
+    std::vector<std::byte> from(20'000), to(from.size()), expected(from.size());
+    for (std::byte& each : from) each = static_cast<std::byte>(random());
+    for (int round = 0; round < 2000; ++round) {
+        std::ranges::fill(to, std::byte{7});
+        std::ranges::fill(expected, std::byte{7});
+        const auto source = uniform<std::size_t>(random, 0, 200);
+        const auto target = uniform<std::size_t>(random, 0, 200);
+        const auto bytes = uniform<std::size_t>(random, 0, round % 4 == 0 ? 19'000 : 300);
+        syncline::copy_past_caches(to.data() + target, from.data() + source, bytes);
+        std::memcpy(expected.data() + target, from.data() + source, bytes);
+        CHECK(to == expected);
+    }
+    for (const Dtype dtype : dtypes) {
+        for (const Reduction reduction : reductions) {
+            if (!syncline::exists(reduction, dtype)) continue;
+            for (const std::size_t count : {0, 1, 7, 512, 2049}) {
+                const std::size_t bytes = count * syncline::size_of(dtype);
+                // Whatever the bits mean: none of them are NaNs, which may differ.
+                std::vector<std::byte> a(bytes, std::byte{1}), b(bytes, std::byte{1}), c(bytes);
+                for (std::size_t i = 0; i < bytes; ++i) a[i] = static_cast<std::byte>(i % 2);
+                syncline::combine_past_caches(reduction, dtype, c.data(), a.data(), b.data(),
+                                              count);
+                // Also in place.
+                syncline::combine_past_caches(reduction, dtype, b.data(), a.data(), b.data(),
+                                              count);
+                std::vector<std::byte> wanted(bytes, std::byte{1});
+                combine(reduction, dtype, wanted.data(), a.data(), wanted.data(), count);
+                CHECK(b == wanted && c == wanted);
+            }
+        }
+    }
+}
+
+void the_faster_stores_are_found() {
+    syncline::Stores stores(2);
+    // How many of the next pieces go past the caches, where writing takes so long.
+    const auto past = [&](int pieces, double cached_s, double past_s) {
+        int found = 0;
+        for (int i = 0; i < pieces; ++i) {
+            const bool way = stores.next();
+            found += way ? 1 : 0;
+            stores.learn(way, way ? past_s : cached_s);
+        }
+        return found;
+    };
+    CHECK(past(1000, 1, 1) < 20);
+    CHECK(past(4000, 1.5, 1) < 20);  // not worth it
+    (void)past(4000, 7, 1);          // another state of the machine
+    CHECK(past(1000, 7, 1) > 980);
+    (void)past(4000, 1, 1);
+    CHECK(past(1000, 1, 1) < 20);
+    int pieces = 0;
+    stores.write(syncline::Stores::least_bytes - 1, [&](bool way) { pieces += way ? 100 : 1; });
+    CHECK(pieces == 1);
+}
+
 // ---------------------------------------------------------------------- programs
 
 // Blocks that go from one rank to another in a step.
@@ -523,7 +584,7 @@ class Team {
             groups.push_back(std::make_unique<Group>(
                 rank, std::move(links),
                 std::make_unique<syncline::BellSleeper>(SharedLink::bell_of(*segments[own])),
-                nullptr, spin));
+                nullptr, Group::Patience{rank % 2 == 0 ? spin / 2 : spin, spin}));
         }
     }
 
@@ -669,6 +730,16 @@ void every_shape_gives_the_right_result() {
                 }
             }
             run_once<std::int64_t>(team, shape, 3001, ways[0]);
+        }
+    }
+}
+
+// Pieces so large that some are written past the caches, and lie at any alignment.
+void large_fragments_give_the_right_result() {
+    Team team(3, 16'384, 4);
+    for (const Shape& shape : shapes(3)) {
+        for (const std::size_t count : {4099, 100'003}) {
+            for (const Way& way : ways) run_once<float>(team, shape, count, way);
         }
     }
 }
@@ -909,6 +980,25 @@ void a_wait_ends_at_its_deadline() {
     CHECK(late.rank == -1 || late.rank == -2);
 }
 
+// What it has sent lies in memory of its own, to which it may write again.
+void a_buffer_of_a_rank_that_has_given_up_is_not_believed() {
+    Team team(2);
+    const auto buffer = [&](std::int32_t rank) {
+        return std::span(reinterpret_cast<float*>(team.arena(rank, 4000)), 1000);
+    };
+    const std::span<float> ours = buffer(0);
+    const std::span<float> theirs = buffer(1);
+    const auto start = [&](std::int32_t rank, std::span<float> work) {
+        const Shape shape = pipelined_broadcast(2, 1, 1);
+        return team.at(rank).start(request<float>(shape, rank, 2, work, work), true);
+    };
+    const Handle begun = start(1, theirs);
+    CHECK(outcome([&] { team.at(1).wait(begun, Clock::now()); }).rank == -3);
+    std::ranges::fill(theirs, 5.0F);
+    const Outcome end = outcome([&] { team.at(0).wait(start(0, ours), soon()); });
+    CHECK(end.rank == -1 && says(end, "rank 1 has given up"));
+}
+
 // A thread that sleeps for a peer must wake when another fails the group.
 void a_failure_wakes_whoever_drives() {
     for (const bool attended : {true, false}) {
@@ -1078,8 +1168,11 @@ void soak(seconds duration) {
 int main(int arguments, char** values) {
     halves_are_rounded_to_the_nearest_even();
     elements_agree_with_scalars();
+    what_goes_past_the_caches_is_the_same();
+    the_faster_stores_are_found();
     programs_are_checked();
     every_shape_gives_the_right_result();
+    large_fragments_give_the_right_result();
     averages_are_divided_and_results_go_where_they_should();
     several_are_in_flight_from_several_threads();
     ranks_that_call_different_collectives_say_so();
@@ -1088,6 +1181,7 @@ int main(int arguments, char** values) {
     a_peer_may_leave_once_it_has_sent_all();
     a_peer_may_leave_before_its_turn_comes();
     a_wait_ends_at_its_deadline();
+    a_buffer_of_a_rank_that_has_given_up_is_not_believed();
     a_failure_wakes_whoever_drives();
     a_start_notices_a_lost_peer_while_another_thread_sleeps();
     closing_ends_all_waits();

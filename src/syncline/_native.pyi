@@ -100,24 +100,11 @@ class NativeGroup:
         worker: UcxWorker | None,
         fragment_bytes: int,
         window: int,
+        remote_window: int,
+        pause_s: float,
         spin_s: float,
         timeout_s: float,
     ) -> None: ...
-    def start(
-        self,
-        program: Program,
-        count: int,
-        variant: int,
-        collective: int,
-        dtype: int,
-        reduction: int,
-        input_: int,
-        work: int,
-        result_start: int,
-        result_stop: int,
-        output: int,
-        attended: bool,
-    ) -> Operation: ...
     def wait(self, operation: Operation, timeout_s: float) -> None: ...
     def lose(self, rank: int, what: str) -> None: ...
     def idle(self) -> bool: ...
@@ -125,6 +112,21 @@ class NativeGroup:
     def close(self) -> None: ...
     def add_arena(self, peer: int, number: int, arena: SharedMemory) -> None: ...
     def forget_arena(self, peer: int, number: int) -> None: ...
+
+class NativeCall:
+    def __init__(
+        self,
+        group: NativeGroup,
+        program: Program,
+        count: int,
+        variant: int,
+        collective: int,
+        dtype: int,
+        reduction: int,
+        result_start: int,
+        result_stop: int,
+    ) -> None: ...
+    def start(self, input_: int, work: int, output: int, attended: bool, /) -> Operation | None: ...
 
 def make_program(rank: int, ranks: int, blocks: int, rows: NDArray[np.int32]) -> Program: ...
 def segment_bytes(peers: int, fragment_bytes: int, window: int) -> int: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ class Compiled(NamedTuple):
     """Whether it can leave its input as it is and write elsewhere."""
     changed: tuple[bool, ...]
     """Of each block: whether this rank changes it."""
+    variant: int
+    """A number that is the same on two ranks only if they mean the same algorithm and root."""
 
 
 @lru_cache(maxsize=CACHED)
@@ -59,19 +62,21 @@ def compiled(
         ],
         dtype=np.int32,
     ).reshape(-1, 5)
-    return _compiled(_native.make_program(rank, ranks, schedule.blocks, rows), schedule.blocks)
+    native = _native.make_program(rank, ranks, schedule.blocks, rows)
+    return _compiled(native, schedule.blocks, f"{choice.algorithm}/{choice.blocks}/{root}")
 
 
-def _compiled(native: _native.Program, blocks: int) -> Compiled:
+def _compiled(native: _native.Program, blocks: int, meaning: str) -> Compiled:
     return Compiled(
         native=native,
         out_of_place=native.out_of_place,
         changed=tuple(native.changes(block) for block in range(blocks)),
+        variant=zlib.crc32(meaning.encode()),
     )
 
 
 @lru_cache(maxsize=CACHED)
-def between(action: str, rank: int, ranks: int, peer: int) -> Compiled:
+def between(action: str, rank: int, ranks: int, peer: int, tag: int) -> Compiled:
     """Return the program that sends a whole vector to a peer, or copies what comes from it."""
     rows = np.array([(0, ACTIONS[action], peer, 0, 1)], dtype=np.int32)
-    return _compiled(_native.make_program(rank, ranks, 1, rows), 1)
+    return _compiled(_native.make_program(rank, ranks, 1, rows), 1, str(tag))

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -32,25 +31,28 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Group", "Pending"]
 
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
-WINDOW = 8
-SPIN_S = 20e-6
-"""A rank that has a processor to itself looks so long for news before it sleeps: longer than a
-fragment takes, shorter than falling asleep and waking."""
+WINDOW, LEAST_WINDOW = 16, 8
+"""Fragments under way in shared memory, from one rank to all others and to one of them: to one, as
+much as a core's own cache holds, so that most lines have left it when they are written again; to
+several, not much of the cache that all share ..."""
+REMOTE_WINDOW = 8
+"""... and between hosts, to each."""
+PAUSE_S = 20e-6
+"""So long a rank looks for news as fast as it can, longer than a fragment takes ..."""
+SPIN_S = 200e-6
+"""... and so long before it sleeps, letting others have its processor between looks: longer than to
+fall asleep and wake takes, 60 us and more on a virtual machine."""
+CROWDED_SPIN_S = 20e-6
+"""The same where there are more ranks than processors: it lets others have its own at once."""
+MOST_CALLS = 512
+"""Kinds of calls that a group keeps prepared."""
 
 
-class Task(NamedTuple):
-    """What a collective is, on all ranks alike, and which part of the vector is its result here."""
+class Call(NamedTuple):
+    """A collective on vectors of one kind, ready to be called."""
 
-    collective: Collective | Literal["exchange"]
-    choice: Choice
-    root: int = 0
-    reduction: str = "sum"
-    result: tuple[int, int] = (0, 0)
-
-    @property
-    def variant(self) -> int:
-        """A number that is the same on two ranks only if they mean the same."""
-        return zlib.crc32(f"{self.choice.algorithm}/{self.choice.blocks}/{self.root}".encode())
+    native: _native.NativeCall
+    code: Compiled
 
 
 class Pending:
@@ -58,7 +60,7 @@ class Pending:
 
     __slots__ = ("_group", "_keep", "_native")
 
-    def __init__(self, group: Group, native: _native.Operation, keep: object) -> None:
+    def __init__(self, group: Group | None, native: _native.Operation | None, keep: object) -> None:
         self._group = group
         self._native = native
         self._keep = keep  # memory that it reads or writes
@@ -66,12 +68,12 @@ class Pending:
     @property
     def done(self) -> bool:
         """Whether the result is in place."""
-        return self._native.done
+        return self._native is None or self._native.done
 
     @property
     def ended(self) -> bool:
         """Whether the result is in place, or will never be."""
-        return self._native.done or self._group.failed
+        return self.done or (self._group is not None and self._group.failed)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once the result is in place.
@@ -83,10 +85,16 @@ class Pending:
             PeerError: a rank has ended, or did not take part in time. The group is of no use then.
             MismatchError: the ranks called different collectives.
         """
+        if self._native is None or self._group is None:
+            return
         if not self._native.done:
             self._group._wait(self._native, timeout_s)
         self._keep = None
         self._group._let_go()
+
+
+DONE = Pending(None, None, None)
+"""A collective that was done at once."""
 
 
 class Group:
@@ -137,6 +145,7 @@ class Group:
         self._lock = threading.Lock()
         self._begun: deque[Pending] = deque()
         """Collectives that may still be under way, in order."""
+        self._calls: dict[tuple[object, ...], Call] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
             near = [rank] if transport == "ucx" else reception.neighbours
@@ -155,6 +164,7 @@ class Group:
             ways = []
             if worker is not None:
                 ways = addresses(worker, store, name, rank, remote, deadline)
+            crowded = len(near) > _processors()
             segment = _new_segment(len(near))
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._peers: list[Introduced] = []
@@ -172,8 +182,10 @@ class Group:
                     ways,
                     worker,
                     FRAGMENT_BYTES,
-                    WINDOW,
-                    SPIN_S if len(near) <= _processors() else 0.0,
+                    _window(len(near)),
+                    REMOTE_WINDOW,
+                    0.0 if crowded else PAUSE_S,
+                    CROWDED_SPIN_S if crowded else SPIN_S,
                     max(deadline - time.monotonic(), 0.0),
                 )
             except _native.LinkFailure as error:
@@ -222,16 +234,12 @@ class Group:
             UserError: the dtype, the reduction or the algorithm is unknown, or counts do not fit.
             PeerError: the group has failed.
         """
-        result = _fitting(given, given if result is None else result, 1)
-        choice = choice or self.chooser.choose("all-reduce", given.size_bytes)
-        code = self._compiled("all-reduce", choice)
-        return self._start(
-            Task("all-reduce", choice, reduction=reduction, result=(0, given.count)),
-            code,
-            _placed(given, result, code, self.ranks),
-            result,
-            attended,
-        )
+        work = given if result is None else _fitting(given, result, 1)
+        key = "all-reduce", given.count, given.dtype, choice, reduction
+        call = self._calls.get(key) or self._prepared(key, 0, (0, given.count))
+        if work is not given:
+            given = _placed(given, work, call.code, self.ranks)
+        return self._start(call, given, work, attended)
 
     def broadcast(
         self,
@@ -242,10 +250,9 @@ class Group:
         attended: bool = False,
     ) -> Pending:
         """Copy the root's elements to all ranks; see :meth:`all_reduce`."""
-        self._require_rank(root)
-        choice = choice or self.chooser.choose("broadcast", buffer.size_bytes)
-        code = self._compiled("broadcast", choice, root)
-        return self._start(Task("broadcast", choice, root), code, buffer, buffer, attended)
+        key = "broadcast", buffer.count, buffer.dtype, choice, "sum", root
+        call = self._calls.get(key) or self._prepared(key, root)
+        return self._start(call, buffer, buffer, attended)
 
     def reduce(
         self,
@@ -262,17 +269,15 @@ class Group:
         Other ranks' elements are left as they are, unless they are given as the result too: then
         the algorithm works in them, and needs no other memory. See :meth:`all_reduce`.
         """
-        self._require_rank(root)
-        choice = choice or self.chooser.choose("reduce", given.size_bytes)
-        code = self._compiled("reduce", choice, root)
-        if self.rank != root:
-            place = result or (_scratch(given) if any(code.changed) else given)
-            work = _fitting(given, place, 1)
-            task = Task("reduce", choice, root, reduction)
+        ours = (0, given.count) if self.rank == root else (0, 0)
+        key = "reduce", given.count, given.dtype, choice, reduction, root
+        call = self._calls.get(key) or self._prepared(key, root, ours)
+        if result is None:
+            elsewhere = self.rank != root and any(call.code.changed)
+            work = _scratch(given) if elsewhere else given
         else:
-            work = _fitting(given, given if result is None else result, 1)
-            task = Task("reduce", choice, root, reduction, result=(0, given.count))
-        return self._start(task, code, _placed(given, work, code, self.ranks), work, attended)
+            work = _fitting(given, result, 1)
+        return self._start(call, _placed(given, work, call.code, self.ranks), work, attended)
 
     def all_gather(
         self,
@@ -291,12 +296,12 @@ class Group:
             attended: see :meth:`all_reduce`.
         """
         _fitting(given, result, self.ranks)
-        choice = choice or self.chooser.choose("all-gather", result.size_bytes)
-        code = self._compiled("all-gather", choice)
+        key = "all-gather", result.count, result.dtype, choice
+        call = self._calls.get(key) or self._prepared(key)
         own = result.address + self.rank * given.size_bytes
         if own != given.address:
             ctypes.memmove(own, given.address, given.size_bytes)
-        return self._start(Task("all-gather", choice), code, result, result, attended)
+        return self._start(call, result, result, attended)
 
     def reduce_scatter(
         self,
@@ -317,26 +322,21 @@ class Group:
             attended: see :meth:`all_reduce`.
         """
         _fitting(result, given, self.ranks)
-        choice = choice or self.chooser.choose("reduce-scatter", given.size_bytes)
-        code = self._compiled("reduce-scatter", choice)
-        task = Task(
-            "reduce-scatter",
-            choice,
-            reduction=reduction,
-            result=(self.rank * result.count, (self.rank + 1) * result.count),
-        )
+        part = self.rank * result.count, (self.rank + 1) * result.count
+        key = "reduce-scatter", given.count, given.dtype, choice, reduction
+        call = self._calls.get(key) or self._prepared(key, 0, part)
+        code = call.code
         shard = len(code.changed) // self.ranks
         own = range(self.rank * shard, (self.rank + 1) * shard)
         elsewhere = any(changed for block, changed in enumerate(code.changed) if block not in own)
         if elsewhere or not code.out_of_place or self.ranks == 1:
             work = _scratch(given)
-            return self._start(
-                task, code, _placed(given, work, code, self.ranks), work, attended, result
-            )
+            placed = _placed(given, work, code, self.ranks)
+            return self._start(call, placed, work, attended, result)
         # Only the own part is written: it goes to its place at once.
         before = result.address - self.rank * result.size_bytes
         work = Elements(before, given.count, given.dtype, result.owner)
-        return self._start(task, code, given, work, attended)
+        return self._start(call, given, work, attended)
 
     def send(self, given: Elements, *, peer: int, tag: int = 0) -> Pending:
         """Send elements to one rank, which must receive in the order of the sends.
@@ -388,48 +388,82 @@ class Group:
             peer.close()
         os.close(self._event)
 
-    def _compiled(self, collective: Collective, choice: Choice, root: int = 0) -> Compiled:
-        return compiled(collective, choice, self.rank, self.hosts, root)
+    def _prepared(
+        self, key: tuple[Any, ...], root: int = 0, result: tuple[int, int] = (0, 0)
+    ) -> Call:
+        """Return a call that is not in ``_calls``, and keep it there.
+
+        Args:
+            key: collective, count, dtype, choice or None, reduction; what else tells it from
+                others.
+            root: of a broadcast or reduce.
+            result: which part of the vector is this rank's result.
+        """
+        collective, count, dtype, choice, reduction = (*key, "sum")[:5]
+        self._require_rank(root)
+        if choice is None:
+            size_bytes = Elements(0, count, dtype).size_bytes
+            choice = self.chooser.choose(collective, size_bytes)
+        code = compiled(collective, choice, self.rank, self.hosts, root)
+        return self._keep(key, code, collective, count, dtype, reduction, result)
+
+    def _keep(
+        self,
+        key: tuple[Any, ...],
+        code: Compiled,
+        collective: Collective | Literal["exchange"],
+        count: int,
+        dtype: str,
+        reduction: str = "sum",
+        result: tuple[int, int] = (0, 0),
+    ) -> Call:
+        native = _native.NativeCall(
+            self._native,
+            code.native,
+            count,
+            code.variant,
+            COLLECTIVES[collective],
+            dtype_code(dtype),
+            reduction_code(reduction, dtype),
+            *result,
+        )
+        if len(self._calls) >= MOST_CALLS:
+            self._calls.clear()
+        call = self._calls[key] = Call(native, code)
+        return call
 
     def _exchange(self, action: str, buffer: Elements, peer: int, tag: int) -> Pending:
-        self._require_rank(peer)
-        if peer == self.rank:
-            raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
-        code = between(action, self.rank, self.ranks, peer)
-        return self._start(Task("exchange", Choice(str(tag))), code, buffer, buffer, False)
+        key = action, buffer.count, buffer.dtype, peer, tag
+        call = self._calls.get(key)
+        if call is None:
+            self._require_rank(peer)
+            if peer == self.rank:
+                raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
+            code = between(action, self.rank, self.ranks, peer, tag)
+            call = self._keep(key, code, "exchange", buffer.count, buffer.dtype)
+        return self._start(call, buffer, buffer, False)
 
     def _start(
         self,
-        task: Task,
-        code: Compiled,
+        call: Call,
         given: Elements,
         work: Elements,
         attended: bool,
         result: Elements | None = None,
     ) -> Pending:
         """Begin a program that reads ``given`` and writes ``work``; its result may go elsewhere."""
-        with self._lock:
+        output = 0 if result is None else result.address
+        try:
+            native = call.native.start(given.address, work.address, output, attended)
+        except _native.LinkFailure as error:
             if not self._leave.alive:
-                raise UserError(f"rank {self.rank}: this group was closed")
-            try:
-                native = self._native.start(
-                    code.native,
-                    work.count,
-                    task.variant,
-                    COLLECTIVES[task.collective],
-                    dtype_code(work.dtype),
-                    reduction_code(task.reduction, work.dtype),
-                    given.address,
-                    work.address,
-                    *task.result,
-                    result.address if result is not None else 0,
-                    attended,
-                )
-            except _native.LinkFailure as error:
-                raise self._explained(error) from None
-            pending = Pending(self, native, (given.owner, work.owner, result))
-            # Memory must stay even where nobody waits for the collective.
-            self._begun.append(pending)
+                raise UserError(f"rank {self.rank}: this group was closed") from None
+            raise self._explained(error) from None
+        if native is None:
+            return DONE
+        pending = Pending(self, native, (given.owner, work.owner, result))
+        # Memory must stay even where nobody waits for the collective.
+        self._begun.append(pending)
         self._let_go()
         return pending
 
@@ -483,9 +517,14 @@ def _leave(
     os.close(event)
 
 
+def _window(ranks: int) -> int:
+    """Return how many fragments may be under way from a rank to another, of so many on its host."""
+    return max(WINDOW // max(ranks - 1, 1), LEAST_WINDOW)
+
+
 def _new_segment(ranks: int) -> int:
     """Return memory that has no name, so that nothing of it is ever left behind."""
-    size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, WINDOW)
+    size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
     try:
         segment = os.memfd_create("syncline", os.MFD_CLOEXEC)
         os.ftruncate(segment, size_bytes)

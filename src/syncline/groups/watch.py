@@ -51,12 +51,15 @@ class Watch:
 
     def _run(self) -> None:
         while self._sources:
-            for descriptor, _ in self._poll.poll():
+            ready = [descriptor for descriptor, _ in self._poll.poll()]
+            for descriptor in ready:
                 if descriptor == self._stop:
                     return
                 if descriptor not in self._sources:
                     continue  # reported together with the one before it
                 rank, peer = self._sources[descriptor]
+                if descriptor == peer.process and peer.connection.fileno() in ready:
+                    continue  # what it has said before it ended comes first
                 message, descriptors = _NOTHING if descriptor == peer.process else _told(peer)
                 if message == GOODBYE:
                     said = f"rank {rank} has left the group"
@@ -84,7 +87,11 @@ class Watch:
 
 def _told(peer: Introduced) -> tuple[bytes, Sequence[int]]:
     """Return a message and what came with it; an empty one if there is nobody any more."""
-    try:
-        return take_descriptors(peer.connection, MOST_BYTES, MOST_DESCRIPTORS)
-    except OSError:
-        return _NOTHING
+    for _ in range(2):
+        try:
+            return take_descriptors(peer.connection, MOST_BYTES, MOST_DESCRIPTORS)
+        except ConnectionResetError:
+            continue  # it closed with something unread; what it said before comes next
+        except OSError:
+            break
+    return _NOTHING
