@@ -89,13 +89,16 @@ std::size_t first_not_finite(std::uintptr_t values, std::size_t count, int instr
 
 nb::tuple sparse_merge(const Array<std::uint32_t>& indices_a, const Array<float>& values_a,
                        const Array<std::uint32_t>& indices_b, const Array<float>& values_b,
-                       std::size_t k) {
+                       const Array<std::uint64_t>& ends, const Array<std::uint64_t>& counts) {
+    if (ends.shape(0) != counts.shape(0)) throw std::invalid_argument("an end for each count");
+    std::vector<syncline::Quota> parts;
+    for (std::size_t i = 0; i < ends.shape(0); ++i) parts.push_back({ends(i), counts(i)});
     const syncline::SparseView a = view_of(indices_a, values_a);
     const syncline::SparseView b = view_of(indices_b, values_b);
     syncline::Kept result;
     {
         nb::gil_scoped_release unlocked;
-        result = syncline::keep_largest(syncline::sum_of(a, b), k);
+        result = syncline::keep_largest(syncline::sum_of(a, b), parts);
     }
     return nb::make_tuple(
         numpy(std::move(result.kept.indices)), numpy(std::move(result.kept.values)),
@@ -166,9 +169,10 @@ void bind_sparse(nb::module_& module) {
         "has_instructions",
         [](int i) { return syncline::has_instructions(static_cast<Instructions>(i)); },
         nb::arg("instructions"), "Whether the processor has 0: any, 1: AVX2, 2: AVX-512.");
-    module.def("sparse_merge", &sparse_merge, nb::arg("indices_a"), nb::arg("values_a"),
-               nb::arg("indices_b"), nb::arg("values_b"), nb::arg("k"),
-               "Return the k largest entries of a sum of sparse vectors, and the others.");
+    module.def(
+        "sparse_merge", &sparse_merge, nb::arg("indices_a"), nb::arg("values_a"),
+        nb::arg("indices_b"), nb::arg("values_b"), nb::arg("ends"), nb::arg("counts"),
+        "Return the largest entries of each part of a sum of sparse vectors, and the others.");
     module.def("code_indices", &code_indices, nb::arg("indices"),
                "Return ascending indices as distances of 16 bits.");
     module.def("decode_indices", &decode_indices, nb::arg("bytes"), nb::arg("count"),

@@ -1,6 +1,9 @@
 #include "sparse_merge.hpp"
 
-#include <utility>
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <stdexcept>
 
 #include "selection.hpp"
 
@@ -31,25 +34,32 @@ SparseVector sum_of(const SparseView& a, const SparseView& b) {
     return sum;
 }
 
-Kept keep_largest(SparseVector&& sum, std::size_t k) {
-    if (sum.size() <= k) return {std::move(sum), {}};
-    if (k == 0) return {{}, std::move(sum)};
-    const Cut cut = cut_of(sum.values, k);
-    std::size_t ties = k - cut.above;
+Kept keep_largest(const SparseVector& sum, std::span<const Quota> parts) {
     Kept result;
-    result.kept.indices.reserve(k);
-    result.kept.values.reserve(k);
-    result.dropped.indices.reserve(sum.size() - k);
-    result.dropped.values.reserve(sum.size() - k);
-    for (std::size_t i = 0; i < sum.size(); ++i) {
-        const std::uint32_t magnitude = magnitude_of(sum.values[i]);
-        bool keep = magnitude > cut.magnitude;
-        if (magnitude == cut.magnitude && ties > 0) {
-            keep = true;
-            --ties;
+    std::size_t start = 0;
+    for (const auto& [end, k] : parts) {
+        const auto after = std::lower_bound(
+            sum.indices.begin() + static_cast<std::ptrdiff_t>(start), sum.indices.end(), end);
+        const auto stop = static_cast<std::size_t>(after - sum.indices.begin());
+        Cut cut{0, 0};  // everything is above it
+        std::size_t ties = 0;
+        if (k == 0) {
+            cut.magnitude = std::numeric_limits<std::uint32_t>::max();
+        } else if (stop - start > k) {
+            cut = cut_of(std::span(sum.values).subspan(start, stop - start), k);
+            ties = k - cut.above;
         }
-        (keep ? result.kept : result.dropped).add(sum.indices[i], sum.values[i]);
+        for (; start < stop; ++start) {
+            const std::uint32_t magnitude = magnitude_of(sum.values[start]);
+            bool keep = magnitude > cut.magnitude;
+            if (magnitude == cut.magnitude && ties > 0) {
+                keep = true;
+                --ties;
+            }
+            (keep ? result.kept : result.dropped).add(sum.indices[start], sum.values[start]);
+        }
     }
+    if (start != sum.size()) throw std::invalid_argument("an entry is beyond the last part");
     return result;
 }
 

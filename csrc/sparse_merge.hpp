@@ -18,8 +18,15 @@ struct Kept {
     SparseVector dropped;
 };
 
-// The k entries of largest magnitude (of equal ones those of lower index), and the others.
-[[nodiscard]] Kept keep_largest(SparseVector&& sum, std::size_t k);
+// Elements of a vector from where the part before it ends, of which at most k are kept.
+struct Quota {
+    std::uint64_t end;
+    std::uint64_t k;
+};
+
+// Of every part its k entries of largest magnitude (of equal ones those of lower index), and the
+// others. Throws std::invalid_argument if an entry is beyond the last part.
+[[nodiscard]] Kept keep_largest(const SparseVector& sum, std::span<const Quota> parts);
 
 struct Divided {
     SparseVector chosen;

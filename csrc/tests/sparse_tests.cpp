@@ -255,9 +255,22 @@ void test_merge() {
         for (std::size_t i = 0; i < left.size(); ++i) sum[left.indices[i]] += left.values[i];
         for (std::size_t i = 0; i < right.size(); ++i) sum[right.indices[i]] += right.values[i];
         const std::size_t k = uniform<std::size_t>(random, 0, count);
+        // Cut in two, of which the first may be empty.
+        const std::size_t cut = uniform<std::size_t>(random, 0, count);
+        const std::vector<syncline::Quota> parts = {{cut, k / 2}, {count, k}};
         const auto [kept, dropped] =
-            syncline::keep_largest(syncline::sum_of(left.view(), right.view()), k);
-        CHECK(same(kept, largest_of(sum, k)));
+            syncline::keep_largest(syncline::sum_of(left.view(), right.view()), parts);
+        const auto middle = sum.begin() + static_cast<std::ptrdiff_t>(cut);
+        SparseVector expected = largest_of({sum.begin(), middle}, k / 2);
+        const SparseVector second = largest_of({middle, sum.end()}, k);
+        for (std::size_t i = 0; i < second.size(); ++i) {
+            expected.add(second.indices[i] + static_cast<std::uint32_t>(cut), second.values[i]);
+        }
+        CHECK(same(kept, expected));
+        if (!kept.indices.empty()) {
+            const std::vector<syncline::Quota> short_one = {{kept.indices.back(), k}};
+            CHECK(refused([&] { static_cast<void>(syncline::keep_largest(kept, short_one)); }));
+        }
         for (const std::uint32_t i : kept.indices) sum[i] = 0.0F;
         CHECK(same(dropped, largest_of(sum, count)));
         const auto [chosen, others] = syncline::divided(left.view(), right.indices);

@@ -161,9 +161,13 @@ def sparse_merge(
     values_a: NDArray[np.float32],
     indices_b: NDArray[np.uint32],
     values_b: NDArray[np.float32],
-    k: int,
+    ends: NDArray[np.uint64],
+    counts: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.uint32], NDArray[np.float32]]:
-    """Return the k largest entries of a sum of sparse vectors, and the others."""
+    """Return the largest entries of each part of a sum of sparse vectors, and the others.
+
+    Part i is before ``ends[i]``, and keeps at most ``counts[i]`` entries.
+    """
 
 def code_indices(indices: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """Return ascending indices as distances of 16 bits."""

@@ -18,11 +18,12 @@ from syncline.sparse.courier import Courier
 from syncline.sparse.exchange import Content, Refusal, Share
 from syncline.sparse.precision import Precision, rounded
 from syncline.sparse.table import ALGORITHMS
-from syncline.sparse.vector import SparseVector
+from syncline.sparse.vector import Quota, SparseVector
 from syncline.sparse.wire import Wire
 from tests.sparse.vectors import largest
 
 LENGTH, K = 1000, 37
+QUOTA = Quota((LENGTH,), (K,))
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -33,7 +34,7 @@ def vector_of(rank: int, precision: Precision) -> SparseVector:
 
 
 def share_of(rank: int, ranks: int, precision: Precision) -> Share:
-    return Share(rank, ranks, vector_of(rank, precision), K, precision, LENGTH)
+    return Share(rank, ranks, vector_of(rank, precision), QUOTA, precision)
 
 
 def wire_of(precision: Precision, digest: int = 5) -> Wire:
@@ -78,7 +79,7 @@ def a_rank_that_does_not_come(name: str) -> str:
         time.sleep(3)
         return "absent"
     content: Content = vector_of(courier.rank, "float32")
-    share = Share(courier.rank, courier.ranks, content, K, "float32", LENGTH)
+    share = Share(courier.rank, courier.ranks, content, QUOTA, "float32")
     try:
         courier.run(ALGORITHMS[name], share, wire_of("float32"))
     except SynclineError as error:

@@ -16,7 +16,7 @@ from syncline.sparse.exchange import Content, Outcome, Refusal, Share, Step
 from syncline.sparse.precision import PRECISIONS, Precision, rounded
 from syncline.sparse.selection import Part, select
 from syncline.sparse.table import ALGORITHMS
-from syncline.sparse.vector import SparseVector
+from syncline.sparse.vector import Quota, SparseVector
 from syncline.sparse.wire import Wire
 from syncline.sparse.world import run_in_one_process
 from tests.sparse.vectors import Dense, assert_same, largest
@@ -49,7 +49,8 @@ def cases(draw: st.DrawFn, *, exact: bool = False, precision: Precision | None =
 def shares_of(case: Case, vectors: list[Content]) -> list[Share]:
     ranks, length = len(vectors), len(case.gradients[0])
     return [
-        Share(rank, ranks, own, case.k, case.precision, length) for rank, own in enumerate(vectors)
+        Share(rank, ranks, own, Quota((length,), (case.k,)), case.precision)
+        for rank, own in enumerate(vectors)
     ]
 
 

@@ -8,18 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import InternalError
-from syncline.sparse.vector import SparseVector, joined, merged, total
+from syncline.sparse.vector import Quota, SparseVector, joined, merged, total
 from tests.sparse.vectors import assert_same, dense_vectors, largest, sparse_vectors
 
 
-@given(st.data(), st.integers(0, 60), st.integers(0, 130))
-def test_merging_is_adding_and_selecting(data: st.DataObject, length: int, k: int) -> None:
-    a, b = data.draw(sparse_vectors(length)), data.draw(sparse_vectors(length))
-    kept, dropped = merged(a, b, k)
+@given(st.data(), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=4))
+def test_merging_is_adding_and_selecting(data: st.DataObject, parts: list[tuple[int, int]]) -> None:
+    quota = Quota(tuple(n for n, _ in parts), tuple(k for _, k in parts))
+    a, b = (data.draw(sparse_vectors(quota.length)) for _ in range(2))
+    kept, dropped = merged(a, b, quota)
     dense = a.dense() + b.dense()
-    assert_same(kept, largest(dense, k))
+    cuts = np.split(dense, np.cumsum(quota.lengths)[:-1]) if parts else []
+    expected = [largest(part, k) for part, k in zip(cuts, quota.counts, strict=True)]
+    assert_same(kept, joined(expected))
     assert_same(dropped, SparseVector.of(dense - kept.dense()))
-    swapped, swapped_dropped = merged(b, a, k)
+    swapped, swapped_dropped = merged(b, a, quota)
     assert_same(swapped, kept)
     assert_same(swapped_dropped, dropped)
 

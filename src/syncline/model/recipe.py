@@ -37,8 +37,10 @@ class Recipe(Value, frozen=True, kw_only=True):
     warmup_steps: int = 0
     """Usually the steps of an epoch."""
     unit: Unit = "layer"
-    """From what the largest are selected: each parameter by itself, all that one message (such as
-    DDP's bucket) holds, or the whole model, which can only be exchanged once it is complete."""
+    """From what the largest are selected, and kept when two ranks' are merged: each parameter by
+    itself, all that one message (such as DDP's bucket) holds, or the whole model, which can only be
+    exchanged once it is complete. DDP forms other buckets in its first step than later, so with
+    ``message`` a resumed run differs from one that was not interrupted."""
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type in which values travel. What rounding takes stays in the residuals."""
     momentum: float = 0.0
@@ -46,8 +48,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     worker's own velocity instead of its gradient, and an element's velocity is cleared when it is
     sent. The optimizer then has no momentum of its own. Deep Gradient Compression, 3.2 and 3.3."""
     clip_norm: float | None = None
-    """The most that the norm of the gradients of a message may be, of all workers; each worker
-    clips its own to ``clip_norm / sqrt(P)`` before it is added. Deep Gradient Compression, 3.2."""
+    """The most that the norm of a unit's gradients may be, of all workers; each worker clips its
+    own to ``clip_norm / sqrt(P)`` before it is added. Deep Gradient Compression, 3.2."""
     dense_below_elements: int = 0
     """Parameters with fewer elements are exchanged whole."""
     dense_names: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from syncline.sparse.precision import Precision, rounded
-from syncline.sparse.vector import SparseVector, merged
+from syncline.sparse.vector import Quota, SparseVector, merged
 
 __all__ = ["Algorithm", "Content", "Joined", "Outcome", "Refusal", "Share", "Step", "join"]
 
@@ -39,13 +39,16 @@ class Share(NamedTuple):
     ranks: int
     """P, at least 1."""
     own: Content
-    """At most k entries, whose values can travel without rounding."""
-    k: int
-    """How many entries a vector may have, at least 1."""
+    """Within the quota, and of values that can travel without rounding."""
+    quota: Quota
+    """How many entries of which parts a vector may have."""
     precision: Precision
     """In which values travel."""
-    length: int
-    """Of the dense vector, in elements."""
+
+    @property
+    def length(self) -> int:
+        """Of the dense vector, in elements."""
+        return self.quota.length
 
 
 class Step(NamedTuple):
@@ -75,7 +78,7 @@ Algorithm = Callable[[Share], Generator[Step, tuple[Content, ...], Outcome]]
 
 
 class Joined(NamedTuple):
-    """Two vectors made one of k entries."""
+    """Two vectors made one."""
 
     kept: Content
     """Its values can travel without rounding."""
@@ -86,7 +89,7 @@ class Joined(NamedTuple):
 
 
 def join(a: Content, b: Content, share: Share) -> Joined:
-    """Add two vectors and keep the k largest entries; or pass on a refusal.
+    """Add two vectors and keep the largest entries; or pass on a refusal.
 
     The same bits for ``(b, a)``. Of two refusals the one of the lower rank is kept.
     """
@@ -94,6 +97,6 @@ def join(a: Content, b: Content, share: Share) -> Joined:
     refusals = [content for content in (a, b) if isinstance(content, Refusal)]
     if isinstance(a, Refusal) or isinstance(b, Refusal):
         return Joined(min(refusals), nothing, nothing)
-    kept, dropped = merged(a, b, share.k)
+    kept, dropped = merged(a, b, share.quota)
     kept, remainder = rounded(kept, share.precision)
     return Joined(kept, dropped, remainder)

@@ -29,7 +29,7 @@ Future = torch.futures.Future
 
 
 class GTopKState:
-    """What :func:`syncline.hooks.gtopk` keeps between steps: the recipe, the step and the residuals of one rank.
+    """What :func:`syncline.hooks.gtopk` keeps: recipe, step and residuals of one rank.
 
     Selecting and exchanging run on a thread of their own and, but for a few lines, without the
     interpreter's lock, while the backward pass goes on. The exchange has a process group to itself.

@@ -25,6 +25,6 @@ def naive(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
     delivered = summed(contents, share.length)
     if isinstance(delivered, Refusal) or isinstance(share.own, Refusal):
         return Outcome(delivered, nothing)
-    kept, dropped = merged(delivered, nothing, share.k)
+    kept, dropped = merged(delivered, nothing, share.quota)
     returned, _ = share.own.divided(dropped.indices)
     return Outcome(kept, returned)

@@ -17,9 +17,9 @@ from syncline.sparse.courier import UNREADABLE, Courier
 from syncline.sparse.exchange import Content, Outcome, Refusal, Share
 from syncline.sparse.precision import rounded
 from syncline.sparse.residuals import Residuals
-from syncline.sparse.selection import Part, Selection, first_not_finite, select
+from syncline.sparse.selection import Part, first_not_finite, select
 from syncline.sparse.table import ALGORITHMS
-from syncline.sparse.vector import SparseVector, joined
+from syncline.sparse.vector import Quota, SparseVector, joined
 from syncline.sparse.wire import Wire
 
 __all__ = ["Gradient", "SparseReducer"]
@@ -110,11 +110,10 @@ class SparseReducer:
         self, gradients: Sequence[Gradient], refusal: Refusal | None, step: int, message: int
     ) -> None:
         names = [gradient.name for gradient in gradients]
-        lengths = [self._elements[name] for name in names]
-        counts = self._counts(lengths, step)
+        quota = self._quota([self._elements[name] for name in names], step)
         wire = Wire(
-            k=sum(counts),
-            length=sum(lengths),
+            k=quota.k,
+            length=quota.length,
             precision=self._recipe.wire,
             digest=_digest_of(self._recipe.digest, step, message, *names),
         )
@@ -123,7 +122,7 @@ class SparseReducer:
             self._clip(gradients)
         before = self._totals(gradients) if self._check else None
         if refusal is None:
-            taken = self._taken(gradients, counts)
+            taken = self._taken(gradients, quota)
             if isinstance(taken, SparseVector):
                 own, remainder = rounded(taken, wire.precision)
                 self.residuals.add(names, remainder)
@@ -133,9 +132,7 @@ class SparseReducer:
             own = refusal
         outcome = self._courier.run(
             ALGORITHMS[self._recipe.algorithm],
-            Share(
-                self._courier.rank, self._courier.ranks, own, wire.k, wire.precision, wire.length
-            ),
+            Share(self._courier.rank, self._courier.ranks, own, quota, wire.precision),
             wire,
         )
         if isinstance(outcome.delivered, Refusal) and isinstance(own, SparseVector):
@@ -145,42 +142,44 @@ class SparseReducer:
         if before is not None:
             self._require_conserved(gradients, before, delivered)
         ranks = self._courier.ranks
-        for (_, values), part in zip(gradients, delivered.parts(lengths), strict=True):
+        for (_, values), part in zip(
+            gradients, delivered.parts([self._elements[n] for n in names]), strict=True
+        ):
             flat = values.zero_().numpy()
             flat[part.indices] = part.values / ranks
 
-    def _counts(self, lengths: Sequence[int], step: int) -> list[int]:
-        """Return how many are selected, of each parameter or of all together."""
+    def _quota(self, lengths: Sequence[int], step: int) -> Quota:
+        """Return how many are exchanged, of each parameter or of all together."""
+        together = tuple(lengths) if self._recipe.unit == "layer" else (sum(lengths),)
+        return Quota(together, tuple(self._recipe.count_at(step, n) for n in together))
+
+    def _units(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
+        """Return what is clipped and selected from together."""
         if self._recipe.unit == "layer":
-            return [self._recipe.count_at(step, length) for length in lengths]
-        return [self._recipe.count_at(step, sum(lengths))]
+            return [[gradient] for gradient in gradients]
+        return [list(gradients)]
 
     def _clip(self, gradients: Sequence[Gradient]) -> None:
         """Scale gradients down to this rank's share of the largest norm."""
         if self._recipe.clip_norm is None:
             return
-        norms = torch.stack([torch.linalg.vector_norm(g.values) for g in gradients])
-        norm = float(torch.linalg.vector_norm(norms))
         limit = self._recipe.clip_norm / math.sqrt(self._courier.ranks)
-        if norm > limit:
-            for gradient in gradients:
-                gradient.values.mul_(limit / norm)
+        for unit in self._units(gradients):
+            norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
+            norm = float(torch.linalg.vector_norm(norms))
+            if norm > limit:
+                for gradient in unit:
+                    gradient.values.mul_(limit / norm)
 
-    def _taken(
-        self, gradients: Sequence[Gradient], counts: Sequence[int]
-    ) -> SparseVector | Refusal:
+    def _taken(self, gradients: Sequence[Gradient], quota: Quota) -> SparseVector | Refusal:
         """Add gradients to their residuals and take the largest out of these."""
-        parts = [self._part(gradient) for gradient in gradients]
-        groups = [[part] for part in parts] if self._recipe.unit == "layer" else [parts]
-        found: list[Selection] = [
-            select(group, k, momentum=self._recipe.momentum)
-            for group, k in zip(groups, counts, strict=True)
-        ]
-        for gradient, selection in zip(gradients, found, strict=False):
-            if not selection.finite:
-                number = self._numbers[gradient.name]
-                return Refusal(self._courier.rank, OVERFLOW, number)
-        return joined([selection.taken for selection in found])
+        taken = []
+        for unit, k in zip(self._units(gradients), quota.counts, strict=True):
+            found = select([self._part(g) for g in unit], k, momentum=self._recipe.momentum)
+            if not found.finite:
+                return Refusal(self._courier.rank, OVERFLOW, self._numbers[unit[0].name])
+            taken.append(found.taken)
+        return joined(taken)
 
     def _part(self, gradient: Gradient) -> Part:
         residual = self.residuals.of(gradient.name)

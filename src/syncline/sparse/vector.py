@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from syncline import _native
 from syncline.errors import InternalError
 
-__all__ = ["SparseVector", "joined", "merged", "total"]
-
-ALL = 2**32
+__all__ = ["Quota", "SparseVector", "joined", "merged", "total"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,15 +81,36 @@ class SparseVector:
         )
 
 
-def merged(a: SparseVector, b: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:
-    """Return the k entries of ``a + b`` of largest magnitude, and the other entries of the sum.
+class Quota(NamedTuple):
+    """How many entries are kept of each of the parts that make up a vector."""
+
+    lengths: tuple[int, ...]
+    """Of the parts, one after the other, in elements."""
+    counts: tuple[int, ...]
+    """Of entries, at most; as many as there are lengths."""
+
+    @property
+    def length(self) -> int:
+        """Elements of all parts."""
+        return sum(self.lengths)
+
+    @property
+    def k(self) -> int:
+        """Entries of all parts."""
+        return sum(self.counts)
+
+
+def merged(a: SparseVector, b: SparseVector, quota: Quota) -> tuple[SparseVector, SparseVector]:
+    """Return the largest entries of every part of ``a + b``, and the other entries of the sum.
 
     The same bits for ``(b, a)``. Of equal magnitudes the lower index is kept. Entries whose sum is
     exactly zero are in neither: they have been delivered, as a zero. O(entries).
 
     Source: gTop-k, Definition 1 (the operator T), which has no word on the others.
     """
-    parts = _native.sparse_merge(a.indices, a.values, b.indices, b.values, k)
+    ends = np.cumsum(quota.lengths, dtype=np.uint64)
+    counts = np.array(quota.counts, np.uint64)
+    parts = _native.sparse_merge(a.indices, a.values, b.indices, b.values, ends, counts)
     return SparseVector(a.length, parts[0], parts[1]), SparseVector(a.length, parts[2], parts[3])
 
 
@@ -108,8 +127,8 @@ def joined(vectors: Sequence[SparseVector]) -> SparseVector:
 
 def total(length: int, vectors: Iterable[SparseVector]) -> SparseVector:
     """Return the sum of any number of vectors, added in their order."""
-    result = SparseVector.empty(length)
+    result, everything = SparseVector.empty(length), Quota((length,), (length,))
     for vector in vectors:
         if len(vector):
-            result, _ = merged(result, vector, ALL)
+            result, _ = merged(result, vector, everything)
     return result
