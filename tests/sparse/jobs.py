@@ -198,6 +198,45 @@ def resharded_sums(recipe: dict[str, Any]) -> list[float]:
     ]
 
 
+def accumulated() -> tuple[np.ndarray, np.ndarray]:
+    """Return averages of two accumulated backward passes, and of one with both batches."""
+    found = []
+    for apart in (True, False):
+        net = model()
+        wrapped = DistributedDataParallel(net)
+        state = GTopKState(wrapped, Recipe(density=1.0), check=True)
+        wrapped.register_comm_hook(state, gtopk)
+        batches = [batch(step, dist.get_rank())[0] for step in range(2)]
+        if apart:
+            with wrapped.no_sync():
+                wrapped(batches[0]).square().sum().backward()
+            wrapped(batches[1]).square().sum().backward()
+        else:
+            wrapped(torch.cat(batches)).square().sum().backward()
+        assert state.step == 1
+        gradient = net[3].weight.grad
+        assert gradient is not None
+        found.append(gradient.numpy().copy())
+    return found[0], found[1]
+
+
+def channels_last() -> tuple[np.ndarray, np.ndarray]:
+    """Return the average of a convolution's gradient with the hook, and without."""
+    found = []
+    for hook in (True, False):
+        torch.manual_seed(MODEL_SEED)
+        net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True)
+        if hook:
+            state = GTopKState(wrapped, Recipe(density=1.0, dense_names=("bias",)), check=True)
+            wrapped.register_comm_hook(state, gtopk)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        wrapped(torch.randn(2, 3, 8, 8, generator=generator)).square().mean().backward()
+        assert net.weight.grad is not None
+        found.append(net.weight.grad.numpy().copy())
+    return found[0], found[1]
+
+
 def refusals(case: str) -> str:
     """Return what is said where this rank, or another, gives something that cannot be used."""
     rank = dist.get_rank()

@@ -55,8 +55,16 @@ def test_density_one_is_plain_averaging(workers: WorkerPool, unit: str) -> None:
         assert not any(residual.any() for residual in residuals.values())
 
 
-def test_unused_parameters_and_gradients_as_views(workers: WorkerPool) -> None:
-    options = {"find_unused_parameters": True, "gradient_as_bucket_view": True}
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"bucket_cap_mb": 25},
+    ],
+    ids=str,
+)
+def test_options_of_torch_s_class(workers: WorkerPool, options: dict[str, Any]) -> None:
     for losses, _, _ in workers.run(jobs.hooked, 2, {"density": 0.1}, 3, options):
         assert np.isfinite(losses).all()
 
@@ -95,6 +103,17 @@ def test_what_cannot_be_used_is_said_on_every_rank(
 ) -> None:
     for found in workers.run(jobs.refusals, 2, case):
         assert said in found
+
+
+def test_accumulated_gradients_are_exchanged_once(workers: WorkerPool) -> None:
+    """What two backward passes add up is what a single one of both batches gives."""
+    for twice, once in workers.run(jobs.accumulated, 2):
+        np.testing.assert_allclose(twice, once, rtol=1e-4, atol=1e-6)
+
+
+def test_channels_last_gradients(workers: WorkerPool) -> None:
+    for found, expected in workers.run(jobs.channels_last, 2):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_lost_peer_is_told_from_backward(workers: WorkerPool) -> None:
