@@ -16,8 +16,10 @@ namespace {
 constexpr std::size_t block_elements = 4096;  // 16 KiB: stays in the first cache
 constexpr std::size_t least_room = 4 * block_elements;
 constexpr std::size_t sampled_line = 16;  // elements that lie together: a line of the cache
-constexpr std::size_t sampled_lines = 4096;
-constexpr std::size_t sampled_from = 8 * sampled_line * sampled_lines;  // below, it gains nothing
+constexpr std::size_t fewest_lines = 256;
+constexpr std::size_t most_lines = 4096;
+constexpr std::size_t elements_a_line = 1024;
+constexpr std::size_t sampled_from = 8 * sampled_line * fewest_lines;  // below, it gains nothing
 
 // Counts magnitudes by some of their bits, and finds the bin in which the k-th largest lies.
 struct Digit {
@@ -75,15 +77,16 @@ float value_after_update(const Part& part, float momentum, std::size_t i) {
 std::uint32_t guessed_threshold(std::span<const Part> parts, float momentum, std::size_t count,
                                 std::size_t k) {
     if (count < sampled_from) return 0;
+    const std::size_t lines = std::clamp(count / elements_a_line, fewest_lines, most_lines);
     std::vector<float> sample;
-    sample.reserve(sampled_lines * sampled_line);
+    sample.reserve(lines * sampled_line);
     // A line from every stretch, at a place that differs from stretch to stretch: gradients have
     // rows and columns, with which equal distances could fall in step.
-    const std::size_t stretch = count / sampled_lines;
+    const std::size_t stretch = count / lines;
     std::uint32_t random = 0x9e3779b9U;
     auto part = parts.begin();
     std::size_t before = 0;  // elements of the parts before this one
-    for (std::size_t line = 0; line < sampled_lines; ++line) {
+    for (std::size_t line = 0; line < lines; ++line) {
         random = random * 1664525U + 1013904223U;
         const std::size_t places = stretch - sampled_line + 1;
         const std::size_t first = line * stretch + (random >> 8) % places;

@@ -140,7 +140,7 @@ class GTopKState:
             "step": step,
             "refused": refused,
         }
-        found = gather_json(own, self._group, torch.device("cpu"))
+        found = gather_json(own, self._group, _device_of(self._group))
         if error is not None:
             raise error
         for rank, other in enumerate(found):
