@@ -20,6 +20,7 @@ BENCHMARKS = (
     "prediction_error",
     "shaped_link",
     "bsp_profile",
+    "topk",
 )
 
 

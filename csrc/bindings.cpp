@@ -14,6 +14,7 @@
 #include "overlap.hpp"
 #include "pace.hpp"
 #include "simulator.hpp"
+#include "sparse_bindings.hpp"
 
 namespace nb = nanobind;
 
@@ -193,6 +194,7 @@ nb::tuple simulate(const std::vector<std::tuple<std::int32_t, bool>>& lanes,
 NB_MODULE(_native, module) {
     module.doc() = "Syncline's native core: the event simulator and what planners need.";
     bind_groups(module);
+    bind_sparse(module);
     module.def("merge", &merge, nb::arg("ready_ns"), nb::arg("size_bytes"), nb::arg("segments"),
                "Return the last tensor of each message of the optimal backward-only merge.");
     module.def("costs", &costs, nb::arg("size_bytes"), nb::arg("segments"),

@@ -363,4 +363,36 @@ void divide(Dtype dtype, void* data, std::size_t count, std::uint32_t divisor) {
     }
 }
 
+void narrowed(Dtype dtype, const float* values, std::uint16_t* result, std::size_t count) {
+    const auto run = [&]<typename T>(T narrow_value, float largest) {
+        for (std::size_t i = 0; i < count; ++i) {
+            const float value =
+                std::isnan(values[i]) ? values[i] : std::clamp(values[i], -largest, largest);
+            narrow(value, narrow_value);
+            result[i] = narrow_value.bits;
+        }
+    };
+    switch (dtype) {
+        case Dtype::bfloat16:
+            return run(Bfloat16{}, 0x1.fep127F);
+        case Dtype::float16:
+            return run(Float16{}, 65504.0F);
+        default:
+            throw std::invalid_argument("values are narrowed to 16 bits");
+    }
+}
+
+void widened(Dtype dtype, const std::uint16_t* values, float* result, std::size_t count) {
+    switch (dtype) {
+        case Dtype::bfloat16:
+            for (std::size_t i = 0; i < count; ++i) result[i] = widened(Bfloat16{values[i]});
+            return;
+        case Dtype::float16:
+            for (std::size_t i = 0; i < count; ++i) result[i] = widened(Float16{values[i]});
+            return;
+        default:
+            throw std::invalid_argument("values are widened from 16 bits");
+    }
+}
+
 }  // namespace syncline

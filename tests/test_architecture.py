@@ -15,8 +15,8 @@ DATA = BOTTOM | {"model"}
 FORMATS = DATA | {"traces"}
 CORE = FORMATS | {"_native"}
 EXACT = CORE | {"simulator", "collectives"}
-TOOLS = EXACT | {"planners", "compression"}
-RUNTIME = TOOLS | {"measure", "report", "groups"}
+TOOLS = EXACT | {"planners"}
+RUNTIME = TOOLS | {"measure", "report", "groups", "sparse"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "simulator": CORE | {"collectives"},
     "groups": CORE | {"collectives"},
     "planners": EXACT,
-    "compression": EXACT,
+    "sparse": TOOLS | {"measure"},
     "measure": TOOLS,
     "report": TOOLS,
     "testbed": DATA | {"processes"},
@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": RUNTIME | {"parallel", "processes"},
     "replay": RUNTIME | {"parallel", "processes", "testbed"},
     "bench": RUNTIME | {"parallel", "processes", "testbed", "replay"},
+    "hooks": RUNTIME,
     "cli": RUNTIME
     | {"parallel", "processes", "training", "testbed", "replay", "bench", "__init__"},
 }

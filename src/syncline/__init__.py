@@ -30,6 +30,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.recipe import Recipe
 from syncline.model.run import Run
 from syncline.model.timeline import Span, Timeline
 
@@ -59,6 +60,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "Profile",
+    "Recipe",
     "Run",
     "Span",
     "SynclineError",

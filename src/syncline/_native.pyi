@@ -131,3 +131,62 @@ class NativeCall:
 def make_program(rank: int, ranks: int, blocks: int, rows: NDArray[np.int32]) -> Program: ...
 def segment_bytes(peers: int, fragment_bytes: int, window: int) -> int: ...
 def reduction_exists(reduction: int, dtype: int) -> bool: ...
+def select(
+    parts: Sequence[tuple[int, int, int, int]],
+    momentum: float,
+    k: int,
+    least: int,
+    most: int,
+    hint: int,
+    clear: bool,
+    instructions: int,
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], int, bool, bool]:
+    """Update the float32 values of a vector in parts and take the k of largest magnitude.
+
+    A part is the addresses of values, gradient and velocity, 0 where there is none, and the
+    elements. Returns indices, values, the threshold's bits, whether all is finite, and whether
+    exact. ``instructions``: -1 the widest, 0 none, 1 AVX2, 2 AVX-512.
+    """
+
+def sparse_divide(
+    indices: NDArray[np.uint32], values: NDArray[np.float32], chosen: NDArray[np.uint32]
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.uint32], NDArray[np.float32]]:
+    """Return the entries of the chosen indices, and the others."""
+
+def first_not_finite(values: int, count: int, instructions: int) -> int:
+    """Return the first infinite or NaN element of float32 values, or the count."""
+
+def has_instructions(instructions: int) -> bool:
+    """Whether the processor has 0: any, 1: AVX2, 2: AVX-512."""
+
+def sparse_merge(
+    indices_a: NDArray[np.uint32],
+    values_a: NDArray[np.float32],
+    indices_b: NDArray[np.uint32],
+    values_b: NDArray[np.float32],
+    ends: NDArray[np.uint64],
+    counts: NDArray[np.uint64],
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.uint32], NDArray[np.float32]]:
+    """Return the largest entries of each part of a sum of sparse vectors, and the others.
+
+    Part i is before ``ends[i]``, and keeps at most ``counts[i]`` entries.
+    """
+
+def code_indices(indices: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Return ascending indices as distances of 16 bits."""
+
+def decode_indices(
+    bytes: NDArray[np.uint8],  # noqa: A002
+    count: int,
+    universe: int,
+) -> tuple[NDArray[np.uint32], int]:
+    """Return the indices, and how many bytes they took."""
+
+def longest_code(count: int, universe: int) -> int:
+    """Return the most bytes that so many coded indices take."""
+
+def narrow(values: NDArray[np.float32], dtype: int) -> NDArray[np.uint16]:
+    """Round float32 to bfloat16 (2) or float16 (3)."""
+
+def widen(values: NDArray[np.uint16], dtype: int) -> NDArray[np.float32]:
+    """Return bfloat16 (2) or float16 (3) as float32."""

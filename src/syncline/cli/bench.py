@@ -16,6 +16,7 @@ from syncline.bench.page import save_report
 from syncline.bench.request import PLACES, Local, Request
 from syncline.bench.sizes import parse_sizes
 from syncline.bench.table import print_benchmark
+from syncline.cli.bench_topk import topk
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
@@ -43,6 +44,9 @@ DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
 @click.group()
 def bench() -> None:
     """Measure, beside others."""
+
+
+bench.add_command(topk)
 
 
 @bench.command(epilog=EPILOG)

@@ -1,0 +1,1 @@
+"""Selection of the largest elements, measured beside torch's."""

@@ -1,0 +1,33 @@
+"""Communication hooks for torch's own DistributedDataParallel.
+
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(model)
+state = syncline.hooks.GTopKState(model, Recipe(density=0.001))
+model.register_comm_hook(state, syncline.hooks.gtopk)
+"""
+
+# Annotations are values here: torch compares those of a hook with its own classes.
+import torch
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from syncline.model.recipe import Recipe
+from syncline.sparse.hook import GTopKState, resharded
+
+__all__ = ["GTopKState", "Recipe", "gtopk", "resharded"]
+
+
+def gtopk(state: GTopKState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket's gradients sparsely; a communication hook.
+
+    Args:
+        state: one for each model.
+        bucket: of torch's reducer.
+
+    Returns:
+        A future of the bucket's buffer with the averages.
+
+    Raises:
+        SynclineError: an earlier exchange failed. Errors of this one come out of ``backward()``.
+    """
+    return state.exchanged(bucket)

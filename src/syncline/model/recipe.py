@@ -1,0 +1,109 @@
+"""``Recipe``: how a lossy exchange treats what it leaves out."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import math
+from typing import Literal
+
+import msgspec
+
+from syncline.errors import UserError, did_you_mean
+from syncline.model.document import Value
+
+__all__ = ["PAPER_WARMUP", "Recipe"]
+
+SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
+Unit = Literal["layer", "message", "model"]
+
+ALGORITHMS = ("top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly")
+PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
+"""Densities of the first epochs, one each (gTop-k, section IV.B)."""
+
+
+class Recipe(Value, frozen=True, kw_only=True):
+    """What is exchanged of the gradients, and how the rest is kept for later.
+
+    Raises:
+        UserError: on construction, if a value is out of its range or has no effect.
+    """
+
+    density: float
+    """rho: the share of elements that each worker sends; above 0, at most 1."""
+    algorithm: SparseAlgorithm = "gtop-k-butterfly"
+    warmup: tuple[float, ...] = ()
+    """Densities to begin with, each for ``warmup_steps`` steps."""
+    warmup_steps: int = 0
+    """Usually the steps of an epoch."""
+    unit: Unit = "layer"
+    """From what the largest are selected, and kept when two ranks' are merged: each parameter by
+    itself, all that one message (such as DDP's bucket) holds, or the whole model, which can only be
+    exchanged once it is complete. DDP forms other buckets in its first step than later, so with
+    ``message`` a resumed run differs from one that was not interrupted."""
+    wire: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The type in which values travel. What rounding takes stays in the residuals."""
+    momentum: float = 0.0
+    """Momentum correction and factor masking where above 0: what is selected from accumulates each
+    worker's own velocity instead of its gradient, and an element's velocity is cleared when it is
+    sent. The optimizer then has no momentum of its own. Deep Gradient Compression, 3.2 and 3.3."""
+    clip_norm: float | None = None
+    """The most that the norm of a unit's gradients may be, of all workers; each worker clips its
+    own to ``clip_norm / sqrt(P)`` before it is added. Deep Gradient Compression, 3.2."""
+    dense_below_elements: int = 0
+    """Parameters with fewer elements are exchanged whole."""
+    dense_names: tuple[str, ...] = ()
+    """Parameters whose names match one of these patterns (``*bias``) are exchanged whole."""
+
+    def __post_init__(self) -> None:
+        for density in (self.density, *self.warmup):
+            if not (math.isfinite(density) and 0 < density <= 1):
+                raise UserError(f"recipe: a density is above 0 and at most 1, found {density}")
+        if self.algorithm not in ALGORITHMS:
+            hint = did_you_mean(self.algorithm, ALGORITHMS)
+            raise UserError(
+                f"recipe: unknown algorithm {self.algorithm!r}{hint} "
+                f"(known: {', '.join(ALGORITHMS)})"
+            )
+        for name, value, known in (
+            ("unit", self.unit, ("layer", "message", "model")),
+            ("wire", self.wire, ("float32", "bfloat16", "float16")),
+        ):
+            if value not in known:
+                raise UserError(f"recipe: {name} is one of {', '.join(known)}, found {value!r}")
+        if bool(self.warmup) != (self.warmup_steps > 0) or self.warmup_steps < 0:
+            raise UserError(
+                "recipe: warm-up needs densities and the steps of each, found "
+                f"{len(self.warmup)} densities and {self.warmup_steps} steps"
+            )
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"recipe: momentum is from 0 to below 1, found {self.momentum}")
+        if self.clip_norm is not None and not (
+            math.isfinite(self.clip_norm) and self.clip_norm > 0
+        ):
+            raise UserError(f"recipe: clip_norm is above 0 or None, found {self.clip_norm}")
+        if self.dense_below_elements < 0:
+            raise UserError(
+                f"recipe: dense_below_elements is at least 0, found {self.dense_below_elements}"
+            )
+
+    @property
+    def digest(self) -> str:
+        """A short text that differs where recipes differ."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+    def density_at(self, step: int) -> float:
+        """Return the density of a step, which count from 0."""
+        if step < len(self.warmup) * self.warmup_steps:
+            return self.warmup[step // self.warmup_steps]
+        return self.density
+
+    def count_at(self, step: int, elements: int) -> int:
+        """Return k, at least 1, for so many elements; 0 for none."""
+        return min(elements, max(1, round(self.density_at(step) * elements)))
+
+    def is_dense(self, name: str, elements: int) -> bool:
+        """Return whether a parameter is exchanged whole."""
+        return elements < self.dense_below_elements or any(
+            fnmatch.fnmatchcase(name, pattern) for pattern in self.dense_names
+        )

@@ -1,0 +1,1 @@
+"""Sparse exchange that loses nothing: selection, top-k, gTop-k, residuals."""

@@ -1,0 +1,41 @@
+"""Which parameters of a model are exchanged, and whether they can be."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from syncline.errors import UserError
+
+__all__ = ["exchanged_parameters"]
+
+
+def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that get gradients by name, as the model without a wrapper has them.
+
+    Raises:
+        UserError: there are none, or one cannot be exchanged sparsely.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UserError(
+                f"module {name!r} makes sparse gradients (sparse=True), from which nothing can be "
+                "selected; make it with sparse=False, or leave the hook out"
+            )
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise UserError("the model has no parameters that require gradients")
+    for name, parameter in found.items():
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise UserError(
+                f"parameter {name!r} is {parameter.dtype} on {parameter.device}; sparse exchange "
+                "needs torch.float32 on the CPU"
+            )
+        if parameter.numel() >= 2**32:
+            raise UserError(
+                f"parameter {name!r} has {parameter.numel()} elements; at most 2^32 - 1 can be "
+                "selected from"
+            )
+    return found

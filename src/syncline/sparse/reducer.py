@@ -1,0 +1,300 @@
+"""Averaging one message's gradients over all ranks, sparsely: the steps of Algorithm 4."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import InternalError, PeerError, UserError
+from syncline.model.recipe import Recipe
+from syncline.sparse.courier import UNREADABLE, Courier
+from syncline.sparse.exchange import Content, Outcome, Refusal, Share
+from syncline.sparse.precision import rounded
+from syncline.sparse.residuals import Residuals
+from syncline.sparse.selection import Part, first_not_finite, select
+from syncline.sparse.table import ALGORITHMS
+from syncline.sparse.vector import Quota, SparseVector, joined
+from syncline.sparse.wire import Wire
+
+__all__ = ["Gradient", "SparseReducer"]
+
+NOT_FINITE, OVERFLOW = 2, 3
+"""Reasons of refusals; the detail is the parameter, in the order of the model."""
+
+TOLERANCE = 2.0**-18
+"""Of the conservation check, relative to the sum of magnitudes: sums of up to 64 ranks in float32,
+each rounded a few times."""
+
+
+class Gradient(NamedTuple):
+    """A parameter's gradient, contiguous float32 on the CPU."""
+
+    name: str
+    values: torch.Tensor
+    """Of shape (elements,); becomes the average."""
+
+
+class SparseReducer:
+    """Averages gradients over the ranks of a group in messages; one thread calls it."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        elements: Mapping[str, int],
+        group: dist.ProcessGroup,
+        timeout: timedelta,
+        *,
+        check: bool,
+    ) -> None:
+        """Begin with empty residuals.
+
+        Args:
+            recipe: the same on all ranks.
+            elements: of every parameter by name, in the order of the model.
+            group: which nothing else uses.
+            timeout: after which a peer that does not answer counts as lost.
+            check: whether every exchange is checked for lost gradient, by dense exchanges of
+                float64.
+        """
+        self._recipe = recipe
+        self._elements = dict(elements)
+        self._numbers = {name: number for number, name in enumerate(elements)}
+        self._names = list(elements)
+        self._group = group
+        self._timeout = timeout
+        self._courier = Courier(group, timeout)
+        self._check = check
+        kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
+        self.residuals = Residuals(kept, velocities=recipe.momentum > 0)
+
+    def reduce(self, gradients: Sequence[Gradient], *, step: int, message: int) -> None:
+        """Replace gradients by their averages over all ranks; all ranks must call alike.
+
+        Args:
+            gradients: of one message.
+            step: of training, from 0; the density may depend on it.
+            message: its number within the step.
+
+        Raises:
+            UserError: a gradient is infinite or NaN on some rank; raised on all of them. Nothing
+                was exchanged: gradients that are finite have gone into the residuals.
+            MismatchError: ranks exchange different messages.
+            PeerError: a rank failed, or did not answer in time.
+        """
+        sparse = [g for g in gradients if not self._is_dense(g)]
+        dense = [g for g in gradients if self._is_dense(g)]
+        refusal = self._refusal_of(gradients)
+        if sparse:
+            self._reduce_sparse(sparse, refusal, step, message)
+        if dense:
+            self._reduce_dense(dense)
+
+    def _is_dense(self, gradient: Gradient) -> bool:
+        return self._recipe.is_dense(gradient.name, self._elements[gradient.name])
+
+    def _refusal_of(self, gradients: Sequence[Gradient]) -> Refusal | None:
+        for name, values in gradients:
+            if first_not_finite(values.data_ptr(), values.numel()) is not None:
+                return Refusal(self._courier.rank, NOT_FINITE, self._numbers[name])
+        return None
+
+    # ------------------------------------------------------------------ sparse
+
+    def _reduce_sparse(
+        self, gradients: Sequence[Gradient], refusal: Refusal | None, step: int, message: int
+    ) -> None:
+        names = [gradient.name for gradient in gradients]
+        quota = self._quota([self._elements[name] for name in names], step)
+        wire = Wire(
+            k=quota.k,
+            length=quota.length,
+            precision=self._recipe.wire,
+            digest=_digest_of(self._recipe.digest, step, message, *names),
+        )
+        own: Content
+        if refusal is None:
+            self._clip(gradients)
+        before = self._totals(gradients) if self._check else None
+        if refusal is None:
+            taken = self._taken(gradients, quota)
+            if isinstance(taken, SparseVector):
+                own, remainder = rounded(taken, wire.precision)
+                self.residuals.add(names, remainder)
+            else:
+                own = taken
+        else:
+            own = refusal
+        outcome = self._courier.run(
+            ALGORITHMS[self._recipe.algorithm],
+            Share(self._courier.rank, self._courier.ranks, own, quota, wire.precision),
+            wire,
+        )
+        if isinstance(outcome.delivered, Refusal) and isinstance(own, SparseVector):
+            self.residuals.add(names, own)
+        delivered = self._accepted(outcome, names)
+        self.residuals.add(names, outcome.returned)
+        if before is not None:
+            self._require_conserved(gradients, before, delivered)
+        ranks = self._courier.ranks
+        for (_, values), part in zip(
+            gradients, delivered.parts([self._elements[n] for n in names]), strict=True
+        ):
+            flat = values.zero_().numpy()
+            flat[part.indices] = part.values / ranks
+
+    def _quota(self, lengths: Sequence[int], step: int) -> Quota:
+        """Return how many are exchanged, of each parameter or of all together."""
+        together = tuple(lengths) if self._recipe.unit == "layer" else (sum(lengths),)
+        return Quota(together, tuple(self._recipe.count_at(step, n) for n in together))
+
+    def _units(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
+        """Return what is clipped and selected from together."""
+        if self._recipe.unit == "layer":
+            return [[gradient] for gradient in gradients]
+        return [list(gradients)]
+
+    def _clip(self, gradients: Sequence[Gradient]) -> None:
+        """Scale gradients down to this rank's share of the largest norm."""
+        if self._recipe.clip_norm is None:
+            return
+        limit = self._recipe.clip_norm / math.sqrt(self._courier.ranks)
+        for unit in self._units(gradients):
+            norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
+            norm = float(torch.linalg.vector_norm(norms))
+            if norm > limit:
+                for gradient in unit:
+                    gradient.values.mul_(limit / norm)
+
+    def _taken(self, gradients: Sequence[Gradient], quota: Quota) -> SparseVector | Refusal:
+        """Add gradients to their residuals and take the largest out of these."""
+        taken = []
+        for unit, k in zip(self._units(gradients), quota.counts, strict=True):
+            found = select([self._part(g) for g in unit], k, momentum=self._recipe.momentum)
+            if not found.finite:
+                return Refusal(self._courier.rank, OVERFLOW, self._numbers[unit[0].name])
+            taken.append(found.taken)
+        return joined(taken)
+
+    def _part(self, gradient: Gradient) -> Part:
+        residual = self.residuals.of(gradient.name)
+        velocity = self.residuals.velocity_of(gradient.name)
+        return Part(
+            residual.data_ptr(),
+            residual.numel(),
+            gradient.values.data_ptr(),
+            0 if velocity is None else velocity.data_ptr(),
+        )
+
+    def _accepted(self, outcome: Outcome, names: Sequence[str]) -> SparseVector:
+        refusal = outcome.delivered
+        if isinstance(refusal, SparseVector):
+            return refusal
+        rank, reason, detail = refusal
+        if reason == UNREADABLE:
+            raise UserError(
+                f"rank {rank} cannot read what rank {detail} sent in this exchange; give all ranks "
+                "the same recipe and the same number of steps"
+            )
+        where = f"parameter {self._names[detail]!r} on rank {rank}"
+        if reason == NOT_FINITE:
+            raise UserError(
+                f"the gradient of {where} is infinite or NaN; the exchange was refused on all "
+                "ranks. Lower the learning rate, or look for the operation that overflows"
+            )
+        raise UserError(
+            f"residual and gradient of {where}, or of one of the {len(names)} parameters it is "
+            "exchanged with, add up to more than float32 holds; resume all ranks from the last "
+            "checkpoint with a lower learning rate"
+        )
+
+    # ------------------------------------------------------------------ dense
+
+    def _reduce_dense(self, gradients: Sequence[Gradient]) -> None:
+        together = torch.cat([gradient.values for gradient in gradients])
+        self._all_reduce(together)
+        together /= self._courier.ranks
+        start = 0
+        for name, values in gradients:
+            part = together[start : start + values.numel()]
+            if first_not_finite(part.data_ptr(), part.numel()) is not None:
+                raise UserError(
+                    f"the gradient of parameter {name!r} is infinite or NaN on a rank or in the "
+                    "sum of all; lower the learning rate, or look for the operation that overflows"
+                )
+            start += values.numel()
+        start = 0
+        for _, values in gradients:
+            values.copy_(together[start : start + values.numel()])
+            start += values.numel()
+
+    def _all_reduce(self, values: torch.Tensor) -> None:
+        try:
+            work = dist.all_reduce(values, group=self._group, async_op=True)
+            assert work is not None
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            said = str(error).strip().split("\n", 1)[0]
+            raise PeerError(
+                f"rank {self._courier.rank} lost a peer while dense gradients were exchanged: "
+                f"{said}; see the other ranks' output, and resume all ranks from the last "
+                "checkpoint"
+            ) from None
+
+    # ------------------------------------------------------------------ conservation
+
+    def _totals(self, gradients: Sequence[Gradient]) -> torch.Tensor:
+        """Return what is to be conserved, summed over ranks, and the sum of magnitudes.
+
+        Of shape (2, elements), float64. With momentum correction a velocity takes the gradient's
+        place.
+        """
+        rows = []
+        for name, values in gradients:
+            added = values
+            velocity = self.residuals.velocity_of(name)
+            if velocity is not None:
+                added = velocity * self._recipe.momentum + added
+            residual = self.residuals.of(name).double()
+            rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
+        totals = torch.cat(rows, dim=1)
+        self._all_reduce(totals)
+        return totals
+
+    def _require_conserved(
+        self, gradients: Sequence[Gradient], before: torch.Tensor, delivered: SparseVector
+    ) -> None:
+        """Compare what is kept and delivered now with what there was.
+
+        Raises:
+            InternalError: an element differs by more than rounding.
+        """
+        after = torch.cat([self.residuals.of(g.name).double() for g in gradients])
+        self._all_reduce(after)
+        after += torch.from_numpy(delivered.dense())
+        expected, magnitude = before
+        allowed = magnitude * (TOLERANCE * self._courier.ranks) + 1e-37
+        wrong = torch.nonzero((after - expected).abs() > allowed).view(-1)
+        if len(wrong) == 0:
+            return
+        index = int(wrong[0])
+        start = 0
+        for name, values in gradients:
+            if index < start + values.numel():
+                raise InternalError(
+                    f"element {index - start} of {name!r} is not conserved: residuals and "
+                    f"gradients were {expected[index]:g}, residuals and what was delivered are "
+                    f"{after[index]:g}; please report it, with the recipe"
+                )
+            start += values.numel()
+
+
+def _digest_of(*what: object) -> int:
+    """Return 64 bits that stand for what the ranks must have in common."""
+    text = "\0".join(map(str, what)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")

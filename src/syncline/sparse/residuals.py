@@ -1,0 +1,101 @@
+"""``Residuals``: what each parameter's gradients have left behind on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from syncline.errors import MismatchError
+from syncline.sparse.vector import SparseVector
+
+__all__ = ["Residuals", "resharded"]
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Residuals:
+    """The elements of the gradients that were not sent yet, per parameter; float32 on the CPU.
+
+    With momentum correction there is a velocity beside every residual.
+    """
+
+    def __init__(self, elements: Mapping[str, int], *, velocities: bool) -> None:
+        """Begin with zeros.
+
+        Args:
+            elements: of every parameter, by name.
+            velocities: whether momentum is corrected.
+        """
+        self._residuals: Tensors = {name: torch.zeros(n) for name, n in elements.items()}
+        self._velocities: Tensors = {
+            name: torch.zeros(n) for name, n in elements.items() if velocities
+        }
+
+    def of(self, name: str) -> torch.Tensor:
+        """Return the residual of a parameter, of shape (elements,)."""
+        return self._residuals[name]
+
+    def velocity_of(self, name: str) -> torch.Tensor | None:
+        """Return the velocity of a parameter, of shape (elements,), if there are any."""
+        return self._velocities.get(name)
+
+    def add(self, names: Sequence[str], vector: SparseVector) -> None:
+        """Add the entries of a vector that these parameters make up one after the other."""
+        lengths = [len(self._residuals[name]) for name in names]
+        for name, part in zip(names, vector.parts(lengths), strict=True):
+            self._residuals[name].numpy()[part.indices] += part.values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all tensors of this rank."""
+        return {
+            "residuals": {name: t.clone() for name, t in self._residuals.items()},
+            "velocities": {name: t.clone() for name, t in self._velocities.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the tensors of a state.
+
+        Raises:
+            MismatchError: they are of other parameters.
+        """
+        for what, own in (("residuals", self._residuals), ("velocities", self._velocities)):
+            given: Tensors = state[what]
+            expected = {name: len(tensor) for name, tensor in own.items()}
+            found = {name: tensor.numel() for name, tensor in given.items()}
+            if found != expected:
+                names = sorted(n for n in {*expected, *found} if expected.get(n) != found.get(n))
+                raise MismatchError(
+                    f"the {what} of a checkpoint are of another model or recipe: {names[0]!r} has "
+                    f"{found.get(names[0], 'none of the')} elements there, "
+                    f"{expected.get(names[0], 'none')} here"
+                )
+        for what, own in (("residuals", self._residuals), ("velocities", self._velocities)):
+            for name, tensor in state[what].items():
+                own[name].copy_(tensor.reshape(-1))
+
+
+def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
+    """Return the states of another number of ranks, with the same sums.
+
+    Rank r gets the sum of the old ranks r, r + P, r + 2 P, ...; a rank that no old one falls to
+    begins with zeros. With as many ranks as before nothing changes.
+
+    Args:
+        states: of ``Residuals.state_dict()``, in the order of ranks.
+        ranks: P, the new number.
+    """
+    result: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        mine = states[rank::ranks]
+        result.append(
+            {
+                what: {
+                    name: sum((s[what][name] for s in mine), torch.zeros_like(like))
+                    for name, like in states[0][what].items()
+                }
+                for what in ("residuals", "velocities")
+            }
+        )
+    return result

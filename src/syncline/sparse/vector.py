@@ -1,0 +1,134 @@
+"""``SparseVector``: a vector of which only some elements are given, and how two of them merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline import _native
+from syncline.errors import InternalError
+
+__all__ = ["Quota", "SparseVector", "joined", "merged", "total"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseVector:
+    """Entries in ascending order of their indices, each of which occurs once."""
+
+    length: int
+    """Of the dense vector, in elements; at most 2^32 - 1."""
+    indices: NDArray[np.uint32]
+    """Of shape (entries,)."""
+    values: NDArray[np.float32]
+    """Of shape (entries,)."""
+
+    def __post_init__(self) -> None:
+        if self.indices.shape != self.values.shape:
+            raise InternalError(f"{self.indices.shape} indices for {self.values.shape} values")
+
+    @classmethod
+    def empty(cls, length: int) -> Self:
+        """Return a vector without entries."""
+        return cls(length, np.empty(0, np.uint32), np.empty(0, np.float32))
+
+    @classmethod
+    def of(cls, dense: NDArray[np.float32]) -> Self:
+        """Return the elements that are not zero, of an array of shape (length,)."""
+        indices = np.flatnonzero(dense).astype(np.uint32)
+        return cls(len(dense), indices, dense[indices])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def dense(self) -> NDArray[np.float32]:
+        """Return all elements, of shape (length,)."""
+        result = np.zeros(self.length, np.float32)
+        result[self.indices] = self.values
+        return result
+
+    def negated(self) -> SparseVector:
+        """Return the vector with the sign of every value turned round."""
+        return SparseVector(self.length, self.indices, -self.values)
+
+    def parts(self, lengths: Sequence[int]) -> Iterator[SparseVector]:
+        """Yield the vectors that make up this one, one after the other.
+
+        Args:
+            lengths: of each, in elements; they add up to that of this one.
+        """
+        start, first = 0, 0
+        for length in lengths:
+            stop = int(np.searchsorted(self.indices, first + length))
+            yield SparseVector(
+                length, self.indices[start:stop] - np.uint32(first), self.values[start:stop]
+            )
+            start, first = stop, first + length
+
+    def divided(self, indices: NDArray[np.uint32]) -> tuple[SparseVector, SparseVector]:
+        """Return the entries of these indices, and the others.
+
+        Args:
+            indices: ascending.
+        """
+        parts = _native.sparse_divide(self.indices, self.values, indices)
+        return (
+            SparseVector(self.length, parts[0], parts[1]),
+            SparseVector(self.length, parts[2], parts[3]),
+        )
+
+
+class Quota(NamedTuple):
+    """How many entries are kept of each of the parts that make up a vector."""
+
+    lengths: tuple[int, ...]
+    """Of the parts, one after the other, in elements."""
+    counts: tuple[int, ...]
+    """Of entries, at most; as many as there are lengths."""
+
+    @property
+    def length(self) -> int:
+        """Elements of all parts."""
+        return sum(self.lengths)
+
+    @property
+    def k(self) -> int:
+        """Entries of all parts."""
+        return sum(self.counts)
+
+
+def merged(a: SparseVector, b: SparseVector, quota: Quota) -> tuple[SparseVector, SparseVector]:
+    """Return the largest entries of every part of ``a + b``, and the other entries of the sum.
+
+    The same bits for ``(b, a)``. Of equal magnitudes the lower index is kept. Entries whose sum is
+    exactly zero are in neither: they have been delivered, as a zero. O(entries).
+
+    Source: gTop-k, Definition 1 (the operator T), which has no word on the others.
+    """
+    ends = np.cumsum(quota.lengths, dtype=np.uint64)
+    counts = np.array(quota.counts, np.uint64)
+    parts = _native.sparse_merge(a.indices, a.values, b.indices, b.values, ends, counts)
+    return SparseVector(a.length, parts[0], parts[1]), SparseVector(a.length, parts[2], parts[3])
+
+
+def joined(vectors: Sequence[SparseVector]) -> SparseVector:
+    """Return the vector that these make up one after the other."""
+    firsts = np.cumsum([0, *(vector.length for vector in vectors)])
+    indices = [v.indices + np.uint32(f) for v, f in zip(vectors, firsts[:-1], strict=True)]
+    return SparseVector(
+        int(firsts[-1]),
+        np.concatenate([np.empty(0, np.uint32), *indices]),
+        np.concatenate([np.empty(0, np.float32), *(vector.values for vector in vectors)]),
+    )
+
+
+def total(length: int, vectors: Iterable[SparseVector]) -> SparseVector:
+    """Return the sum of any number of vectors, added in their order."""
+    result, everything = SparseVector.empty(length), Quota((length,), (length,))
+    for vector in vectors:
+        if len(vector):
+            result, _ = merged(result, vector, everything)
+    return result

@@ -1,0 +1,67 @@
+"""The benchmark of selection, on small vectors."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from syncline.bench.topk.contest import measure
+from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
+from syncline.cli import cli
+from syncline.errors import UserError
+
+
+def test_everybody_has_a_turn_in_every_round() -> None:
+    told = []
+    found = measure(
+        [100, 2000], [0.1, 0.01], rounds=2, progress=lambda *what: told.append(what[1:])
+    )
+    assert found.cases == ((100, 0.1), (100, 0.01), (2000, 0.1), (2000, 0.01))
+    for elements, density in found.cases:
+        for name in (SELECT, FUSED, TORCH, TORCH_FUSED, READ):
+            entry = found.of(name, elements, density)
+            assert entry is not None
+            assert len(entry.rounds_s) == 2
+    assert told == [(n, 8) for n in range(8)]
+    assert Selections.from_json(found.to_json()) == found
+
+
+def test_ratios_are_medians_over_rounds() -> None:
+    def timed(name: str, *rounds_s: float) -> Timed:
+        return Timed(contestant=name, elements=10, density=0.1, rounds_s=rounds_s)
+
+    measured = Selections(
+        machine="one",
+        versions={},
+        instructions="avx2",
+        entries=(timed(SELECT, 1.0, 2.0, 1.0), timed(TORCH, 10.0, 60.0, 20.0)),
+    )
+    assert measured.times_faster(SELECT, TORCH, 10, 0.1) == 20.0
+    with pytest.raises(UserError, match="'select' and 'read' were not both measured at 10"):
+        measured.times_faster(SELECT, READ, 10, 0.1)
+    with pytest.raises(UserError, match="no entries"):
+        Selections(machine="one", versions={}, instructions="avx2", entries=())
+    with pytest.raises(UserError, match="expected times above 0 s"):
+        timed(SELECT)
+
+
+def test_the_command() -> None:
+    arguments = ["bench", "topk", "--sizes", "1e3", "--densities", "0.01", "--rounds", "1"]
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert "torch with residual" in result.output
+    assert "1,000" in result.output
+    as_json = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
+    assert len(Selections.from_json(as_json.stdout).entries) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sizes", "many"], "--sizes 'many': expected numbers with commas"),
+        (["--sizes", "0"], "sizes, densities and rounds of at least 1"),
+        (["--densities", "2"], "densities are above 0 and at most 1"),
+    ],
+)
+def test_what_cannot_be_measured(arguments: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        CliRunner().invoke(cli, ["bench", "topk", *arguments], catch_exceptions=False)

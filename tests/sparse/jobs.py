@@ -1,0 +1,295 @@
+"""What worker processes run: exchanges over a process group, and training with the hook."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncline.errors import SynclineError
+from syncline.hooks import GTopKState, Recipe, gtopk, resharded
+from syncline.sparse.courier import Courier
+from syncline.sparse.exchange import Content, Refusal, Share
+from syncline.sparse.precision import Precision, rounded
+from syncline.sparse.table import ALGORITHMS
+from syncline.sparse.vector import Quota, SparseVector
+from syncline.sparse.wire import Wire
+from tests.sparse.vectors import largest
+
+LENGTH, K = 1000, 37
+QUOTA = Quota((LENGTH,), (K,))
+TIMEOUT = timedelta(seconds=60)
+
+
+def vector_of(rank: int, precision: Precision) -> SparseVector:
+    """Return what a rank takes part with, the same in every process."""
+    values = np.random.default_rng(rank).standard_normal(LENGTH, np.float32)
+    return rounded(largest(values, K), precision)[0]
+
+
+def share_of(rank: int, ranks: int, precision: Precision) -> Share:
+    return Share(rank, ranks, vector_of(rank, precision), QUOTA, precision)
+
+
+def wire_of(precision: Precision, digest: int = 5) -> Wire:
+    return Wire(k=K, length=LENGTH, precision=precision, digest=digest)
+
+
+def own_group() -> dist.ProcessGroup:
+    group = dist.new_group(timeout=TIMEOUT)
+    assert group is not None
+    return group
+
+
+def exchanges(precision: Precision) -> dict[str, list[np.ndarray]]:
+    """Return what every algorithm delivers and returns on this rank."""
+    courier = Courier(own_group(), TIMEOUT)
+    found = {}
+    for name, algorithm in ALGORITHMS.items():
+        share = share_of(courier.rank, courier.ranks, precision)
+        outcome = courier.run(algorithm, share, wire_of(precision))
+        assert isinstance(outcome.delivered, SparseVector)
+        found[name] = [outcome.delivered.dense(), outcome.returned.dense()]
+    return found
+
+
+def differing_exchanges(name: str, differing: int) -> str:
+    """Return what is said where one rank is in another exchange."""
+    courier = Courier(own_group(), TIMEOUT)
+    wire = wire_of("float32", 6 if courier.rank == differing else 5)
+    share = share_of(courier.rank, courier.ranks, "float32")
+    try:
+        outcome = courier.run(ALGORITHMS[name], share, wire)
+    except SynclineError as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{outcome.delivered}" if isinstance(outcome.delivered, Refusal) else "delivered"
+
+
+def a_rank_that_does_not_come(name: str) -> str:
+    """Return what is said where the last rank takes no part."""
+    group = own_group()
+    courier = Courier(group, timedelta(seconds=1))
+    if courier.rank == courier.ranks - 1:
+        time.sleep(3)
+        return "absent"
+    content: Content = vector_of(courier.rank, "float32")
+    share = Share(courier.rank, courier.ranks, content, QUOTA, "float32")
+    try:
+        courier.run(ALGORITHMS[name], share, wire_of("float32"))
+    except SynclineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "delivered"
+
+
+# Training
+
+MODEL_SEED = 7
+
+
+def model() -> nn.Module:
+    torch.manual_seed(MODEL_SEED)
+    return nn.Sequential(
+        nn.Linear(8, 32),
+        nn.LayerNorm(32),
+        nn.Tanh(),
+        nn.Linear(32, 32),
+        nn.Tanh(),
+        nn.Linear(32, 4),
+    )
+
+
+def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(6, 8, generator=generator), torch.randn(6, 4, generator=generator)
+
+
+def trained(
+    recipe: dict[str, Any],
+    steps: int,
+    *,
+    check: bool = True,
+    bucket_cap_mb: float = 0.002,
+    state: dict[str, Any] | None = None,
+    first: int = 0,
+    begin: dict[str, torch.Tensor] | None = None,
+    **ddp: Any,
+) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
+    """Train with the hook; return the losses, the parameters and the hook's state."""
+    net = model()
+    if begin is not None:
+        net.load_state_dict(begin)
+    wrapped = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb, **ddp)
+    kept = GTopKState(wrapped, Recipe(**recipe), check=check)
+    if state is not None:
+        kept.load_state_dict(state)
+    wrapped.register_comm_hook(kept, gtopk)
+    losses = train(wrapped, range(first, first + steps))
+    return losses, {n: p.clone() for n, p in net.state_dict().items()}, kept.state_dict()
+
+
+def train(wrapped: nn.Module, steps: range) -> list[float]:
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    losses = []
+    for step in steps:
+        inputs, targets = batch(step, dist.get_rank())
+        loss = nn.functional.mse_loss(wrapped(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def hooked(
+    recipe: dict[str, Any], steps: int, ddp: dict[str, Any] | None = None
+) -> tuple[list[float], Any, Any]:
+    losses, parameters, state = trained(recipe, steps, **(ddp or {}))
+    return losses, plain(parameters), plain(state["residuals"])
+
+
+def plain(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+
+
+def unhooked(steps: int) -> tuple[list[float], Any]:
+    """Train with DDP's own exchange."""
+    net = model()
+    losses = train(DistributedDataParallel(net), range(steps))
+    return losses, plain(net.state_dict())
+
+
+def resumed(recipe: dict[str, Any]) -> bool:
+    """Return whether six steps are the same as three, a checkpoint, and three."""
+    whole = trained(recipe, 6)
+    _, parameters, state = trained(recipe, 3)
+    rest = trained(recipe, 3, state=state, first=3, begin=parameters)
+    return (
+        whole[0][3:] == rest[0]
+        and all(torch.equal(whole[1][name], rest[1][name]) for name in whole[1])
+        and all(
+            torch.equal(whole[2]["residuals"][name], rest[2]["residuals"][name])
+            for name in whole[2]["residuals"]
+        )
+    )
+
+
+def resharded_sums(recipe: dict[str, Any]) -> list[float]:
+    """Train, gather the states, share them out to one rank more and to one less."""
+    _, _, state = trained(recipe, 3)
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+
+    def total(of: list[Any]) -> torch.Tensor:
+        return sum(  # type: ignore[return-value]
+            (r.double() for each in of for r in each["residuals"]["3.weight"]),
+            torch.zeros(32).double(),
+        )
+
+    ranks = len(states)
+    return [
+        float((total(resharded(states, n)) - total(states)).abs().max())
+        for n in (ranks - 1, ranks, ranks + 1)
+    ]
+
+
+def accumulated() -> tuple[np.ndarray, np.ndarray]:
+    """Return averages of two accumulated backward passes, and of one with both batches."""
+    found = []
+    for apart in (True, False):
+        net = model()
+        wrapped = DistributedDataParallel(net)
+        state = GTopKState(wrapped, Recipe(density=1.0), check=True)
+        wrapped.register_comm_hook(state, gtopk)
+        batches = [batch(step, dist.get_rank())[0] for step in range(2)]
+        if apart:
+            with wrapped.no_sync():
+                wrapped(batches[0]).square().sum().backward()
+            wrapped(batches[1]).square().sum().backward()
+        else:
+            wrapped(torch.cat(batches)).square().sum().backward()
+        assert state.step == 1
+        gradient = net[3].weight.grad
+        assert gradient is not None
+        found.append(gradient.numpy().copy())
+    return found[0], found[1]
+
+
+def channels_last() -> tuple[np.ndarray, np.ndarray]:
+    """Return the average of a convolution's gradient with the hook, and without."""
+    found = []
+    for hook in (True, False):
+        torch.manual_seed(MODEL_SEED)
+        net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True)
+        if hook:
+            state = GTopKState(wrapped, Recipe(density=1.0, dense_names=("bias",)), check=True)
+            wrapped.register_comm_hook(state, gtopk)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        wrapped(torch.randn(2, 3, 8, 8, generator=generator)).square().mean().backward()
+        assert net.weight.grad is not None
+        found.append(net.weight.grad.numpy().copy())
+    return found[0], found[1]
+
+
+def refusals(case: str) -> str:
+    """Return what is said where this rank, or another, gives something that cannot be used."""
+    rank = dist.get_rank()
+    recipe = Recipe(density=0.02 if case == "recipe" and rank == 1 else 0.01)
+    net: nn.Module = model()
+    if case == "sparse":
+        net = nn.Sequential(nn.Embedding(4, 2, sparse=True))
+    if case == "half" and rank == 1:
+        net = net.half()
+    if case == "other model" and rank == 1:
+        net = nn.Linear(2, 2)
+    if case == "frozen":
+        net.requires_grad_(False)
+    try:
+        state = GTopKState(net, recipe)
+        if case == "checkpoint recipe":
+            saved = state.state_dict()
+            saved["recipe"]["density"] = 0.5
+            state.load_state_dict(saved)
+        if case == "checkpoint rank":
+            state.load_state_dict({**state.state_dict(), "rank": 7})
+        if case == "checkpoint version":
+            state.load_state_dict({"version": 0})
+        if case == "checkpoint model":
+            saved = state.state_dict()
+            del saved["residuals"]["0.weight"]
+            state.load_state_dict(saved)
+        wrapped = DistributedDataParallel(net)
+        wrapped.register_comm_hook(state, gtopk)
+        if case == "steps":
+            state.load_state_dict({**state.state_dict(), "step": rank})
+        if case == "nan" and rank == 1:
+            with torch.no_grad():
+                next(iter(net.parameters()))[0, 0] = 1.0
+            net[3].weight.register_hook(lambda grad: grad * float("nan"))
+        train(wrapped, range(1))
+    except SynclineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+def lost_peer() -> str:
+    """Return what is said where a rank stops training."""
+    net = model()
+    wrapped = DistributedDataParallel(net)
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    state = GTopKState(wrapped, Recipe(density=0.1), group)
+    wrapped.register_comm_hook(state, gtopk)
+    if dist.get_rank() == 1:
+        time.sleep(4)
+        return "absent"
+    try:
+        train(wrapped, range(1))
+    except SynclineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"

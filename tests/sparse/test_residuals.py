@@ -1,0 +1,101 @@
+"""Residuals: adding, saving, loading, sharing out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import MismatchError, UserError
+from syncline.hooks import resharded as resharded_states
+from syncline.sparse.residuals import Residuals, resharded
+from syncline.sparse.vector import SparseVector
+from tests.sparse.vectors import dense_vectors
+
+ELEMENTS = {"a": 3, "none": 0, "b": 5, "c": 2}
+
+
+def residuals_of(rows: np.ndarray) -> Residuals:
+    """Return residuals and velocities; a row is all of them one after the other."""
+    made = Residuals(ELEMENTS, velocities=True)
+    start = 0
+    for name, elements in ELEMENTS.items():
+        made.of(name).copy_(torch.from_numpy(rows[0, start : start + elements]))
+        velocity = made.velocity_of(name)
+        assert velocity is not None
+        velocity.copy_(torch.from_numpy(rows[1, start : start + elements]))
+        start += elements
+    return made
+
+
+def row_of(state: dict[str, Any]) -> np.ndarray:
+    return np.stack(
+        [
+            np.concatenate([state[what][name].numpy() for name in ELEMENTS])
+            for what in ("residuals", "velocities")
+        ]
+    )
+
+
+@given(dense_vectors(length=10, exact=True), dense_vectors(length=10, exact=True))
+def test_adding_reaches_the_right_parameters(before: np.ndarray, added: np.ndarray) -> None:
+    residuals = residuals_of(np.stack([before, before]))
+    residuals.add(list(ELEMENTS), SparseVector.of(added))
+    np.testing.assert_array_equal(row_of(residuals.state_dict())[0], before + added)
+    residuals.add(["c", "a"], SparseVector.of(np.array([1, 2, 3, 4, 5], np.float32)))
+    expected = (before + added)[8:] + np.array([1, 2], np.float32)
+    assert residuals.of("c").tolist() == expected.tolist()
+
+
+@given(st.lists(dense_vectors(length=10, exact=True), min_size=1, max_size=9), st.integers(1, 9))
+def test_sharing_out_keeps_the_sum(rows: list[np.ndarray], ranks: int) -> None:
+    states = [residuals_of(np.stack([row, row + 1])).state_dict() for row in rows]
+    found = [row_of(state) for state in resharded(states, ranks)]
+    assert len(found) == ranks
+    np.testing.assert_array_equal(np.sum(found, axis=0), np.sum([*map(row_of, states)], axis=0))
+    if ranks == len(rows):
+        np.testing.assert_array_equal(found, [*map(row_of, states)])
+
+
+def test_saved_tensors_are_copies() -> None:
+    residuals = residuals_of(np.ones((2, 10), np.float32))
+    state = residuals.state_dict()
+    residuals.of("a").zero_()
+    assert state["residuals"]["a"].tolist() == [1, 1, 1]
+    residuals.load_state_dict(state)
+    assert residuals.of("a").tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("elements", "velocities", "said"),
+    [
+        ({"a": 3}, True, "'b' has 5 elements there, none here"),
+        ({**ELEMENTS, "d": 1}, True, "'d' has none of the elements there, 1 here"),
+        ({**ELEMENTS, "a": 4}, True, "'a' has 3 elements there, 4 here"),
+        (ELEMENTS, False, "the velocities of a checkpoint are of another model or recipe"),
+    ],
+)
+def test_states_of_something_else(elements: dict[str, int], velocities: bool, said: str) -> None:
+    state = residuals_of(np.ones((2, 10), np.float32)).state_dict()
+    other = Residuals(elements, velocities=velocities)
+    with pytest.raises(MismatchError, match=said):
+        other.load_state_dict(state)
+    assert not any(other.of(name).any() for name in elements)
+
+
+def test_states_that_do_not_belong_together() -> None:
+    def state(rank: int, step: int = 4) -> dict[str, Any]:
+        own = residuals_of(np.zeros((2, 10), np.float32)).state_dict()
+        return {"version": 1, "recipe": {}, "ranks": 2, "rank": rank, "step": step, **own}
+
+    shared = resharded_states([state(1), state(0)], 3)
+    assert [(s["rank"], s["ranks"], s["step"]) for s in shared] == [(n, 3, 4) for n in range(3)]
+    for wrong in ([state(0)], [state(0), state(0)], [state(0), state(1, step=5)], []):
+        with pytest.raises(MismatchError, match="expected the states of ranks 0 to"):
+            resharded_states(wrong, 2)
+    with pytest.raises(UserError, match="at least 1 rank, found 0"):
+        resharded_states([state(0), state(1)], 0)

@@ -1,0 +1,135 @@
+"""Selection against sorting, with every set of instructions of this processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline import _native
+from syncline.errors import UserError
+from syncline.sparse.selection import (
+    INSTRUCTIONS,
+    Instructions,
+    Part,
+    first_not_finite,
+    select,
+)
+from tests.sparse.vectors import Dense, assert_same, dense_vectors, largest
+
+PRESENT = [name for name, n in INSTRUCTIONS.items() if n < 0 or _native.has_instructions(n)]
+every = pytest.mark.parametrize("instructions", PRESENT)
+
+
+def part_of(values: Dense, gradient: Dense | None = None, velocity: Dense | None = None) -> Part:
+    gradients, velocities = (0 if a is None else a.ctypes.data for a in (gradient, velocity))
+    return Part(values.ctypes.data, len(values), gradients, velocities)
+
+
+@every
+@given(st.data(), dense_vectors(longest=300))
+def test_the_largest_are_taken(
+    instructions: Instructions, data: st.DataObject, dense: Dense
+) -> None:
+    k = data.draw(st.integers(0, len(dense) + 2))
+    cut = data.draw(st.integers(0, len(dense)))
+    left = dense.copy()
+    parts = [part_of(left[:cut]), part_of(left[cut:])]
+    found = select(parts, k, instructions=instructions)
+    expected = largest(dense, k)
+    assert found.finite
+    assert found.exact
+    assert_same(found.taken, expected)
+    np.testing.assert_array_equal(left, dense - expected.dense())
+    magnitudes = np.abs(dense).view(np.uint32)
+    assert set(np.flatnonzero(magnitudes > found.threshold)) <= set(found.taken.indices) or k == 0
+
+
+@every
+@given(st.data(), st.integers(0, 200), st.sampled_from([0.0, 0.5, 0.9]))
+def test_gradients_and_velocities_are_added(
+    instructions: Instructions, data: st.DataObject, length: int, momentum: float
+) -> None:
+    residual, gradient, velocity = (data.draw(dense_vectors(length=length)) for _ in range(3))
+    k = data.draw(st.integers(0, length))
+    moved = np.float32(momentum) * velocity + gradient
+    expected = largest(residual + moved, k)
+    values, speeds = residual.copy(), velocity.copy()
+    found = select(
+        [part_of(values, gradient, speeds)], k, momentum=momentum, instructions=instructions
+    )
+    assert_same(found.taken, expected)
+    mask = np.ones(length, bool)
+    mask[expected.indices] = False
+    np.testing.assert_array_equal(values, np.where(mask, residual + moved, 0))
+    np.testing.assert_array_equal(speeds, np.where(mask, moved, 0))
+
+
+@every
+@given(st.data(), dense_vectors(longest=200), st.integers(0, 40), st.floats(1, 4))
+def test_a_threshold_used_again_keeps_its_bound(
+    instructions: Instructions, data: st.DataObject, dense: Dense, k: int, slack: float
+) -> None:
+    hint = int(np.float32(data.draw(st.floats(0.25, 1e6))).view(np.uint32))
+    found = select(
+        [part_of(dense)], k, hint=hint, slack=slack, clear=False, instructions=instructions
+    )
+    if found.exact:
+        assert_same(found.taken, largest(dense, k))
+    else:
+        assert k / slack <= len(found.taken) <= k * slack
+        assert found.threshold == hint
+        assert_same(found.taken, largest(dense, len(found.taken)))
+
+
+@every
+@given(dense_vectors(longest=200), st.data())
+def test_what_is_not_finite_is_found(
+    instructions: Instructions, dense: Dense, data: st.DataObject
+) -> None:
+    address = dense.ctypes.data
+    assert first_not_finite(address, len(dense), instructions=instructions) is None
+    bad = data.draw(st.sets(st.integers(0, len(dense) - 1), min_size=1)) if len(dense) else set()
+    for index in bad:
+        dense[index] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    found = first_not_finite(address, len(dense), instructions=instructions)
+    assert found == (min(bad) if bad else None)
+    if bad:
+        selection = select([part_of(dense)], 1, instructions=instructions)
+        assert not selection.finite
+        assert len(selection.taken) == 0
+
+
+@every
+def test_large_vectors_of_many_shapes(instructions: Instructions) -> None:
+    generator = np.random.default_rng(0)
+    normal = generator.standard_normal(700_001, np.float32)
+    shapes = {
+        "normal": normal,
+        "rising": np.arange(700_001, dtype=np.float32),
+        "few values": np.round(normal),
+        "mostly zeros": np.where(generator.random(700_001) < 0.001, normal, 0).astype(np.float32),
+        "large at the end": np.concatenate([normal[:-5000] * 1e-3, normal[-5000:]]),
+    }
+    for name, dense in shapes.items():
+        order = np.argsort(-np.abs(dense), kind="stable")
+        for k in (1, 700, 70_000):
+            wanted = order[:k][dense[order[:k]] != 0]
+            found = select([part_of(dense)], k, clear=False, instructions=instructions)
+            np.testing.assert_array_equal(found.taken.indices, np.sort(wanted), err_msg=name)
+
+
+def test_what_cannot_be_selected() -> None:
+    with pytest.raises(UserError, match="k of at least 0 and slack of at least 1: -1, 1"):
+        select([], -1)
+    with pytest.raises(UserError, match=r"slack of at least 1: 1, 0\.5"):
+        select([], 1, slack=0.5)
+    with pytest.raises(UserError, match=r"4294967296 elements .* at most 2\^32 - 1"):
+        select([Part(0, 2**32)], 1)
+
+
+def test_instructions_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "has_instructions", lambda _: False)
+    with pytest.raises(UserError, match="this processor has no avx512"):
+        select([], 1, instructions="avx512")
