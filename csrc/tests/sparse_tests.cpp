@@ -269,7 +269,8 @@ void test_merge() {
         CHECK(same(kept, expected));
         if (!kept.indices.empty()) {
             const std::vector<syncline::Quota> short_one = {{kept.indices.back(), k}};
-            CHECK(refused([&] { static_cast<void>(syncline::keep_largest(kept, short_one)); }));
+            CHECK(refused(
+                [&] { static_cast<void>(syncline::keep_largest(SparseVector(kept), short_one)); }));
         }
         for (const std::uint32_t i : kept.indices) sum[i] = 0.0F;
         CHECK(same(dropped, largest_of(sum, count)));
