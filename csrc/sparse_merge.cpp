@@ -5,6 +5,7 @@
 #include <span>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "selection.hpp"
 
@@ -61,28 +62,39 @@ Kept keep_largest(SparseVector&& sum, std::span<const Quota> parts) {
         throw std::invalid_argument("an entry is beyond the last part");
     }
     if (parts.size() == 1 && sum.size() <= parts.front().k) return {std::move(sum), {}};
-    // Each has room for one more than it can keep: entries of the other are written there too.
-    Kept result{room_for(sum.size() + 1), room_for(sum.size() + 1)};
-    std::size_t kept = 0;
-    std::size_t dropped = 0;
+    std::vector<std::size_t> stops;
     std::size_t start = 0;
+    std::size_t room = 0;
     for (const auto& [end, k] : parts) {
         const auto first = sum.indices.begin() + static_cast<std::ptrdiff_t>(start);
         const auto after = std::lower_bound(first, sum.indices.end(), end);
-        const auto stop = static_cast<std::size_t>(after - sum.indices.begin());
-        Cut cut{0, 0};  // everything is above it
+        stops.push_back(static_cast<std::size_t>(after - sum.indices.begin()));
+        room += std::min<std::size_t>(k, stops.back() - start);
+        start = stops.back();
+    }
+    // Each has room for one more than it gets: entries of the other are written there too.
+    Kept result{room_for(room + 1), room_for(sum.size() - room + 1)};
+    std::size_t kept = 0;
+    std::size_t dropped = 0;
+    start = 0;
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+        const std::size_t k = parts[part].k;
+        const std::size_t stop = stops[part];
+        // Exactly as many are kept as there is room for, whatever the values.
+        std::int64_t limit = -1;  // everything is above it
         std::size_t ties = 0;
         if (k == 0) {
-            cut.magnitude = std::numeric_limits<std::uint32_t>::max();
+            limit = std::numeric_limits<std::int64_t>::max();
         } else if (stop - start > k) {
-            cut = cut_of(std::span(sum.values).subspan(start, stop - start), k);
+            const Cut cut = cut_of(std::span(sum.values).subspan(start, stop - start), k);
+            limit = cut.magnitude;
             ties = k - cut.above;
         }
         for (; start < stop; ++start) {
-            const std::uint32_t magnitude = magnitude_of(sum.values[start]);
-            const bool tie = magnitude == cut.magnitude && ties > 0;
+            const std::int64_t magnitude = magnitude_of(sum.values[start]);
+            const bool tie = magnitude == limit && ties > 0;
             ties -= tie ? 1 : 0;
-            const bool keep = magnitude > cut.magnitude || tie;
+            const bool keep = magnitude > limit || tie;
             put(result.kept, kept, sum.indices[start], sum.values[start]);
             put(result.dropped, dropped, sum.indices[start], sum.values[start]);
             kept += keep ? 1 : 0;

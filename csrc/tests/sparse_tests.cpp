@@ -283,6 +283,24 @@ void test_merge() {
     }
 }
 
+// What a peer sends may hold zeros, infinities and NaN: each entry is in one of the two all the
+// same.
+void test_merge_of_any_values() {
+    const float odd[] = {0.0F, -0.0F, std::numeric_limits<float>::infinity(),
+                         std::numeric_limits<float>::quiet_NaN(), 1.0F};
+    for (std::uint32_t drawn = 0; drawn < 3125; ++drawn) {
+        SparseVector vector;
+        std::uint32_t rest = drawn;
+        for (std::uint32_t i = 0; i < 5; ++i, rest /= 5) vector.add(i, odd[rest % 5]);
+        for (std::uint64_t k = 0; k <= 5; ++k) {
+            const std::vector<syncline::Quota> parts = {{2, k}, {5, k / 2}};
+            const auto [kept, dropped] = syncline::keep_largest(SparseVector(vector), parts);
+            CHECK(kept.size() == std::min<std::size_t>(2, k) + k / 2);
+            CHECK(kept.size() + dropped.size() == 5);
+        }
+    }
+}
+
 void test_index_code() {
     Random random(7);
     for (int run = 0; run < 400; ++run) {
@@ -332,6 +350,7 @@ int main() {
     test_updates_are_the_same_bits();
     test_what_is_not_finite();
     test_merge();
+    test_merge_of_any_values();
     test_index_code();
     test_narrow_values();
     std::printf("sparse: %d failed, %zu sets of instructions\n", failed, available().size());
