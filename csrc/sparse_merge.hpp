@@ -26,7 +26,7 @@ struct Quota {
 
 // Of every part its k entries of largest magnitude (of equal ones those of lower index), and the
 // others. Throws std::invalid_argument if an entry is beyond the last part.
-[[nodiscard]] Kept keep_largest(const SparseVector& sum, std::span<const Quota> parts);
+[[nodiscard]] Kept keep_largest(SparseVector&& sum, std::span<const Quota> parts);
 
 struct Divided {
     SparseVector chosen;

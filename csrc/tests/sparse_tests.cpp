@@ -269,7 +269,8 @@ void test_merge() {
         CHECK(same(kept, expected));
         if (!kept.indices.empty()) {
             const std::vector<syncline::Quota> short_one = {{kept.indices.back(), k}};
-            CHECK(refused([&] { static_cast<void>(syncline::keep_largest(kept, short_one)); }));
+            CHECK(refused(
+                [&] { static_cast<void>(syncline::keep_largest(SparseVector(kept), short_one)); }));
         }
         for (const std::uint32_t i : kept.indices) sum[i] = 0.0F;
         CHECK(same(dropped, largest_of(sum, count)));
@@ -278,6 +279,24 @@ void test_merge() {
         CHECK(std::ranges::includes(right.indices, chosen.indices));
         for (const std::uint32_t i : others.indices) {
             CHECK(!std::ranges::binary_search(right.indices, i));
+        }
+    }
+}
+
+// What a peer sends may hold zeros, infinities and NaN: each entry is in one of the two all the
+// same.
+void test_merge_of_any_values() {
+    const float odd[] = {0.0F, -0.0F, std::numeric_limits<float>::infinity(),
+                         std::numeric_limits<float>::quiet_NaN(), 1.0F};
+    for (std::uint32_t drawn = 0; drawn < 3125; ++drawn) {
+        SparseVector vector;
+        std::uint32_t rest = drawn;
+        for (std::uint32_t i = 0; i < 5; ++i, rest /= 5) vector.add(i, odd[rest % 5]);
+        for (std::uint64_t k = 0; k <= 5; ++k) {
+            const std::vector<syncline::Quota> parts = {{2, k}, {5, k / 2}};
+            const auto [kept, dropped] = syncline::keep_largest(SparseVector(vector), parts);
+            CHECK(kept.size() == std::min<std::size_t>(2, k) + k / 2);
+            CHECK(kept.size() + dropped.size() == 5);
         }
     }
 }
@@ -331,6 +350,7 @@ int main() {
     test_updates_are_the_same_bits();
     test_what_is_not_finite();
     test_merge();
+    test_merge_of_any_values();
     test_index_code();
     test_narrow_values();
     std::printf("sparse: %d failed, %zu sets of instructions\n", failed, available().size());
