@@ -26,6 +26,7 @@ from syncline.collectives import PROGRAMS, Collective
 from syncline.testbed import Cluster
 
 SIZES = "4,256,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+QUICK_SIZES = "4,4KiB,16KiB,64KiB,1MiB,4MiB,16MiB,64MiB"
 OTHER_SIZES = "4KiB,64KiB,1MiB,16MiB"
 TCP_SIZES = "4,4KiB,64KiB,1MiB,16MiB"
 LINE_SIZES = "4KiB,64KiB,1MiB,16MiB"
@@ -83,7 +84,7 @@ def requests(places: list[str], *, quick: bool) -> Iterator[Request]:
     workers = (2, 4) if quick else (2, 3, 4)
     if "shared" in places:
         yield _request(
-            "all-reduce", "4,4KiB,64KiB,1MiB,16MiB" if quick else SIZES, workers, "shared"
+            "all-reduce", QUICK_SIZES if quick else SIZES, workers, "shared"
         )
         for collective in PROGRAMS:
             if collective != "all-reduce" and not quick:
