@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "groups": CORE | {"collectives"},
     "planners": EXACT,
     "compression": EXACT,
+    "devices": CORE | {"collectives", "groups"},
     "measure": TOOLS,
     "report": TOOLS,
     "testbed": DATA | {"processes"},
