@@ -11,7 +11,7 @@ import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class FakeDevice:
         self.device = torch.device("cpu")
         self.current = self.stream()
 
-    def allocate(self, size_bytes: int) -> Tensor:
+    def allocate(self, size_bytes: int, _streams: Sequence[object]) -> Tensor:
         return torch.full((size_bytes,), 255, dtype=torch.uint8)  # not-a-numbers of every dtype
 
     def share(self, memory: Tensor) -> bytes:

@@ -8,7 +8,7 @@ on is sent field by field; nothing is pickled.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,9 +95,13 @@ class CudaDevice:
 
     # ------------------------------------------------------------------ what processes share
 
-    def allocate(self, size_bytes: int) -> Tensor:
-        """Return memory of torch's allocator."""
-        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+    def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
+        """Return memory of torch's allocator, which others may have had on the current stream."""
+        memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        for stream in streams:
+            stream.wait_stream(self.current_stream())
+            memory.record_stream(stream)
+        return memory
 
     def share(self, memory: Tensor) -> bytes:
         """Return a handle for one process: torch counts who has opened it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -40,8 +40,12 @@ class Device(Protocol):
     def device(self) -> torch.device:
         """Where its tensors are."""
 
-    def allocate(self, size_bytes: int) -> Tensor:
-        """Return memory, of shape ``(size_bytes,)`` and dtype uint8, its contents undefined."""
+    def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
+        """Return memory, of shape ``(size_bytes,)`` and dtype uint8, its contents undefined.
+
+        It is for the given streams. What was on the caller's current stream comes before their
+        further work, and nobody else gets the memory before they are done.
+        """
 
     def share(self, memory: Tensor) -> bytes:
         """Return a handle of memory of :meth:`allocate`, by which one other process opens it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import Literal, NamedTuple, Self, get_args
@@ -15,7 +16,7 @@ from torch import Tensor
 from syncline.collectives import program
 from syncline.collectives.schedule import Schedule, Step
 from syncline.devices.control import GroupControl
-from syncline.devices.device import REDUCTIONS, Device
+from syncline.devices.device import REDUCTIONS, Device, Event
 from syncline.devices.pipeline import Pipeline
 from syncline.errors import MismatchError, PeerError, UserError, did_you_mean
 from syncline.groups import Group
@@ -119,6 +120,9 @@ class DeviceGroup:
         self._control = GroupControl(group)
         self._lock = threading.Lock()
         self._ended = False
+        self._pipeline: Pipeline | None = None
+        """Until this group is closed. After a call that failed it is kept, because others may not
+        have heard of it yet and use what it shares."""
         try:
             self._pipeline = Pipeline(self._control, device, block_bytes=block_bytes, window=window)
         except BaseException:
@@ -169,13 +173,14 @@ class DeviceGroup:
         with self._lock:
             if self._ended:
                 return
-            self._ended = True
+            assert self._pipeline is not None
             try:
-                self._quiesce()
+                self._quiesce(self._pipeline.quiet())
                 self._control.gather(b"quiet")
                 # CUDA: what was opened is closed before it is freed where it was made.
                 self._pipeline.let_go_of_peers()
                 self._control.gather(b"closed")
+                self._pipeline = None
             finally:
                 self._give_up()
 
@@ -207,6 +212,7 @@ class DeviceGroup:
                     f"rank {self.rank}: this device group was closed, or a call on it has failed; "
                     "make another"
                 )
+            assert self._pipeline is not None
             try:
                 calls = [Call.unpacked(note) for note in self._control.gather(call.packed())]
                 if calls.count(call) == self.ranks:
@@ -259,10 +265,9 @@ class DeviceGroup:
         if not 0 <= root < self.ranks:
             raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {root}")
 
-    def _quiesce(self) -> None:
+    def _quiesce(self, events: Sequence[Event]) -> None:
         """Wait for this rank's streams, since torch's own waits have no deadline."""
         deadline_s = time.monotonic() + self._control.timeout_s
-        events = self._pipeline.quiet()
         while not all(map(self._device.reached, events)):
             if time.monotonic() > deadline_s:
                 raise PeerError(
@@ -272,10 +277,8 @@ class DeviceGroup:
             time.sleep(POLL_S)
 
     def _give_up(self) -> None:
-        """Stop sharing, and let the other ranks know."""
+        """End, and let the other ranks know."""
         self._ended = True
-        self._pipeline.let_go_of_peers()
-        self._pipeline.let_go()
         self._control.close()
 
 

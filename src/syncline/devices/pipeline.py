@@ -57,13 +57,15 @@ class Pipeline:
         self._device = device
         self._window = window
         self._push, self._pull, self._combine = (device.stream() for _ in range(3))
-        self._scratch = device.allocate(block_bytes * window)
+        streams = self._push, self._pull, self._combine
+        self._scratch = device.allocate(block_bytes * window, streams)
         self._scratch_read: list[Event | None] = [None] * window
         """After which the reduction has read a slot of the scratch memory."""
-        staging = device.allocate(block_bytes * window)
+        staging = device.allocate(block_bytes * window, streams)
         ready = [device.shared_event() for _ in range(window)]
         taken = [device.shared_event() for _ in range(window)]
-        self._shared: tuple[object, ...] = (staging, ready, taken)
+        self._shared = staging, ready, taken
+        """Kept as long as other ranks may use it."""
         card = Card(
             block_bytes=block_bytes,
             window=window,
@@ -141,10 +143,6 @@ class Pipeline:
     def let_go_of_peers(self) -> None:
         """Forget what other ranks share; nothing can be run any more."""
         self._outbox = self._inbox = None
-
-    def let_go(self) -> None:
-        """Forget what this rank shares, which no other rank may use any more."""
-        self._shared = ()
 
     def _send(self, part: Tensor, before: Event | None) -> Event:
         """Send a block on, as it is after an event."""
