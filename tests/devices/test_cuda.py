@@ -6,6 +6,7 @@ Processes may share one GPU, so one is enough for everything but copies between 
 from __future__ import annotations
 
 import inspect
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,6 +102,61 @@ def test_gpus_are_known_by_their_identity(monkeypatch: pytest.MonkeyPatch) -> No
     assert cuda._number_of("gpu-1") == 1
     with pytest.raises(UserError, match=r"gpu-7 .* which sees gpu-0, gpu-1; let all ranks see"):
         cuda._number_of("gpu-7")
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    """The second of two GPUs that are not there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu-{index}")
+    )
+    return CudaDevice("cuda:1")
+
+
+def test_memory_is_rebuilt_from_what_torch_says_of_it(
+    pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {
+        "tensor_cls": torch.Tensor,
+        "tensor_size": torch.Size([64]),
+        "tensor_stride": (1,),
+        "tensor_offset": 0,
+        "storage_cls": torch.storage.TypedStorage,
+        "dtype": torch.uint8,
+        "storage_device": 1,
+        "storage_handle": b"\0handle\xff",
+        "storage_size_bytes": 64,
+        "storage_offset_bytes": 512,
+        "requires_grad": False,
+        "ref_counter_handle": b"counter",
+        "ref_counter_offset": 3,
+        "event_handle": b"event",
+        "event_sync_required": True,
+    }
+    rebuilt = []
+
+    @wraps(rebuild_cuda_tensor)
+    def rebuild(**values: object) -> None:
+        rebuilt.append(values)
+
+    in_order = tuple(said[name] for name in inspect.signature(rebuild_cuda_tensor).parameters)
+    monkeypatch.setattr(cuda, "reduce_tensor", lambda _: (rebuild, in_order))
+    monkeypatch.setattr(cuda, "rebuild_cuda_tensor", rebuild)
+    pretended.open(pretended.share(torch.zeros(64, dtype=torch.uint8)))
+    assert rebuilt == [said]
+
+
+def test_what_cuda_says_against_sharing_is_passed_on(
+    pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(memory: torch.Tensor) -> None:
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(cuda, "reduce_tensor", refuse)
+    with pytest.raises(UserError, match=r"cuda:1: memory cannot be .*: CUDA error: .*; CUDA IPC"):
+        pretended.share(torch.zeros(64, dtype=torch.uint8))
 
 
 # ---------------------------------------------------------------------- on GPUs

@@ -282,7 +282,7 @@ class DeviceGroup:
         self._control.close()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _compiled(
     collective: Kind, ranks: int, blocks: int, root: int, rank: int
 ) -> tuple[Schedule, tuple[Step, ...]]:
