@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "groups": CORE | {"collectives"},
     "planners": EXACT,
     "sparse": TOOLS | {"measure"},
+    "devices": CORE | {"collectives", "groups"},
     "measure": TOOLS,
     "report": TOOLS,
     "testbed": DATA | {"processes"},

@@ -318,7 +318,15 @@ def raised(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize(
     "where",
-    ["groups", "collectives", "bench", "parallel/backend.py", "cli/bench.py", "cli/tune.py"],
+    [
+        "groups",
+        "devices",
+        "collectives",
+        "bench",
+        "parallel/backend.py",
+        "cli/bench.py",
+        "cli/tune.py",
+    ],
 )
 def test_every_message_of_collectives_is_described(where: str) -> None:
     rows = [

@@ -1,0 +1,231 @@
+"""``CudaDevice``: CUDA through torch, shared between processes by CUDA's own handles (IPC).
+
+Of torch's API only what is public: streams and events of ``torch.cuda``, and of
+``torch.multiprocessing.reductions`` what its queues send and rebuild tensors with. What these pass
+on is sent field by field; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+from syncline.devices.control import decoded
+from syncline.devices.device import REDUCTIONS, Event, Stream
+from syncline.errors import UserError
+
+__all__ = ["CudaDevice"]
+
+
+class MemoryHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What torch needs to open another process's memory."""
+
+    gpu: str
+    """Its UUID, since processes may number GPUs differently."""
+    size_bytes: int
+    """Of the tensor, which has dtype uint8 and one dimension."""
+    tensor_offset: int
+    storage_handle: bytes
+    storage_size_bytes: int
+    storage_offset_bytes: int
+    ref_counter_handle: bytes
+    ref_counter_offset: int
+    event_handle: bytes
+    event_sync_required: bool
+
+
+class EventHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What torch needs to open another process's event."""
+
+    gpu: str
+    handle: bytes
+
+
+TAKEN_OVER = tuple(
+    name for name in MemoryHandle.__struct_fields__ if name not in ("gpu", "size_bytes")
+)
+"""Fields that torch names alike."""
+FIXED: dict[str, Any] = {
+    "tensor_cls": Tensor,
+    "tensor_stride": (1,),
+    "storage_cls": torch.storage.TypedStorage,
+    "dtype": torch.uint8,
+    "requires_grad": False,
+}
+"""What torch is told that is the same for all staging buffers, and so is never sent."""
+
+
+class CudaDevice:
+    """A GPU of this process; see :class:`~syncline.devices.device.Device` for its calls.
+
+    Args:
+        device: such as ``"cuda:1"``, or its number; without a number, torch's current one.
+
+    Raises:
+        UserError: there is no such GPU, or torch shares memory in a way that is not known here.
+    """
+
+    def __init__(self, device: torch.device | str | int = "cuda") -> None:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if found.type != "cuda":
+            raise UserError(f"expected a CUDA device such as 'cuda:0', found {str(found)!r}")
+        if not torch.cuda.is_available():
+            raise UserError(
+                f"{found} cannot be used: torch {torch.__version__} finds no GPU here; check "
+                "'nvidia-smi', CUDA_VISIBLE_DEVICES, and that torch was built for CUDA"
+            )
+        index = torch.cuda.current_device() if found.index is None else found.index
+        if index >= torch.cuda.device_count():
+            raise UserError(f"expected one of {torch.cuda.device_count()} GPUs, found {found}")
+        _require_known_torch()
+        self._device = torch.device("cuda", index)
+        self._gpu = _identity(index)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self._device
+
+    # ------------------------------------------------------------------ what processes share
+
+    def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
+        """Return memory of torch's allocator, which others may have had on the current stream."""
+        memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        for stream in streams:
+            stream.wait_stream(self.current_stream())
+            memory.record_stream(stream)
+        return memory
+
+    def share(self, memory: Tensor) -> bytes:
+        """Return a handle for one process: torch counts who has opened it."""
+        with self._sharing("memory"):
+            _, values = reduce_tensor(memory)
+        sent = dict(zip(inspect.signature(rebuild_cuda_tensor).parameters, values, strict=True))
+        handle = MemoryHandle(
+            gpu=self._gpu,
+            size_bytes=memory.numel(),
+            **{name: sent[name] for name in TAKEN_OVER},
+        )
+        return msgspec.json.encode(handle)
+
+    def open(self, handle: bytes) -> Tensor:
+        """Return memory that is on its owner's GPU, also where that is another than this one."""
+        shared = decoded(handle, MemoryHandle)
+        index = _number_of(shared.gpu)
+        with self._sharing("memory"):
+            opened: Tensor = rebuild_cuda_tensor(
+                tensor_size=torch.Size([shared.size_bytes]),
+                storage_device=index,
+                **{name: getattr(shared, name) for name in TAKEN_OVER},
+                **FIXED,
+            )
+        return opened
+
+    def shared_event(self) -> torch.cuda.Event:
+        """Return an event without timing, as CUDA wants it."""
+        return torch.cuda.Event(interprocess=True)
+
+    def share_event(self, event: Event) -> bytes:
+        """Return a handle, for any number of processes."""
+        with self._sharing("events"), torch.cuda.device(self._device):
+            handle = event.ipc_handle()
+        return msgspec.json.encode(EventHandle(gpu=self._gpu, handle=handle))
+
+    def open_event(self, handle: bytes) -> Event:
+        """Return an event that streams of any GPU can wait for."""
+        shared = decoded(handle, EventHandle)
+        index = _number_of(shared.gpu)
+        with self._sharing("events"):
+            return torch.cuda.Event.from_ipc_handle(torch.device("cuda", index), shared.handle)
+
+    # ------------------------------------------------------------------ work
+
+    def stream(self) -> torch.cuda.Stream:
+        """Return one of torch's streams, which does not wait for the default stream."""
+        return torch.cuda.Stream(self._device)
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """Return torch's current stream on this GPU."""
+        return torch.cuda.current_stream(self._device)
+
+    def event(self) -> torch.cuda.Event:
+        """Return an event without timing."""
+        return torch.cuda.Event()
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Record; the event must be this process's own."""
+        event.record(stream)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Wait on the GPU."""
+        stream.wait_event(event)
+
+    def copy(self, stream: Stream, source: Tensor, into: Tensor) -> None:
+        """Copy; from another GPU directly, where the two can reach each other.
+
+        torch copies between GPUs on the current stream of the one it reads from, and has that wait
+        for ``stream`` and ``stream`` for it.
+        """
+        with torch.cuda.stream(stream):
+            into.copy_(source, non_blocking=True)
+
+    def combine(self, stream: Stream, reduction: str, given: Tensor, into: Tensor) -> None:
+        """Reduce by one kernel; float16 and bfloat16 in float32, rounded at the end."""
+        with torch.cuda.stream(stream):
+            REDUCTIONS[reduction](into, given, out=into)
+
+    def divide(self, stream: Stream, into: Tensor, divisor: int) -> None:
+        """Divide by one kernel."""
+        with torch.cuda.stream(stream):
+            into.div_(divisor)
+
+    def reached(self, event: Event) -> bool:
+        """Ask CUDA."""
+        return bool(event.query())
+
+    # ------------------------------------------------------------------ inside
+
+    @contextmanager
+    def _sharing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise UserError(
+                f"{self._device}: {what} cannot be shared between processes: {error}; CUDA IPC "
+                "needs Linux, one container for all ranks, and an allocator without "
+                "expandable_segments (PYTORCH_CUDA_ALLOC_CONF); use NCCL where it is not to be had"
+            ) from error
+
+
+def _identity(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def _number_of(gpu: str) -> int:
+    """Return the number that a GPU has in this process."""
+    visible = [_identity(index) for index in range(torch.cuda.device_count())]
+    if gpu not in visible:
+        raise UserError(
+            f"the GPU {gpu} of a neighbouring rank cannot be seen by this process, which sees "
+            f"{', '.join(visible)}; let all ranks see all GPUs (CUDA_VISIBLE_DEVICES), and give "
+            "each its own by CudaDevice(number)"
+        )
+    return visible.index(gpu)
+
+
+def _require_known_torch() -> None:
+    """Check that this torch rebuilds tensors from the fields that are sent."""
+    found = set(inspect.signature(rebuild_cuda_tensor).parameters)
+    expected = {"tensor_size", "storage_device", *TAKEN_OVER, *FIXED}
+    if found != expected:
+        raise UserError(
+            f"torch {torch.__version__} shares CUDA memory by other fields than are known here "
+            f"({', '.join(sorted(found ^ expected))}); use NCCL, or another release of torch"
+        )

@@ -1,0 +1,294 @@
+"""``DeviceGroup``: ranks of one host that broadcast and reduce what is on their accelerators."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import Literal, NamedTuple, Self, get_args
+
+import torch
+from torch import Tensor
+
+from syncline.collectives import program
+from syncline.collectives.schedule import Schedule, Step
+from syncline.devices.control import GroupControl
+from syncline.devices.device import REDUCTIONS, Device, Event
+from syncline.devices.pipeline import Pipeline
+from syncline.errors import MismatchError, PeerError, UserError, did_you_mean
+from syncline.groups import Group
+
+__all__ = ["DEFAULT_BLOCK_BYTES", "DEFAULT_WINDOW", "DeviceGroup"]
+
+DEFAULT_BLOCK_BYTES = 4 << 20
+"""The paper takes 64 KiB (section 3.2). Here a block also costs both hosts some microseconds of
+Python, which it should take the copy engines as long to hide; not measured yet."""
+DEFAULT_WINDOW = 4
+ALIGNMENT_BYTES = 16
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+CALL = struct.Struct("<5q")
+POLL_S = 1e-3
+
+Kind = Literal["all-reduce", "broadcast", "reduce"]
+COLLECTIVES: tuple[Kind, ...] = get_args(Kind)
+
+
+class Call(NamedTuple):
+    """What all ranks must call alike."""
+
+    collective: Kind
+    reduction: str
+    dtype: str
+    elements: int
+    root: int
+
+    def packed(self) -> bytes:
+        """Return it in numbers."""
+        return CALL.pack(
+            COLLECTIVES.index(self.collective),
+            list(REDUCTIONS).index(self.reduction),
+            DTYPES.index(self.dtype),
+            self.elements,
+            self.root,
+        )
+
+    @classmethod
+    def unpacked(cls, note: bytes) -> Call:
+        """Return what :meth:`packed` wrote."""
+        collective, reduction, dtype, elements, root = CALL.unpack(note)
+        reductions = list(REDUCTIONS)
+        return cls(COLLECTIVES[collective], reductions[reduction], DTYPES[dtype], elements, root)
+
+    def __str__(self) -> str:
+        what = f"{self.collective} of {self.elements} elements of {self.dtype}"
+        by = "" if self.collective == "broadcast" else f" by {self.reduction!r}"
+        return what + by + ("" if self.collective == "all-reduce" else f", root {self.root}")
+
+
+class DeviceGroup:
+    """Ranks of one host that run linear-pipeline collectives between their accelerators.
+
+    As with NCCL, a call puts work into streams and returns: the result comes after the work that is
+    on the caller's current stream, and further work there comes after the result. All ranks must
+    call the same, in the same order; the hosts of all ranks meet in each call, the devices do not.
+    Every wait of a host has the group's timeout. Several ranks may share one device.
+
+    Not run on a GPU yet: see docs/gpu-collectives.md.
+
+    Args:
+        group: of all ranks, which this one takes over: nothing else may run on it, and it is closed
+            with this one. If a call fails it is closed too, so that the other ranks hear of it.
+        device: this rank's, such as :class:`~syncline.devices.CudaDevice`.
+        block_bytes: what is sent at once, a multiple of 16; the same on all ranks.
+        window: how many blocks may be under way to the next rank, at least 1; the same on all
+            ranks. Twice as many blocks as that are allocated on the device.
+
+    Raises:
+        UserError: ranks are on several hosts; the block or window is out of range; the device's
+            memory cannot be shared.
+        MismatchError: another rank has another block or window.
+        PeerError: a rank has ended, or did not come in time.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        device: Device,
+        *,
+        block_bytes: int = DEFAULT_BLOCK_BYTES,
+        window: int = DEFAULT_WINDOW,
+    ) -> None:
+        self.rank = group.rank
+        self.ranks = group.ranks
+        if len(group.hosts) != 1:
+            raise UserError(
+                f"rank {self.rank}: expected all ranks on one host, joined by shared memory, found "
+                f"{group.hosts} on {len(group.hosts)}; use NCCL between hosts, and leave out "
+                "transport='ucx' inside one"
+            )
+        if block_bytes < ALIGNMENT_BYTES or block_bytes % ALIGNMENT_BYTES:
+            raise UserError(
+                f"block_bytes must be a multiple of {ALIGNMENT_BYTES} above 0, found {block_bytes}"
+            )
+        if window < 1:
+            raise UserError(f"the window must be at least 1 block, found {window}")
+        self._device = device
+        self._block_bytes = block_bytes
+        self._control = GroupControl(group)
+        self._lock = threading.Lock()
+        self._ended = False
+        self._pipeline: Pipeline | None = None
+        """Until this group is closed. After a call that failed it is kept, because others may not
+        have heard of it yet and use what it shares."""
+        try:
+            self._pipeline = Pipeline(self._control, device, block_bytes=block_bytes, window=window)
+        except BaseException:
+            self._control.close()
+            raise
+
+    # ------------------------------------------------------------------ collectives
+
+    def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> None:
+        """Reduce a tensor over all ranks, in place; every rank gets the same bits.
+
+        Elements are added up in the order of ranks, those of float16 and bfloat16 rounded after
+        each addition.
+
+        Args:
+            tensor: contiguous, of any shape, on this group's device; dtype float32, float64,
+                float16 or bfloat16. It may be empty.
+            reduction: sum, avg, min, max or product.
+
+        Raises:
+            UserError: the tensor or the reduction cannot be used; nothing was done.
+            MismatchError: another rank calls something else; nothing was done.
+            PeerError: a rank has ended, or did not answer in time; the group is of no use any more.
+        """
+        self._run("all-reduce", tensor, reduction, 0)
+
+    def broadcast(self, tensor: Tensor, *, root: int = 0) -> None:
+        """Copy the root's tensor to all ranks, in place; see :meth:`all_reduce`."""
+        self._run("broadcast", tensor, "sum", root)
+
+    def reduce(self, tensor: Tensor, reduction: str = "sum", *, root: int = 0) -> None:
+        """Reduce a tensor over all ranks, in place; see :meth:`all_reduce`.
+
+        The root gets the result. The other ranks' tensors hold partial results afterwards.
+        """
+        self._run("reduce", tensor, reduction, root)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Wait until all ranks' work is done, and stop sharing memory; all ranks must call it.
+
+        After a call that failed nothing is waited for.
+
+        Raises:
+            PeerError: a rank has ended, or did not close in time. This group is closed then too.
+        """
+        with self._lock:
+            if self._ended:
+                return
+            assert self._pipeline is not None
+            try:
+                self._quiesce(self._pipeline.quiet())
+                self._control.gather(b"quiet")
+                # CUDA: what was opened is closed before it is freed where it was made.
+                self._pipeline.let_go_of_peers()
+                self._control.gather(b"closed")
+                self._pipeline = None
+            finally:
+                self._give_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with self._lock:  # the other ranks may never close theirs: tell them instead
+            if not self._ended:
+                self._give_up()
+
+    # ------------------------------------------------------------------ inside
+
+    def _run(self, collective: Kind, tensor: Tensor, reduction: str, root: int) -> None:
+        self._require_usable(tensor, reduction, root)
+        dtype = _name(tensor.dtype)
+        call = Call(collective, reduction, dtype, tensor.numel(), root)
+        with self._lock:
+            if self._ended:
+                raise UserError(
+                    f"rank {self.rank}: this device group was closed, or a call on it has failed; "
+                    "make another"
+                )
+            assert self._pipeline is not None
+            try:
+                calls = [Call.unpacked(note) for note in self._control.gather(call.packed())]
+                if calls.count(call) == self.ranks:
+                    self._pipeline.run(
+                        tensor.detach().view(-1),
+                        *self._program(call, tensor.element_size()),
+                        reduction=reduction,
+                        divisor=self._divisor(call),
+                    )
+            except BaseException:
+                self._give_up()
+                raise
+        for other, theirs in enumerate(calls):
+            if theirs != call:
+                raise MismatchError(
+                    f"rank {self.rank} calls {call}; rank {other} calls {theirs}; all ranks must "
+                    "call the same, in the same order"
+                )
+
+    def _program(self, call: Call, element_bytes: int) -> tuple[tuple[Step, ...], list[int]]:
+        """Return this rank's steps, and where blocks begin and end."""
+        blocks = max(-(-call.elements // (self._block_bytes // element_bytes)), 1)
+        schedule, steps = _compiled(call.collective, self.ranks, blocks, call.root, self.rank)
+        return steps, schedule.block_offsets(call.elements).tolist()
+
+    def _divisor(self, call: Call) -> int:
+        """Return what this rank divides sums by: that which forms them, before they go on."""
+        last = self.ranks - 1 if call.collective == "all-reduce" else call.root
+        return self.ranks if call.reduction == "avg" and self.rank == last else 1
+
+    def _require_usable(self, tensor: Tensor, reduction: str, root: int) -> None:
+        expected = f"rank {self.rank}: expected a contiguous tensor on {self._device.device}"
+        if tensor.device != self._device.device:
+            raise UserError(f"{expected}, found one on {tensor.device}; move it there")
+        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+            raise UserError(
+                f"{expected}, found one of shape {tuple(tensor.shape)} that is not; give "
+                "tensor.contiguous()"
+            )
+        if _name(tensor.dtype) not in DTYPES:
+            raise UserError(
+                f"rank {self.rank}: elements of {_name(tensor.dtype)} cannot be exchanged between "
+                f"devices; convert them to one of {', '.join(DTYPES)}"
+            )
+        if reduction not in REDUCTIONS:
+            raise UserError(
+                f"unknown reduction {reduction!r}{did_you_mean(reduction, REDUCTIONS)} "
+                f"(known: {', '.join(REDUCTIONS)})"
+            )
+        if not 0 <= root < self.ranks:
+            raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {root}")
+
+    def _quiesce(self, events: Sequence[Event]) -> None:
+        """Wait for this rank's streams, since torch's own waits have no deadline."""
+        deadline_s = time.monotonic() + self._control.timeout_s
+        while not all(map(self._device.reached, events)):
+            if time.monotonic() > deadline_s:
+                raise PeerError(
+                    f"rank {self.rank}: {self._device.device} did not end its work within "
+                    f"{self._control.timeout_s:g} s; see the other ranks' output"
+                )
+            time.sleep(POLL_S)
+
+    def _give_up(self) -> None:
+        """End, and let the other ranks know."""
+        self._ended = True
+        self._control.close()
+
+
+@lru_cache(maxsize=32)
+def _compiled(
+    collective: Kind, ranks: int, blocks: int, root: int, rank: int
+) -> tuple[Schedule, tuple[Step, ...]]:
+    schedule = program(collective, "linear-pipeline", ranks, blocks=blocks, root=root)
+    return schedule, tuple(schedule.program(rank))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

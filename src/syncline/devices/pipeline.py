@@ -1,0 +1,200 @@
+"""Runs a rank's steps of a linear pipeline on three streams: in, out, and the reduction between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from torch import Tensor
+
+from syncline.collectives.schedule import Step
+from syncline.devices.control import Control, decoded
+from syncline.devices.device import Device, Event, Stream
+from syncline.devices.link import Inbox, Outbox, slot_of
+from syncline.errors import MismatchError, PeerError
+
+__all__ = ["Pipeline"]
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a rank tells of its end of both links; plain fields, validated where they arrive."""
+
+    block_bytes: int
+    window: int
+    staging: bytes
+    """A handle of its staging buffer, which the next rank alone opens."""
+    ready: tuple[bytes, ...]
+    """Handles of the events of its slots, for the next rank."""
+    taken: tuple[bytes, ...]
+    """Handles of the events of the previous rank's slots, for that rank."""
+
+
+class Pipeline:
+    """This rank's place in the chain: what comes from the previous rank goes on to the next.
+
+    A rank sends a block on one stream while it receives another on a second; a third reduces, so
+    that it holds up neither. Data flow in one direction, from each rank to the next and from the
+    last to rank 0.
+
+    Source: linear-pipeline, sections 3 and 3.1: a block goes out by one copy engine while the next
+    comes in by the other, launched on two streams, with the reductions overlapped. Here neighbours
+    are processes: each pulls from the staging buffer of the previous one.
+
+    Args:
+        control: speaks with the other ranks.
+        device: of this rank.
+        block_bytes: of a slot, a multiple of 16; the same on all ranks.
+        window: how many slots, at least 1; the same on all ranks.
+
+    Raises:
+        MismatchError: another rank has another block or window.
+        PeerError: a rank has ended, or did not come in time.
+        UserError: the device's memory or events cannot be shared.
+    """
+
+    def __init__(self, control: Control, device: Device, *, block_bytes: int, window: int) -> None:
+        self._control = control
+        self._device = device
+        self._window = window
+        self._push, self._pull, self._combine = (device.stream() for _ in range(3))
+        streams = self._push, self._pull, self._combine
+        self._scratch = device.allocate(block_bytes * window, streams)
+        self._scratch_read: list[Event | None] = [None] * window
+        """After which the reduction has read a slot of the scratch memory."""
+        staging = device.allocate(block_bytes * window, streams)
+        ready = [device.shared_event() for _ in range(window)]
+        taken = [device.shared_event() for _ in range(window)]
+        self._shared = staging, ready, taken
+        """Kept as long as other ranks may use it."""
+        card = Card(
+            block_bytes=block_bytes,
+            window=window,
+            staging=device.share(staging) if control.ranks > 1 else b"",
+            ready=tuple(map(device.share_event, ready)),
+            taken=tuple(map(device.share_event, taken)),
+        )
+        cards = [decoded(text, Card) for text in control.gather(msgspec.json.encode(card))]
+        self._require_equal(cards, card)
+        self._outbox: Outbox | None = None
+        self._inbox: Inbox | None = None
+        if control.ranks == 1:
+            return
+        next_ = (control.rank + 1) % control.ranks
+        previous = (control.rank - 1) % control.ranks
+        their_taken = [device.open_event(handle) for handle in cards[next_].taken]
+        self._outbox = Outbox(device, control, next_, self._push, staging, ready, their_taken)
+        their_ready = [device.open_event(handle) for handle in cards[previous].ready]
+        their_staging = device.open(cards[previous].staging)
+        self._inbox = Inbox(
+            device, control, previous, self._pull, their_staging, their_ready, taken
+        )
+
+    def run(
+        self,
+        vector: Tensor,
+        steps: Sequence[Step],
+        offsets: Sequence[int],
+        *,
+        reduction: str = "sum",
+        divisor: int = 1,
+    ) -> None:
+        """Put a rank's part of a program into the streams, after the caller's work so far.
+
+        The caller's further work comes after the result, as on one stream. Operations on one block
+        come in the order of the program, those on different blocks in any.
+
+        Args:
+            vector: this rank's elements, of shape ``(elements,)``; worked in.
+            steps: of this rank, which sends to the next and receives from the previous one.
+            offsets: where each block begins, and the end; no block is larger than a slot.
+            reduction: what receiving and reducing means.
+            divisor: what each block is divided by once it is reduced here.
+
+        Raises:
+            PeerError: a rank has ended, or did not answer in time.
+        """
+        device, caller = self._device, self._device.current_stream()
+        streams = (self._push, self._pull, self._combine)
+        begun = self._recorded(caller)
+        for stream in streams:
+            device.wait(stream, begun)
+        touched: dict[int, Event] = {}
+        try:
+            for step in steps:
+                for block in range(step.block_start, step.block_stop):
+                    part = vector[offsets[block] : offsets[block + 1]]
+                    if step.action == "send":
+                        touched[block] = self._send(part, touched.get(block))
+                    elif step.action == "copy":
+                        touched[block] = self._receive(part, touched.get(block))
+                    else:
+                        touched[block] = self._reduce(part, touched.get(block), reduction, divisor)
+            if self._outbox is not None:
+                self._outbox.settle()
+        finally:
+            # Also after an error: the caller may give the memory to others.
+            for stream in streams:
+                device.wait(caller, self._recorded(stream))
+
+    def quiet(self) -> list[Event]:
+        """Return events that are reached once the streams are done."""
+        return [self._recorded(stream) for stream in (self._push, self._pull, self._combine)]
+
+    def let_go_of_peers(self) -> None:
+        """Forget what other ranks share; nothing can be run any more."""
+        self._outbox = self._inbox = None
+
+    def _send(self, part: Tensor, before: Event | None) -> Event:
+        """Send a block on, as it is after an event."""
+        assert self._outbox is not None
+        if before is not None:
+            self._device.wait(self._push, before)
+        self._outbox.push(part)
+        return self._recorded(self._push)
+
+    def _receive(self, part: Tensor, before: Event | None) -> Event:
+        """Receive a block in place of one, which was sent before that."""
+        assert self._inbox is not None
+        if before is not None:
+            self._device.wait(self._pull, before)
+        self._inbox.pull(part)
+        return self._recorded(self._pull)
+
+    def _reduce(self, part: Tensor, before: Event | None, reduction: str, divisor: int) -> Event:
+        """Receive a block into scratch memory, and reduce it into this rank's own."""
+        assert self._inbox is not None
+        device, slot = self._device, self._inbox.slot
+        scratch = slot_of(self._scratch, slot, self._window, part)
+        read = self._scratch_read[slot]
+        if read is not None:
+            device.wait(self._pull, read)
+        self._inbox.pull(scratch)
+        device.wait(self._combine, self._recorded(self._pull))
+        if before is not None:
+            device.wait(self._combine, before)
+        device.combine(self._combine, reduction, scratch, part)
+        if divisor != 1:
+            device.divide(self._combine, part, divisor)
+        done = self._recorded(self._combine)
+        self._scratch_read[slot] = done
+        return done
+
+    def _recorded(self, stream: Stream) -> Event:
+        event = self._device.event()
+        self._device.record(event, stream)
+        return event
+
+    def _require_equal(self, cards: Sequence[Card], own: Card) -> None:
+        rank = self._control.rank
+        for other, card in enumerate(cards):
+            if (card.block_bytes, card.window) != (own.block_bytes, own.window):
+                raise MismatchError(
+                    f"rank {rank} has a window of {own.window} blocks of {own.block_bytes} bytes, "
+                    f"rank {other} of {card.window} of {card.block_bytes}; give all ranks the same "
+                    "block_bytes and window"
+                )
+            if not len(card.ready) == len(card.taken) == card.window:
+                raise PeerError(
+                    f"rank {rank}: rank {other} shares {len(card.ready)} and {len(card.taken)} "
+                    f"events for {card.window} slots; run one release of syncline on all ranks"
+                )

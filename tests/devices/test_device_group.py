@@ -1,0 +1,90 @@
+"""What becomes of a device group whose device, or whose neighbour, is not as it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from syncline.devices import DeviceGroup
+from syncline.devices.pipeline import Pipeline
+from syncline.errors import PeerError, UserError
+from tests.devices.fake_device import FakeDevice, FakeEvent, World
+from tests.devices.fake_group import DeadlockError, FakeGroup, Turns
+
+
+class Busy(FakeDevice):
+    """A device that never ends its work."""
+
+    def reached(self, _event: FakeEvent) -> bool:
+        return False
+
+
+class Broken(FakeDevice):
+    """A device that fails when it is to copy."""
+
+    def copy(self, *_given: object) -> None:
+        raise RuntimeError("out of order")
+
+
+def alone(device: FakeDevice, job: Any, timeout_s: float = 60.0) -> tuple[FakeGroup, Any]:
+    """Run a job on a group of one rank; return its group and what came of it."""
+    turns = Turns(1, 0)
+    fake: Any = FakeGroup(turns, 0)
+    fake.timeout_s = timeout_s
+    [outcome] = turns.run(lambda _: job(DeviceGroup(fake, device, block_bytes=16)))
+    return fake, outcome
+
+
+def test_closing_does_not_wait_for_ever_for_a_device() -> None:
+    group, outcome = alone(Busy(World(0)), DeviceGroup.close, timeout_s=0.0)
+    assert isinstance(outcome, PeerError)
+    assert str(outcome) == (
+        "rank 0: cpu did not end its work within 0 s; see the other ranks' output"
+    )
+    assert group.closed
+
+
+def test_an_error_of_the_device_ends_the_group() -> None:
+    turns, world = Turns(2, 0), World(0)
+    groups: list[Any] = [FakeGroup(turns, rank) for rank in range(2)]
+
+    def job(rank: int) -> list[str]:
+        device = Broken(world) if rank == 0 else FakeDevice(world)
+        devices = DeviceGroup(groups[rank], device, block_bytes=16)
+        said = []
+        for _ in range(2):
+            with pytest.raises((RuntimeError, UserError)) as caught:
+                devices.broadcast(torch.ones(4))
+            said.append(str(caught.value))
+        devices.close()
+        return said
+
+    broken, waiting = turns.run(job)
+    assert broken == [
+        "out of order",
+        "rank 0: this device group was closed, or a call on it has failed; make another",
+    ]
+    assert groups[0].closed
+    assert isinstance(waiting, DeadlockError)  # these groups do not say who has left
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ready": ["MQ=="]}, "rank 0: rank 1 shares 1 and 4 events for 4 slots; run one release"),
+        ({"ready": "1"}, "sends no Card as it is known here: .*; run one release"),
+    ],
+)
+def test_a_neighbour_of_another_kind_is_refused(changes: dict[str, Any], message: str) -> None:
+    class Strange:
+        rank, ranks, timeout_s = 0, 2, 60.0
+
+        def gather(self, note: bytes) -> list[bytes]:
+            return [note, msgspec.json.encode(msgspec.json.decode(note) | changes)]
+
+    control: Any = Strange()
+    with pytest.raises(PeerError, match=message):
+        Pipeline(control, FakeDevice(World(0)), block_bytes=16, window=4)
