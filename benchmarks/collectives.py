@@ -83,9 +83,7 @@ def requests(places: list[str], *, quick: bool) -> Iterator[Request]:
     """Yield what the standard set consists of."""
     workers = (2, 4) if quick else (2, 3, 4)
     if "shared" in places:
-        yield _request(
-            "all-reduce", QUICK_SIZES if quick else SIZES, workers, "shared"
-        )
+        yield _request("all-reduce", QUICK_SIZES if quick else SIZES, workers, "shared")
         for collective in PROGRAMS:
             if collective != "all-reduce" and not quick:
                 yield _request(collective, OTHER_SIZES, workers, "shared")
