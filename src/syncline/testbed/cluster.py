@@ -167,7 +167,7 @@ class Cluster(Value, frozen=True, kw_only=True):
         A token bucket lets this much pass for free, so it must be small: a message of M bytes then
         takes (M - burst) / rate. But a timer that fires late by t loses the tokens that do not fit
         into the bucket, so it must hold t * rate, or the rate falls short. 0.4 ms is between the
-        two: 1 MB at 1 Gbit/s passes within 4 % of the rate, and 8 hosts on 2 busy cores still reach
+        two: 1 MB at 1 Gbit/s passes within 3 % of the rate, and 8 hosts on 2 busy cores still reach
         it. Two frames are the least with which a queue never waits for a bucket that is full.
         """
         frame = self.mtu_bytes + FRAME_HEADER_BYTES
