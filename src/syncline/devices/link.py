@@ -19,16 +19,16 @@ from syncline.devices.device import Device, Event, Stream
 __all__ = ["Inbox", "Outbox", "slot_of"]
 
 
-class Outbox:
-    """The sending end.
+class _End:
+    """What both ends know.
 
     Args:
         device: of this rank.
-        control: speaks with the receiver.
-        peer: the receiver.
-        stream: on which slots are filled.
-        staging: this rank's buffer, of as many equal slots as there are events; dtype uint8.
-        ready: this rank's events, one a slot.
+        control: speaks with the peer.
+        peer: the rank at the other end.
+        stream: on which this end copies.
+        staging: the sender's buffer, of as many equal slots as there are events; dtype uint8.
+        ready: the sender's events, one a slot.
         taken: the receiver's.
     """
 
@@ -49,7 +49,17 @@ class Outbox:
         self._staging = staging
         self._ready = ready
         self._taken = taken
-        self._sent = 0
+        self._passed = 0
+        """Blocks that have been sent, or received, so far."""
+
+    @property
+    def slot(self) -> int:
+        """The slot of the next block."""
+        return self._passed % len(self._ready)
+
+
+class Outbox(_End):
+    """The sending end."""
 
     def push(self, block: Tensor) -> None:
         """Put a block into the next slot, after the stream's work so far.
@@ -60,59 +70,24 @@ class Outbox:
         Raises:
             PeerError: the receiver has ended, or does not take what was sent in time.
         """
-        number = self._sent
+        number, slot = self._passed, self.slot
         window = len(self._ready)
-        slot = number % window
         if number >= window:
             self._control.hear(self._peer, "taken", number - window)
             self._device.wait(self._stream, self._taken[slot])
         self._device.copy(self._stream, block, slot_of(self._staging, slot, window, block))
         self._device.record(self._ready[slot], self._stream)
         self._control.tell(self._peer, "ready")
-        self._sent += 1
+        self._passed += 1
 
     def settle(self) -> None:
         """Return once the receiver's host has been told of all that was sent, and has answered."""
-        if self._sent:
-            self._control.hear(self._peer, "taken", self._sent - 1)
+        if self._passed:
+            self._control.hear(self._peer, "taken", self._passed - 1)
 
 
-class Inbox:
-    """The receiving end.
-
-    Args:
-        device: of this rank.
-        control: speaks with the sender.
-        peer: the sender.
-        stream: on which slots are read.
-        staging: the sender's buffer.
-        ready: the sender's events, one a slot.
-        taken: this rank's.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        control: Control,
-        peer: int,
-        stream: Stream,
-        staging: Tensor,
-        ready: Sequence[Event],
-        taken: Sequence[Event],
-    ) -> None:
-        self._device = device
-        self._control = control
-        self._peer = peer
-        self._stream = stream
-        self._staging = staging
-        self._ready = ready
-        self._taken = taken
-        self._received = 0
-
-    @property
-    def slot(self) -> int:
-        """The slot that the next block comes in."""
-        return self._received % len(self._ready)
+class Inbox(_End):
+    """The receiving end."""
 
     def pull(self, into: Tensor) -> None:
         """Take the next block, after the stream's work so far.
@@ -124,13 +99,13 @@ class Inbox:
             PeerError: the sender has ended, or sends nothing in time.
         """
         slot = self.slot
-        self._control.hear(self._peer, "ready", self._received)
+        self._control.hear(self._peer, "ready", self._passed)
         self._device.wait(self._stream, self._ready[slot])
         source = slot_of(self._staging, slot, len(self._ready), into)
         self._device.copy(self._stream, source, into)
         self._device.record(self._taken[slot], self._stream)
         self._control.tell(self._peer, "taken")
-        self._received += 1
+        self._passed += 1
 
 
 def slot_of(buffer: Tensor, slot: int, slots: int, like: Tensor) -> Tensor:
