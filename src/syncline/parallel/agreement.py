@@ -14,9 +14,9 @@ from torch import nn
 
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.measure.exchange import gather_json
+from syncline.measure.lost import said_of
 from syncline.model.document import Document
 from syncline.parallel.deferred_step import DeferredOptimizer
-from syncline.parallel.lost import said_of
 
 __all__ = ["Item", "require_same", "require_same_optimizers", "require_same_training"]
 

@@ -16,6 +16,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 
 from syncline.errors import MismatchError, UserError
+from syncline.measure.lost import telling_lost_peers
 from syncline.measure.profiler import dtype_name
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
@@ -29,7 +30,6 @@ from syncline.parallel.deferral import Deferral
 from syncline.parallel.deferred_step import DeferredOptimizer
 from syncline.parallel.gates import is_compiled
 from syncline.parallel.log import warn
-from syncline.parallel.lost import telling_lost_peers
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
 from syncline.parallel.settings import Settings

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
+from syncline.measure.lost import said_of
 from syncline.model.plan import Plan
 from syncline.parallel.carrier import Carrier, Flight
 from syncline.parallel.layout import Layout
-from syncline.parallel.lost import said_of
 from syncline.parallel.measured import MessageTimes
 from syncline.parallel.pacing import Pacing
 from syncline.parallel.shares import shares_of

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from syncline.measure.lost import telling_lost_peers
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.carrier import carrier_for
@@ -16,7 +17,6 @@ from syncline.parallel.engine import Engine
 from syncline.parallel.gates import Gates
 from syncline.parallel.layout import Layout
 from syncline.parallel.leaving import finish_on_leaving
-from syncline.parallel.lost import telling_lost_peers
 from syncline.parallel.recording import EngineTimes
 from syncline.parallel.rounds import Rounds
 

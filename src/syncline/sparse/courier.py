@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import MismatchError, PeerError
+from syncline.measure.lost import said_of
 from syncline.sparse.exchange import Algorithm, Content, Outcome, Refusal, Share, Step
 from syncline.sparse.wire import Wire
 
@@ -59,6 +60,26 @@ class Courier:
             raise self._refused
         return outcome
 
+    def all_reduce(self, values: torch.Tensor) -> None:
+        """Add up a dense tensor over all ranks, in place.
+
+        Raises:
+            PeerError: a rank failed, or did not answer in time.
+        """
+        try:
+            work = dist.all_reduce(values, group=self._group, async_op=True)
+            assert work is not None
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise self._lost("dense gradients were exchanged", error) from None
+
+    def _lost(self, doing: str, error: RuntimeError) -> PeerError:
+        return PeerError(
+            f"rank {self.rank} lost a peer while {doing}: "
+            f"{said_of(error, self._timeout.total_seconds())}; see the other ranks' output, and "
+            "resume all ranks from the last checkpoint"
+        )
+
     def _carried_out(self, step: Step, wire: Wire) -> tuple[Content, ...]:
         works: list[dist.Work] = []
         received = torch.empty(step.receives * wire.message_bytes, dtype=torch.uint8)
@@ -74,12 +95,8 @@ class Courier:
                     raise PeerError("the exchange was aborted")
         except RuntimeError as error:
             peers = {peer for peer in (step.send_to, step.receive_from) if peer is not None}
-            said = str(error).strip().split("\n", 1)[0]
-            raise PeerError(
-                f"rank {self.rank} lost a peer while sparse gradients were exchanged with rank "
-                f"{' and '.join(map(str, sorted(peers)))}: {said}; see the other ranks' output, "
-                "and resume all ranks from the last checkpoint"
-            ) from None
+            whom = " and ".join(map(str, sorted(peers)))
+            raise self._lost(f"sparse gradients were exchanged with rank {whom}", error) from None
         rows = received.numpy().reshape(step.receives, wire.message_bytes)
         return tuple(self._read(row, step.receive_from, wire) for row in rows)
 

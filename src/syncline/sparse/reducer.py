@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from syncline.errors import InternalError, PeerError, UserError
+from syncline.errors import InternalError, UserError
 from syncline.model.recipe import Recipe
 from syncline.sparse.courier import UNREADABLE, Courier
 from syncline.sparse.exchange import Content, Outcome, Refusal, Share
@@ -66,8 +66,6 @@ class SparseReducer:
         self._elements = dict(elements)
         self._numbers = {name: number for number, name in enumerate(elements)}
         self._names = list(elements)
-        self._group = group
-        self._timeout = timeout
         self._courier = Courier(group, timeout)
         self._check = check
         kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
@@ -217,7 +215,7 @@ class SparseReducer:
 
     def _reduce_dense(self, gradients: Sequence[Gradient]) -> None:
         together = torch.cat([gradient.values for gradient in gradients])
-        self._all_reduce(together)
+        self._courier.all_reduce(together)
         together /= self._courier.ranks
         start = 0
         for name, values in gradients:
@@ -232,19 +230,6 @@ class SparseReducer:
         for _, values in gradients:
             values.copy_(together[start : start + values.numel()])
             start += values.numel()
-
-    def _all_reduce(self, values: torch.Tensor) -> None:
-        try:
-            work = dist.all_reduce(values, group=self._group, async_op=True)
-            assert work is not None
-            work.wait(self._timeout)
-        except RuntimeError as error:
-            said = str(error).strip().split("\n", 1)[0]
-            raise PeerError(
-                f"rank {self._courier.rank} lost a peer while dense gradients were exchanged: "
-                f"{said}; see the other ranks' output, and resume all ranks from the last "
-                "checkpoint"
-            ) from None
 
     # ------------------------------------------------------------------ conservation
 
@@ -263,7 +248,7 @@ class SparseReducer:
             residual = self.residuals.of(name).double()
             rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
         totals = torch.cat(rows, dim=1)
-        self._all_reduce(totals)
+        self._courier.all_reduce(totals)
         return totals
 
     def _require_conserved(
@@ -275,7 +260,7 @@ class SparseReducer:
             InternalError: an element differs by more than rounding.
         """
         after = torch.cat([self.residuals.of(g.name).double() for g in gradients])
-        self._all_reduce(after)
+        self._courier.all_reduce(after)
         after += torch.from_numpy(delivered.dense())
         expected, magnitude = before
         allowed = magnitude * (TOLERANCE * self._courier.ranks) + 1e-37

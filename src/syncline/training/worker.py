@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from syncline.errors import PeerError, SynclineError
-from syncline.parallel.lost import is_lost_peer
+from syncline.measure.lost import is_lost_peer
 from syncline.training.config import TrainingConfig
 from syncline.training.loop import train
 from syncline.training.progress import progress_on
