@@ -325,6 +325,7 @@ def raised(path: Path) -> Iterator[tuple[int, str]]:
         "bench",
         "parallel/backend.py",
         "cli/bench.py",
+        "cli/places.py",
         "cli/tune.py",
     ],
 )

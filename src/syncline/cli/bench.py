@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,19 +10,17 @@ from rich.console import Console
 from syncline.bench.contest import measure
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
 from syncline.bench.page import save_report
-from syncline.bench.request import PLACES, Local, Request
+from syncline.bench.request import Local, Request
 from syncline.bench.sizes import parse_sizes
 from syncline.bench.table import print_benchmark
 from syncline.cli.bench_topk import topk
+from syncline.cli.places import ended_by_signals, place_of, place_options, worker_counts
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
-from syncline.model.quantities import parse_workers
-from syncline.processes import ENDING_SIGNALS, exit_code_of, restored_signals
 from syncline.report.whatif_page import require_place
-from syncline.testbed import Cluster
 
-__all__ = ["bench", "ended_by_signals", "place_of"]
+__all__ = ["bench"]
 
 EPILOG = """\b
 Examples:
@@ -65,13 +60,7 @@ bench.add_command(topk)
     help="Of the vector; 4..256MiB: from 4 bytes, every fourfold.",
 )
 @click.option("--workers", metavar="P,...", help="How many take part.  [default: 2,3,4]")
-@click.option(
-    "--place",
-    type=click.Choice(PLACES),
-    help="On this host: shared memory, or TCP on the loopback device.  [default: shared]",
-)
-@click.option("--hosts", type=int, help="On so many emulated hosts instead.")
-@click.option("--rate", help="Rate of every link of theirs, such as 1gbit.")
+@place_options
 @click.option(
     "--contestants",
     default=",".join(DEFAULT),
@@ -123,11 +112,10 @@ def collectives(
 ) -> None:
     """Measure collectives: ours, Gloo's and MPI's, in turns."""
     where = place_of(place, hosts, rate)
-    counts = (where.workers,) if isinstance(where, Cluster) and workers is None else WORKERS
     request = Request(
         collective=collective,
         sizes_bytes=parse_sizes(sizes),
-        workers=counts if workers is None else parse_workers(workers),
+        workers=worker_counts(workers, where, WORKERS),
         place=where,
         contestants=_contestants(collective, contestants),
         rounds=rounds,
@@ -147,39 +135,6 @@ def collectives(
     print_benchmark(Console(highlight=False), benchmark)
     if report is not None:
         click.echo(f"report written to {report}")
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Leave in order on signals too, so that workers and emulated hosts end."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(exit_code_of(-number))
-
-    ending = [number for number in ENDING_SIGNALS if number != signal.SIGINT]
-    with restored_signals(ending):
-        for number in ending:
-            signal.signal(number, leave)
-        yield
-
-
-def place_of(
-    place: Local | None, hosts: int | None, rate: str | None, workers_per_host: int | None = None
-) -> Local | Cluster:
-    """Return where to measure.
-
-    Raises:
-        UserError: options contradict each other, or no such cluster can be emulated.
-    """
-    if hosts is None:
-        for option, value in (("--rate", rate), ("--workers-per-host", workers_per_host)):
-            if value is not None:
-                raise UserError(f"{option} is of emulated hosts; say how many with --hosts")
-        return place or PLACES[0]
-    if place is not None:
-        raise UserError(f"--place {place} is on this host, --hosts {hosts} is not; leave one out")
-    per_host = 1 if workers_per_host is None else workers_per_host
-    return Cluster.of(hosts=hosts, rate=rate, workers_per_host=per_host)
 
 
 def _contestants(collective: Collective, text: str) -> tuple[str, ...]:

@@ -9,19 +9,17 @@ from rich.console import Console
 
 from syncline.bench.choices_page import save_page
 from syncline.bench.choices_table import print_choices
-from syncline.bench.request import PLACES, Local, collective_named
+from syncline.bench.request import Local, collective_named
 from syncline.bench.sizes import parse_sizes
 from syncline.bench.tune_request import TuneRequest
 from syncline.bench.tuning import tune as measure
-from syncline.cli.bench import ended_by_signals, place_of
+from syncline.cli.places import ended_by_signals, place_of, place_options, worker_counts
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS
 from syncline.errors import FileError, UserError
 from syncline.groups import Choices
 from syncline.groups.choice_files import choices_folder, choices_path
-from syncline.model.quantities import parse_workers
 from syncline.report.whatif_page import is_page, require_place
-from syncline.testbed import Cluster
 
 __all__ = ["tune"]
 
@@ -55,13 +53,7 @@ WORKERS = (2, 4)
     help="Of the vector; 256..16MiB: from 256 bytes, every fourfold.",
 )
 @click.option("--workers", metavar="P,...", help="How many take part.  [default: 2,4]")
-@click.option(
-    "--place",
-    type=click.Choice(PLACES),
-    help="On this host: shared memory, or TCP on the loopback device.  [default: shared]",
-)
-@click.option("--hosts", type=int, help="On so many emulated hosts instead.")
-@click.option("--rate", help="Rate of every link of theirs, such as 1gbit.")
+@place_options
 @click.option(
     "--workers-per-host", type=int, help="Workers on each of the emulated hosts.  [default: 1]"
 )
@@ -131,11 +123,10 @@ def tune(
         _print(_kept(), page, as_json=as_json)
         return
     where = place_of(place, hosts, rate, workers_per_host)
-    counts = (where.workers,) if isinstance(where, Cluster) and workers is None else WORKERS
     request = TuneRequest(
         collectives=tuple(map(collective_named, collectives.split(","))),
         sizes_bytes=parse_sizes(sizes),
-        workers=counts if workers is None else parse_workers(workers),
+        workers=worker_counts(workers, where, WORKERS),
         place=where,
         rounds=rounds,
         lap_s=lap_s,
