@@ -188,10 +188,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
                 continue
             if network.contention > 1 or not profile.is_one_round_after_another:
                 # The search knows nothing of contention, nor of rounds that mix.
-                needing = msgspec.structs.replace(plan, wait="need")
-                if in_rows:
-                    needing = msgspec.structs.replace(needing, in_flight=self.in_flight)
-                compared.append(needing)
+                in_flight = self.in_flight if in_rows else plan.in_flight
+                compared.append(msgspec.structs.replace(plan, wait="need", in_flight=in_flight))
             elif plan.wait == "need" and _is_plain(plan):
                 continue  # a seed, and the search judges it as the simulator does
             if not in_rows or plan.wait == "update" or plan.in_flight > 1:
