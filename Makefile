@@ -43,13 +43,13 @@ lint: setup  ## Check style, types, formatting of C++ and the direction of impor
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p reproduce
-	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp csrc/tests/*.hpp
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 format: setup  ## Format Python and C++
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp
+	$(BIN)/clang-format -i csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp csrc/tests/*.hpp
 
 bench: setup  ## Measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks

@@ -26,6 +26,7 @@
 #include <tuple>
 #include <vector>
 
+#include "check.hpp"
 #include "doorbell.hpp"
 #include "element.hpp"
 #include "group.hpp"
@@ -54,17 +55,6 @@ using syncline::SharedLink;
 using syncline::SharedMemory;
 using syncline::Step;
 using syncline::Timeout;
-
-std::atomic<int> failed = 0;
-
-// The condition comes last, so that it may hold commas.
-#define CHECK(...)                                                                         \
-    do {                                                                                   \
-        if (!(__VA_ARGS__)) {                                                              \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #__VA_ARGS__); \
-            ++failed;                                                                      \
-        }                                                                                  \
-    } while (false)
 
 using Random = std::mt19937_64;
 
@@ -518,16 +508,6 @@ std::vector<Shape> shapes(std::int32_t ranks) {
             pipelined_broadcast(ranks, 5, root),
             chain_reduce(ranks, 3, root),
             chain_with_fan_out(ranks, 4)};
-}
-
-template <typename Run>
-bool refused(Run run) {
-    try {
-        run();
-    } catch (const std::invalid_argument&) {
-        return true;
-    }
-    return false;
 }
 
 void programs_are_checked() {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "check.hpp"
 #include "dispatch.hpp"
 #include "gradients.hpp"
 #include "improve.hpp"
@@ -23,27 +24,6 @@ using syncline::Gradients;
 using syncline::kLongestNs;
 using syncline::Messages;
 using syncline::Round;
-
-int failed = 0;
-
-// The condition comes last, so that it may hold commas.
-#define CHECK(...)                                                                         \
-    do {                                                                                   \
-        if (!(__VA_ARGS__)) {                                                              \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #__VA_ARGS__); \
-            ++failed;                                                                      \
-        }                                                                                  \
-    } while (false)
-
-template <typename Call>
-bool refused(Call call) {
-    try {
-        call();
-    } catch (const std::invalid_argument&) {
-        return true;
-    }
-    return false;
-}
 
 using Random = std::mt19937_64;
 

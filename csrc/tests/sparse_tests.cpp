@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "check.hpp"
 #include "element.hpp"
 #include "index_code.hpp"
 #include "selection.hpp"
@@ -18,27 +19,6 @@ namespace {
 
 using syncline::Instructions;
 using syncline::SparseVector;
-
-int failed = 0;
-
-// The condition comes last, so that it may hold commas.
-#define CHECK(...)                                                                         \
-    do {                                                                                   \
-        if (!(__VA_ARGS__)) {                                                              \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #__VA_ARGS__); \
-            ++failed;                                                                      \
-        }                                                                                  \
-    } while (false)
-
-template <typename Function>
-bool refused(Function&& function) {
-    try {
-        function();
-    } catch (const std::invalid_argument&) {
-        return true;
-    }
-    return false;
-}
 
 using Random = std::mt19937_64;
 
@@ -353,6 +333,6 @@ int main() {
     test_merge_of_any_values();
     test_index_code();
     test_narrow_values();
-    std::printf("sparse: %d failed, %zu sets of instructions\n", failed, available().size());
+    std::printf("sparse: %d failed, %zu sets of instructions\n", failed.load(), available().size());
     return failed == 0 ? 0 : 1;
 }
