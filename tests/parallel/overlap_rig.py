@@ -234,6 +234,9 @@ class HeldCarrier:
             self._allowed = max(self._allowed, messages)
             self._changed.notify_all()
 
+    def prepare(self, *args: Any) -> None:
+        self._inner.prepare(*args)
+
     def send(self, *args: Any) -> Flight:
         flight = self._inner.send(*args)
         number, self._sent = self._sent, self._sent + 1

@@ -411,29 +411,30 @@ class Engine:
                     or (self._leaving and round_.missing[number] > 0)
                     or (
                         not round_.missing[number]
-                        and self._in_flight < self._credits
                         and (self._summed(round_, number) or not self._carrier.bounded)
                     )
                 )
             )
             self._awaited = -1
-            self._keep_pace()
             if self._closing or round_.missing[number]:
+                return False
+        place = self.layout.places[number]
+        elements = self._buffers[place.bucket][place.start : place.stop]
+        self._carrier.prepare(elements, message.collective)
+        with self._lock:
+            self._for_issuer.wait_for(lambda: self._closing or self._in_flight < self._credits)
+            self._keep_pace()
+            if self._closing:
                 return False
         if message.delay_s:
             held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
             if held_s > 0:
                 time.sleep(held_s)
-        place = self.layout.places[number]
-        buffer = self._buffers[place.bucket]
         round_.issued_ns[number] = time.perf_counter_ns()
         with self._lock:
             self._pacing.sent(number, round_.issued_ns[number])
         flight = self._carrier.send(
-            buffer[place.start : place.stop],
-            message.collective,
-            self._shares[number],
-            round_.marks[number],
+            elements, message.collective, self._shares[number], round_.marks[number]
         )
         with self._lock:
             round_.flights[number] = flight
