@@ -421,11 +421,8 @@ class Engine:
         place = self.layout.places[number]
         elements = self._buffers[place.bucket][place.start : place.stop]
         self._carrier.prepare(elements, message.collective)
-        with self._lock:
-            self._for_issuer.wait_for(lambda: self._closing or self._in_flight < self._credits)
-            self._keep_pace()
-            if self._closing:
-                return False
+        if not self._has_line():
+            return False
         if message.delay_s:
             held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
             if held_s > 0:
@@ -444,6 +441,13 @@ class Engine:
                 self._for_trainer.notify_all()
         self._landings.put(_Landing(round_, number, flight, None))
         return True
+
+    def _has_line(self) -> bool:
+        """Wait until one more message may be under way; return False if the engine is closing."""
+        with self._lock:
+            self._for_issuer.wait_for(lambda: self._closing or self._in_flight < self._credits)
+            self._keep_pace()
+            return not self._closing
 
     def _keep_pace(self) -> None:
         """Wait, holding the lock, until the message under way leaves the line to the next."""
