@@ -220,6 +220,19 @@ def accumulated() -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
+def clipped(norm: float) -> np.ndarray:
+    """Return the average of independent gradients, each of norm 10, of a parameter."""
+    wrapped = DistributedDataParallel(nn.Linear(8, 1, bias=False))
+    state = GTopKState(wrapped, Recipe(density=1.0, clip_norm=norm))
+    wrapped.register_comm_hook(state, gtopk)
+    given = torch.zeros(1, 8)
+    given[0, dist.get_rank()] = 10.0
+    wrapped(given).sum().backward()
+    found = wrapped.module.weight.grad
+    assert found is not None
+    return found.numpy()
+
+
 def channels_last() -> tuple[np.ndarray, np.ndarray]:
     """Return the average of a convolution's gradient with the hook, and without."""
     found = []

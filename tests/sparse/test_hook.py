@@ -105,6 +105,15 @@ def test_what_cannot_be_used_is_said_on_every_rank(
         assert said in found
 
 
+@pytest.mark.parametrize("norm", [2.0, 20.0])
+def test_averages_of_independent_gradients_are_clipped_to_the_norm(
+    workers: WorkerPool, norm: float
+) -> None:
+    for found in workers.run(jobs.clipped, 4, norm):
+        # Unclipped, four gradients of norm 10 at right angles have an average of norm 5.
+        assert np.linalg.norm(found) == pytest.approx(min(norm, 5.0))
+
+
 def test_accumulated_gradients_are_exchanged_once(workers: WorkerPool) -> None:
     """What two backward passes add up is what a single one of both batches gives."""
     for twice, once in workers.run(jobs.accumulated, 2):

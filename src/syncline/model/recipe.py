@@ -48,8 +48,10 @@ class Recipe(Value, frozen=True, kw_only=True):
     worker's own velocity instead of its gradient, and an element's velocity is cleared when it is
     sent. The optimizer then has no momentum of its own. Deep Gradient Compression, 3.2 and 3.3."""
     clip_norm: float | None = None
-    """The most that the norm of a unit's gradients may be, of all workers; each worker clips its
-    own to ``clip_norm / sqrt(P)`` before it is added. Deep Gradient Compression, 3.2."""
+    """The most that the norm of a unit's average gradient may be, as for clipping without
+    compression. Each worker clips its own to ``clip_norm * sqrt(P)`` before it is added: where
+    workers' gradients are independent, their average then has this norm. Deep Gradient Compression,
+    3.2, whose limit is that of the sum."""
     dense_below_elements: int = 0
     """Parameters with fewer elements are exchanged whole."""
     dense_names: tuple[str, ...] = ()

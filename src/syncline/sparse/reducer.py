@@ -158,10 +158,13 @@ class SparseReducer:
         return [list(gradients)]
 
     def _clip(self, gradients: Sequence[Gradient]) -> None:
-        """Scale gradients down to this rank's share of the largest norm."""
+        """Scale gradients down, so that averages of independent ones have the largest norm.
+
+        Deep Gradient Compression, 3.2, divides by the root of P: its limit is that of the sum.
+        """
         if self._recipe.clip_norm is None:
             return
-        limit = self._recipe.clip_norm / math.sqrt(self._courier.ranks)
+        limit = self._recipe.clip_norm * math.sqrt(self._courier.ranks)
         for unit in self._units(gradients):
             norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
             norm = float(torch.linalg.vector_norm(norms))
