@@ -43,10 +43,15 @@ class StageEngine:
         self.defers = self._waits_by_need and ddp.defers
         """Whether anything is left running when the backward pass ends."""
         device = deferral.parameters[0].device
+        compressor = None
+        if plan.is_lossy:
+            assert ddp._compressing is not None
+            compressor = ddp._compressing.compressor_for(plan)
         self._engine = Engine(
             plan,
             self.layout,
             carrier_for(group, device),
+            compressor=compressor,
             timeout_s=group_timeout_s(ddp.process_group),
         )
         deferral.engine = self._engine
@@ -59,6 +64,7 @@ class StageEngine:
             self._engine,
             deferral,
             ddp.process_group,
+            compressor=compressor,
             defer=self.defers,
             roll=lambda: [sum(optimizer.updates for optimizer in optimizers) - updates],
             by_tensor=not ddp.static_graph,

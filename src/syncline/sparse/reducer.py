@@ -22,7 +22,7 @@ from syncline.sparse.table import ALGORITHMS
 from syncline.sparse.vector import Quota, SparseVector, joined
 from syncline.sparse.wire import Wire
 
-__all__ = ["Gradient", "SparseReducer"]
+__all__ = ["Gradient", "SparseReducer", "flat"]
 
 NOT_FINITE, OVERFLOW = 2, 3
 """Reasons of refusals; the detail is the parameter, in the order of the model."""
@@ -38,6 +38,14 @@ class Gradient(NamedTuple):
     name: str
     values: torch.Tensor
     """Of shape (elements,); becomes the average."""
+
+
+def flat(values: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as it lies in its bucket, of shape (elements,), without a copy.
+
+    Channels-last gradients have no view of one dimension.
+    """
+    return values.as_strided((values.numel(),), (1,), values.storage_offset())
 
 
 class SparseReducer:
@@ -66,7 +74,7 @@ class SparseReducer:
         self._elements = dict(elements)
         self._numbers = {name: number for number, name in enumerate(elements)}
         self._names = list(elements)
-        self._courier = Courier(group, timeout)
+        self.courier = Courier(group, timeout)
         self._check = check
         kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
         self.residuals = Residuals(kept, velocities=recipe.momentum > 0)
@@ -99,7 +107,7 @@ class SparseReducer:
     def _refusal_of(self, gradients: Sequence[Gradient]) -> Refusal | None:
         for name, values in gradients:
             if first_not_finite(values.data_ptr(), values.numel()) is not None:
-                return Refusal(self._courier.rank, NOT_FINITE, self._numbers[name])
+                return Refusal(self.courier.rank, NOT_FINITE, self._numbers[name])
         return None
 
     # ------------------------------------------------------------------ sparse
@@ -128,9 +136,9 @@ class SparseReducer:
                 own = taken
         else:
             own = refusal
-        outcome = self._courier.run(
+        outcome = self.courier.run(
             ALGORITHMS[self._recipe.algorithm],
-            Share(self._courier.rank, self._courier.ranks, own, quota, wire.precision),
+            Share(self.courier.rank, self.courier.ranks, own, quota, wire.precision),
             wire,
         )
         if isinstance(outcome.delivered, Refusal) and isinstance(own, SparseVector):
@@ -139,7 +147,7 @@ class SparseReducer:
         self.residuals.add(names, outcome.returned)
         if before is not None:
             self._require_conserved(gradients, before, delivered)
-        ranks = self._courier.ranks
+        ranks = self.courier.ranks
         for (_, values), part in zip(
             gradients, delivered.parts([self._elements[n] for n in names]), strict=True
         ):
@@ -161,7 +169,7 @@ class SparseReducer:
         """Scale gradients down to this rank's share of the largest norm."""
         if self._recipe.clip_norm is None:
             return
-        limit = self._recipe.clip_norm / math.sqrt(self._courier.ranks)
+        limit = self._recipe.clip_norm / math.sqrt(self.courier.ranks)
         for unit in self._units(gradients):
             norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
             norm = float(torch.linalg.vector_norm(norms))
@@ -175,7 +183,7 @@ class SparseReducer:
         for unit, k in zip(self._units(gradients), quota.counts, strict=True):
             found = select([self._part(g) for g in unit], k, momentum=self._recipe.momentum)
             if not found.finite:
-                return Refusal(self._courier.rank, OVERFLOW, self._numbers[unit[0].name])
+                return Refusal(self.courier.rank, OVERFLOW, self._numbers[unit[0].name])
             taken.append(found.taken)
         return joined(taken)
 
@@ -215,8 +223,8 @@ class SparseReducer:
 
     def _reduce_dense(self, gradients: Sequence[Gradient]) -> None:
         together = torch.cat([gradient.values for gradient in gradients])
-        self._courier.all_reduce(together)
-        together /= self._courier.ranks
+        self.courier.all_reduce(together)
+        together /= self.courier.ranks
         start = 0
         for name, values in gradients:
             part = together[start : start + values.numel()]
@@ -248,7 +256,7 @@ class SparseReducer:
             residual = self.residuals.of(name).double()
             rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
         totals = torch.cat(rows, dim=1)
-        self._courier.all_reduce(totals)
+        self.courier.all_reduce(totals, counted=False)
         return totals
 
     def _require_conserved(
@@ -260,10 +268,10 @@ class SparseReducer:
             InternalError: an element differs by more than rounding.
         """
         after = torch.cat([self.residuals.of(g.name).double() for g in gradients])
-        self._courier.all_reduce(after)
+        self.courier.all_reduce(after, counted=False)
         after += torch.from_numpy(delivered.dense())
         expected, magnitude = before
-        allowed = magnitude * (TOLERANCE * self._courier.ranks) + 1e-37
+        allowed = magnitude * (TOLERANCE * self.courier.ranks) + 1e-37
         wrong = torch.nonzero((after - expected).abs() > allowed).view(-1)
         if len(wrong) == 0:
             return

@@ -33,6 +33,16 @@ class Residuals:
             name: torch.zeros(n) for name, n in elements.items() if velocities
         }
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._residuals
+
+    def taken(self, name: str) -> torch.Tensor:
+        """Return a copy of a parameter's residual, of shape (elements,), and leave zeros."""
+        residual = self._residuals[name]
+        taken = residual.clone()
+        residual.zero_()
+        return taken
+
     def of(self, name: str) -> torch.Tensor:
         """Return the residual of a parameter, of shape (elements,)."""
         return self._residuals[name]

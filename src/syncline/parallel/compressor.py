@@ -1,0 +1,113 @@
+"""Exchanging lossy messages: what stands beside the carrier of dense ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+
+from syncline.model.plan import Plan
+from syncline.parallel.carrier import Flight
+from syncline.sparse.courier import Courier
+from syncline.sparse.reducer import Gradient
+from syncline.sparse.session import Session
+
+__all__ = ["Compressor", "RoundedCompressor", "SparseCompressor"]
+
+
+class Compressor(ABC):
+    """Exchanges a plan's lossy messages, one after the other in the order of the plan.
+
+    :meth:`prepare` may be called for the next message while one is exchanged on another thread.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._tensors = [
+            [plan.tensors[index] for index in tensors] for tensors in plan.message_tensors()
+        ]
+        lossy = [n for n, message in enumerate(plan.messages) if message.payload != "dense"]
+        self._last = lossy[-1]
+
+    def send(self, number: int, buffer: torch.Tensor) -> Flight:
+        """Begin to exchange a message.
+
+        Args:
+            number: of the message in the plan.
+            buffer: its gradients one after the other, averaged in place.
+        """
+        parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
+        exchange = self.prepare(number, parts)
+        return Flight(exchange, _nothing)
+
+    def prepare(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Do what needs no other rank; return what is to be called to exchange the message.
+
+        Args:
+            number: of the message in the plan.
+            gradients: of its tensors in the order of the plan, each of shape (elements,).
+        """
+        exchange = self._prepared(number, gradients)
+
+        def carry_out() -> None:
+            exchange()
+            if number == self._last:
+                self._end_step()
+
+        return carry_out
+
+    @abstractmethod
+    def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
+        raise NotImplementedError
+
+    @abstractmethod
+    def _end_step(self) -> None:
+        raise NotImplementedError
+
+
+class SparseCompressor(Compressor):
+    """Exchanges the largest of a message's residuals and gradients."""
+
+    def __init__(self, plan: Plan, session: Session) -> None:
+        super().__init__(plan)
+        self._session = session
+
+    def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
+        named = [
+            Gradient(tensor.name, values)
+            for tensor, values in zip(self._tensors[number], gradients, strict=True)
+        ]
+        return lambda: self._session.reduce(named, message=number)
+
+    def _end_step(self) -> None:
+        self._session.end_step()
+
+
+class RoundedCompressor(Compressor):
+    """Exchanges every element in 16 bits, and adds up in float32."""
+
+    def __init__(self, plan: Plan, courier: Courier, count: Callable[[], None]) -> None:
+        super().__init__(plan)
+        self._courier = courier
+        self._count = count
+        payloads = {m.payload for m in plan.messages} - {"dense"}
+        self._dtype = getattr(torch, payloads.pop())
+
+    def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:  # noqa: ARG002
+        rounded = torch.cat([values.to(self._dtype) for values in gradients])
+
+        def exchange() -> None:
+            averages = self._courier.average_rounded(rounded)
+            for values, part in zip(
+                gradients, averages.split([g.numel() for g in gradients]), strict=True
+            ):
+                values.copy_(part)
+
+        return exchange
+
+    def _end_step(self) -> None:
+        self._count()
+
+
+def _nothing() -> None:
+    pass
