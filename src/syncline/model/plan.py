@@ -139,7 +139,7 @@ class Plan(Document, frozen=True, kw_only=True):
                 continue
             where = f"plan: messages[{index}] travels as {message.payload}"
             if message.collective != "all-reduce":
-                raise UserError(f"{where}, which an {message.collective} cannot; all-reduce it")
+                raise UserError(f"{where}, which no {message.collective} can; all-reduce it")
             if message.payload == "sparse" and not {message.start, message.stop} <= ends:
                 raise UserError(
                     f"{where} and holds a part of a tensor; the largest are selected from whole "

@@ -12,7 +12,7 @@ import msgspec
 from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
 
-__all__ = ["PAPER_WARMUP", "Compression", "Recipe", "Rounded", "told"]
+__all__ = ["PAPER_WARMUP", "Compression", "Recipe", "Rounded", "SparseAlgorithm", "told"]
 
 SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
 Unit = Literal["layer", "message", "model"]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.errors import MismatchError, UserError
+from syncline.measure.exchange import timeout_of
 from syncline.model.plan import Plan
 from syncline.model.recipe import Compression, Recipe, Rounded
 from syncline.model.run import Sent
@@ -18,7 +19,7 @@ from syncline.parallel.compressor import Compressor, RoundedCompressor, SparseCo
 from syncline.planners.compressed import compressed
 from syncline.sparse.courier import Courier
 from syncline.sparse.layout import require_exchangeable
-from syncline.sparse.session import Session, own_group, timeout_of
+from syncline.sparse.session import Session, own_group
 
 __all__ = ["Compressing", "refused_compression"]
 
@@ -49,8 +50,10 @@ class Compressing:
             self._courier = Courier(own_group(group), timeout_of(group))
         self._rounded_steps = 0
         self._resumed = "not decided"
-        self._takers: list[Any] = []
-        """Hooks that add what the residuals hold to the next dense gradients."""
+        self._takers: dict[str, Any] = {}
+        """Of parameters, hooks that add what their residuals hold to their next gradient."""
+        self._delivered: set[str] = set()
+        """Those whose hooks have done so."""
 
     def compressor_for(self, plan: Plan) -> Compressor:
         """Return what exchanges the lossy messages of a plan."""
@@ -85,24 +88,30 @@ class Compressing:
         Each rank adds its own to its gradient, so the average delivers all of them. A parameter
         that gets no gradient keeps its residual until it does.
         """
-        if self._session is None or self._takers:
+        if self._session is None:
             return
         residuals = self._session.reducer.residuals
         for name, parameter in self._parameters.items():
-            if name in residuals and bool(residuals.of(name).any()):
-                self._takers.append(parameter.register_hook(self._taker(name)))
+            waits = name in residuals and bool(residuals.of(name).any())
+            if waits and name not in self._takers:
+                self._takers[name] = parameter.register_hook(self._taker(name))
+
+    def forget_delivered(self) -> None:
+        """Take off the hooks of the residuals that have gone out; outside a backward pass."""
+        for name in self._delivered:
+            self._takers.pop(name).remove()
+        self._delivered.clear()
 
     def _taker(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         assert self._session is not None
         residuals = self._session.reducer.residuals
         strides = torch.empty_like(self._parameters[name], device="meta")
-        taken = False
+        delivered = self._delivered
 
         def take(gradient: torch.Tensor) -> torch.Tensor:
-            nonlocal taken
-            if taken:
+            if name in delivered:
                 return gradient
-            taken = True
+            delivered.add(name)
             # Residuals lie as gradients do in their buckets: by the strides of the parameter.
             residual = residuals.taken(name).as_strided(strides.shape, strides.stride())
             return gradient + residual
@@ -110,9 +119,10 @@ class Compressing:
         return take
 
     def _keep_residuals(self) -> None:
-        for handle in self._takers:
+        for handle in self._takers.values():
             handle.remove()
         self._takers.clear()
+        self._delivered.clear()
 
     # ------------------------------------------------------------------ checkpoints
 

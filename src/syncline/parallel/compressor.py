@@ -77,7 +77,7 @@ class SparseCompressor(Compressor):
             Gradient(tensor.name, values)
             for tensor, values in zip(self._tensors[number], gradients, strict=True)
         ]
-        return lambda: self._session.reduce(named, message=number)
+        return self._session.prepare(named, message=number)
 
     def _end_step(self) -> None:
         self._session.end_step()

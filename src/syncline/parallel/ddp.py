@@ -181,6 +181,8 @@ class DistributedDataParallel(TorchDDP):
         conductor = self._conductor
         if conductor is None:
             return False
+        if self._compressing is not None:
+            self._compressing.forget_delivered()
         counts = self._counts()
         if not counts:
             conductor.skip_iteration()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from syncline.measure.exchange import timeout_of
 from syncline.measure.lost import telling_lost_peers
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
@@ -186,6 +187,4 @@ def engine_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
 
 def group_timeout_s(group: dist.ProcessGroup) -> float:
     """Return the timeout of a process group's collectives, in seconds."""
-    device = group._device_types[0]
-    timeout: timedelta = group._get_backend(device).options._timeout
-    return timeout.total_seconds()
+    return timeout_of(group).total_seconds()

@@ -121,7 +121,7 @@ class GTopKState:
         self._message += 1
 
         def exchange() -> None:
-            self._session.reduce(gradients, message=message)
+            self._session.prepare(gradients, message=message)()
             if last:
                 self._session.end_step()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -48,8 +48,21 @@ def flat(values: torch.Tensor) -> torch.Tensor:
     return values.as_strided((values.numel(),), (1,), values.storage_offset())
 
 
+class _Begun(NamedTuple):
+    """A sparse exchange, as far as it needs no other rank."""
+
+    own: Content
+    quota: Quota
+    wire: Wire
+    before: torch.Tensor | None
+    """What is to be conserved, if that is checked."""
+
+
 class SparseReducer:
-    """Averages gradients over the ranks of a group in messages; one thread calls it."""
+    """Averages gradients over the ranks of a group in messages.
+
+    One thread exchanges. Another may prepare the next message, of other parameters, meanwhile.
+    """
 
     def __init__(
         self,
@@ -79,15 +92,19 @@ class SparseReducer:
         kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
         self.residuals = Residuals(kept, velocities=recipe.momentum > 0)
 
-    def reduce(self, gradients: Sequence[Gradient], *, step: int, message: int) -> None:
-        """Replace gradients by their averages over all ranks; all ranks must call alike.
+    def prepare(
+        self, gradients: Sequence[Gradient], *, step: int, message: int
+    ) -> Callable[[], None]:
+        """Select what one message sends; return what is to be called to exchange it.
+
+        The call replaces the gradients by their averages over all ranks; all ranks must call alike.
 
         Args:
             gradients: of one message.
             step: of training, from 0; the density may depend on it.
             message: its number within the step.
 
-        Raises:
+        The call raises:
             UserError: a gradient is infinite or NaN on some rank; raised on all of them. Nothing
                 was exchanged: gradients that are finite have gone into the residuals.
             MismatchError: ranks exchange different messages.
@@ -96,10 +113,18 @@ class SparseReducer:
         sparse = [g for g in gradients if not self._is_dense(g)]
         dense = [g for g in gradients if self._is_dense(g)]
         refusal = self._refusal_of(gradients)
-        if sparse:
-            self._reduce_sparse(sparse, refusal, step, message)
-        if dense:
-            self._reduce_dense(dense)
+        # The check exchanges too, and so belongs to the call.
+        ready = None
+        if sparse and not self._check:
+            ready = self._begin(sparse, refusal, step, message)
+
+        def exchange() -> None:
+            if sparse:
+                self._exchange(sparse, ready or self._begin(sparse, refusal, step, message))
+            if dense:
+                self._reduce_dense(dense)
+
+        return exchange
 
     def _is_dense(self, gradient: Gradient) -> bool:
         return self._recipe.is_dense(gradient.name, self._elements[gradient.name])
@@ -112,9 +137,9 @@ class SparseReducer:
 
     # ------------------------------------------------------------------ sparse
 
-    def _reduce_sparse(
+    def _begin(
         self, gradients: Sequence[Gradient], refusal: Refusal | None, step: int, message: int
-    ) -> None:
+    ) -> _Begun:
         names = [gradient.name for gradient in gradients]
         quota = self._quota([self._elements[name] for name in names], step)
         wire = Wire(
@@ -136,6 +161,11 @@ class SparseReducer:
                 own = taken
         else:
             own = refusal
+        return _Begun(own, quota, wire, before)
+
+    def _exchange(self, gradients: Sequence[Gradient], begun: _Begun) -> None:
+        names = [gradient.name for gradient in gradients]
+        own, quota, wire, before = begun
         outcome = self.courier.run(
             ALGORITHMS[self._recipe.algorithm],
             Share(self.courier.rank, self.courier.ranks, own, quota, wire.precision),

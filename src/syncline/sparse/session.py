@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import MismatchError, UserError
-from syncline.measure.exchange import gather_json
+from syncline.measure.exchange import gather_json, timeout_of
 from syncline.model.recipe import Recipe
 from syncline.sparse.reducer import Gradient, SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
@@ -61,23 +60,27 @@ class Session:
         """How many steps have been exchanged; the warm-up goes by it."""
         self._agreed = True
 
-    def reduce(self, gradients: Sequence[Gradient], *, message: int) -> None:
-        """Replace the gradients of one message by their averages; see :class:`SparseReducer`.
+    def prepare(self, gradients: Sequence[Gradient], *, message: int) -> Callable[[], None]:
+        """Select what one message sends; return what exchanges it.
+
+        See :meth:`SparseReducer.prepare`.
 
         Args:
             gradients: of the message.
             message: its number within the step.
 
-        Raises:
-            MismatchError: ranks have loaded states of different steps, or exchange different
-                messages.
-            UserError: a gradient is infinite or NaN on some rank.
-            PeerError: a rank failed, or did not answer in time.
+        What is returned also raises:
+            MismatchError: ranks have loaded states of different steps.
         """
-        if not self._agreed:
-            self._require_same(self.step, None)
-            self._agreed = True
-        self.reducer.reduce(gradients, step=self.step, message=message)
+        exchange = self.reducer.prepare(gradients, step=self.step, message=message)
+
+        def carry_out() -> None:
+            if not self._agreed:
+                self._require_same(self.step, None)
+                self._agreed = True
+            exchange()
+
+        return carry_out
 
     def end_step(self) -> None:
         """Call when all messages of a step have been exchanged."""
@@ -189,12 +192,6 @@ def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
     )
     assert isinstance(own, dist.ProcessGroup)
     return own
-
-
-def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """Return how long a group's collectives wait for a rank."""
-    timeout: timedelta = group._get_backend(_device_of(group)).options._timeout
-    return timeout
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
