@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.errors import SynclineError
+from syncline.hooks import GTopKState, gtopk
 from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Rate
 from syncline.parallel.ddp import DistributedDataParallel
@@ -182,6 +184,8 @@ def refused(case: str) -> str:
         model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
     if case == "momentum":
         arguments = {"compression": Recipe(density=0.1, momentum=0.9)}
+    if case == "checked scaler":
+        arguments["check"] = True
     if case == "lossy plan":
         plan = compressed(plain_plan(), "bfloat16")
         arguments = {"plan": plan}
@@ -200,6 +204,11 @@ def refused(case: str) -> str:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         if case == "hook":
             ddp.register_comm_hook(None, lambda *_: None)
+        if case == "late scaler":
+            train(ddp, optimizer, 1)
+            ddp.scaled_by(torch.amp.GradScaler("cpu"))
+        if case == "checked scaler":
+            ddp.scaled_by(torch.amp.GradScaler("cpu"))
         if case == "states differ":
             ddp.load_compression_state_dict({**ddp.compression_state_dict(), "step": rank})
         if case == "other rank's state":
@@ -234,3 +243,48 @@ def over_our_backend(given: str | dict[str, Any]) -> list[str]:
         del ddp
     gloo, ours = found
     return [name for name in gloo if not torch.equal(gloo[name], ours[name])]
+
+
+def scaled(kind: str, recipe: dict[str, Any], bad: int) -> list[str]:
+    """Return what differs between a training with a scaler and one that leaves a step out."""
+    net = {}
+    states = {}
+    for scaling in (True, False):
+        torch.manual_seed(3)
+        module = MODELS["plain"]()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4, enabled=scaling)
+        model: Any
+        if kind == "hook":
+            model = TorchDDP(module, bucket_cap_mb=0.01)
+            state = GTopKState(model, Recipe(**recipe), scaler=scaler if scaling else None)
+            model.register_comm_hook(state, gtopk)
+            state_dict = state.state_dict
+        else:
+            model = DistributedDataParallel(module, compression=Recipe(**recipe), check=False)
+            if scaling:
+                model.scaled_by(scaler)
+            state_dict = model.compression_state_dict
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(bad + 6):
+            if step == bad and not scaling:
+                continue
+            inputs, targets = batch(step)
+            inputs = inputs * 0.5
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), targets)
+            if step == bad and dist.get_rank() == 1:
+                loss = loss + module.norm.weight.sum() * float("inf")
+            scaler.scale(loss).backward()
+            if step == bad:
+                assert all(bool(p.grad.isinf().all()) for p in module.parameters())
+            scaler.step(optimizer)
+            scaler.update()
+        net[scaling] = dict(module.named_parameters())
+        states[scaling] = state_dict()
+    factor = states[True]["scale"]
+    assert factor > 1
+    differing = [n for n, p in net[True].items() if not torch.equal(p, net[False][n])]
+    for name, residual in states[True]["residuals"].items():
+        if not torch.equal(residual / factor, states[False]["residuals"][name]):
+            differing.append(f"residual of {name}")
+    return differing

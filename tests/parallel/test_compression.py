@@ -124,6 +124,8 @@ def test_a_compressed_plan_that_is_faster_stays(workers: WorkerPool) -> None:
         ("states differ", "MismatchError: the compression's state is "),
         ("other rank's state", "MismatchError: the state is of rank 5 of 2"),
         ("late state", "UserError: load_compression_state_dict was called after training had"),
+        ("late scaler", "UserError: scaled_by was called after training had begun"),
+        ("checked scaler", "UserError: with a scaler, what sparse exchange has left over could be"),
         ("nan", "UserError: the gradient of parameter 'wide.weight' on rank 1 is infinite or NaN"),
         ("late nan", "UserError: the gradient of parameter 'wide.weight' on rank 1 is infinite"),
     ],
@@ -138,3 +140,19 @@ def test_what_cannot_be_used_is_said_on_every_rank(
 @pytest.mark.parametrize("given", [{"density": 0.05}, "bfloat16"], ids=str)
 def test_over_our_own_backend(workers: WorkerPool, given: Any) -> None:
     assert workers.run(jobs.over_our_backend, 2, given) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe", "bad"),
+    [
+        ("wrapper", {"density": 0.05}, 1),  # while the reducer makes its buckets
+        ("wrapper", {"density": 0.05}, 26),  # in the engine
+        ("wrapper", {"density": 0.05, "dense_names": ("norm.*",)}, 26),
+        ("hook", {"density": 0.05, "clip_norm": 0.5}, 3),
+        ("hook", {"density": 0.05, "dense_names": ("norm.*",)}, 3),
+    ],
+)
+def test_a_step_that_a_scaler_skips_leaves_no_trace(
+    workers: WorkerPool, kind: str, recipe: dict[str, Any], bad: int
+) -> None:
+    assert workers.run(jobs.scaled, 2, kind, recipe, bad) == [[], []]

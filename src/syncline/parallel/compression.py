@@ -19,7 +19,7 @@ from syncline.parallel.compressor import Compressor, RoundedCompressor, SparseCo
 from syncline.planners.compressed import compressed
 from syncline.sparse.courier import Courier
 from syncline.sparse.layout import require_exchangeable
-from syncline.sparse.session import Session, own_group
+from syncline.sparse.session import Scaler, Session, own_group
 
 __all__ = ["Compressing", "refused_compression"]
 
@@ -76,6 +76,11 @@ class Compressing:
         dense = sum(p.numel() * p.element_size() for p in self._parameters.values())
         return Sent(steps=self.steps, sent_bytes=self._courier.sent_bytes, gradient_bytes=dense)
 
+    def follow(self, scaler: Scaler) -> None:
+        """Let a scaler skip steps; see :meth:`Session.follow`."""
+        if self._session is not None:
+            self._session.follow(scaler)
+
     def told(self) -> str:
         """Return what all ranks must have in common when training begins."""
         return f"{self._resumed} after {self.steps} steps"
@@ -86,10 +91,11 @@ class Compressing:
         """Add what the residuals hold to the next gradients, which are exchanged densely.
 
         Each rank adds its own to its gradient, so the average delivers all of them. A parameter
-        that gets no gradient keeps its residual until it does.
+        that gets no gradient keeps its residual until it does. With a scaler the residuals stay
+        until gradients are compressed again.
         """
-        if self._session is None:
-            return
+        if self._session is None or self._session.has_scaler:
+            return  # of a step that is skipped they would be lost
         residuals = self._session.reducer.residuals
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -57,6 +58,14 @@ class Compressor(ABC):
         return carry_out
 
     @abstractmethod
+    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Call when all messages of a backward pass that waits for them have been exchanged.
+
+        Args:
+            gradients: of all tensors of the plan, in its order.
+        """
+
+    @abstractmethod
     def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
         raise NotImplementedError
 
@@ -81,6 +90,18 @@ class SparseCompressor(Compressor):
 
     def _end_step(self) -> None:
         self._session.end_step()
+
+    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Let all gradients be infinite where a scaler is to skip the step."""
+        session = self._session
+        if not session.has_scaler:
+            return
+        present = [gradient for gradient in gradients if gradient is not None]
+        if not session.refused and all(bool(g.isfinite().all()) for g in present):
+            return
+        session.refuse()
+        for gradient in present:
+            gradient.fill_(math.inf)
 
 
 class RoundedCompressor(Compressor):
@@ -107,6 +128,9 @@ class RoundedCompressor(Compressor):
 
     def _end_step(self) -> None:
         self._count()
+
+    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Do nothing: infinities have reached all ranks, and nothing is kept."""
 
 
 def _nothing() -> None:

@@ -22,7 +22,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
-from syncline.model.recipe import Compression
+from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Run
 from syncline.parallel.agreement import (
     require_same_optimizers,
@@ -43,6 +43,7 @@ from syncline.parallel.tuning import Tuning
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed
 from syncline.planners.ddp import Ddp
+from syncline.sparse.session import Scaler
 
 __all__ = ["DistributedDataParallel"]
 
@@ -320,6 +321,34 @@ class DistributedDataParallel(TorchDDP):
             deferral.settle()
 
     # ------------------------------------------------------------------ compression
+
+    def scaled_by(self, scaler: Scaler) -> None:
+        """Let a ``GradScaler`` skip steps of a training that is exchanged sparsely.
+
+        A gradient that is infinite or NaN is no error from here on: all ranks get infinities, so
+        that all skip the step, and the residuals are what they were before it. They follow the
+        scale. The backward pass waits for the whole exchange.
+
+        Call on all ranks, before the first forward pass.
+
+        Raises:
+            UserError: no compression was asked for, training has begun, or dense steps are to be
+                made to compare with.
+        """
+        compressing = self._require_compression()
+        assert self._conductor is not None
+        if self._conductor.begun:
+            raise UserError(
+                "scaled_by was called after training had begun; call it before the first forward "
+                "pass"
+            )
+        if self._settings.check and isinstance(compressing.compression, Recipe):
+            raise UserError(
+                "with a scaler, what sparse exchange has left over could be lost with a dense step "
+                "that is skipped; make the wrapper with check=False, so that no step is dense"
+            )
+        compressing.follow(scaler)
+        self._stop_deferring("a scaler reads all gradients before each step")
 
     def compression_state_dict(self) -> dict[str, Any]:
         """Return what this rank must save of a compressed training; every rank saves its own.

@@ -279,12 +279,13 @@ class Rounds:
         if exchanged:
             self._engine.wait(self._views.foreign)
         self._views.end(known=self._usable)
-        if not exchanged:
-            return
-        if self.defer:
+        if exchanged and self.defer:
             self._deferral.suspend_gradients()
-        else:
+            return
+        if exchanged:
             self._deferral.wait_for_all()
+        if self._compressor is not None:
+            self._compressor.close([p.grad for p in self._deferral.parameters])
 
 
 def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

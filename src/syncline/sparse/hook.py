@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from syncline.model.recipe import Recipe
 from syncline.sparse.layout import exchanged_parameters
 from syncline.sparse.line import Line
 from syncline.sparse.reducer import Gradient, flat
-from syncline.sparse.session import Session, resharded
+from syncline.sparse.session import Scaler, Session, resharded
 
 __all__ = ["GTopKState", "resharded"]
 
@@ -37,6 +38,7 @@ class GTopKState:
         process_group: dist.ProcessGroup | None = None,
         *,
         check: bool = False,
+        scaler: Scaler | None = None,
     ) -> None:
         """Agree with the other ranks; all of them must call.
 
@@ -45,6 +47,8 @@ class GTopKState:
             recipe: the same on all ranks.
             process_group: that of DDP; the default group if None.
             check: whether every exchange is checked for lost gradient. Slow: for debugging.
+            scaler: torch's ``GradScaler``, if one scales the loss. It then skips the steps in which
+                a gradient is not finite, on all ranks; without one that is an error.
 
         Raises:
             UserError: the model cannot be exchanged sparsely, or there is no process group.
@@ -67,7 +71,11 @@ class GTopKState:
         self._names = {id(p): name for name, p in parameters.items()}
         elements = {name: p.numel() for name, p in parameters.items()}
         self._session = Session(recipe, elements, base, check=check, refused=refused)
+        if scaler is not None:
+            self._session.follow(scaler)
         self._line = Line("syncline-sparse")
+        self._exchanged: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
+        """Buckets of this step that DDP does not know of yet."""
         self._message = 0
         self._step = 0
         self._kept_back: list[tuple[list[Gradient], Future[torch.Tensor], torch.Tensor]] = []
@@ -126,8 +134,14 @@ class GTopKState:
                 self._session.end_step()
 
         def ended() -> None:
-            for _, future, buffer in buckets:
-                future.set_result(buffer)
+            self._exchanged += [(future, buffer) for _, future, buffer in buckets]
+            # A later bucket may be the one for which the whole step is to be skipped.
+            if last or not self._session.has_scaler:
+                exchanged, self._exchanged = self._exchanged, []
+                for future, buffer in exchanged:
+                    if self._session.refused:
+                        buffer.fill_(math.inf)
+                    future.set_result(buffer)
 
         self._line.put(exchange, ended)
         if last:

@@ -89,6 +89,11 @@ class SparseReducer:
         self._names = list(elements)
         self.courier = Courier(group, timeout)
         self._check = check
+        self.refused: bool | None = None
+        """Whether a gradient of this step was infinite or NaN. None: that is an error; otherwise it
+        is noted, and all ranks get infinities, for whoever skips such steps."""
+        self.scale = 1.0
+        """What gradients and residuals are multiplied by."""
         kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
         self.residuals = Residuals(kept, velocities=recipe.momentum > 0)
 
@@ -173,6 +178,11 @@ class SparseReducer:
         )
         if isinstance(outcome.delivered, Refusal) and isinstance(own, SparseVector):
             self.residuals.add(names, own)
+        if self._passes_on(outcome.delivered):
+            self.refused = True
+            for _, values in gradients:
+                values.fill_(math.inf)
+            return
         delivered = self._accepted(outcome, names)
         self.residuals.add(names, outcome.returned)
         if before is not None:
@@ -199,7 +209,7 @@ class SparseReducer:
         """Scale gradients down to this rank's share of the largest norm."""
         if self._recipe.clip_norm is None:
             return
-        limit = self._recipe.clip_norm / math.sqrt(self.courier.ranks)
+        limit = self.scale * self._recipe.clip_norm / math.sqrt(self.courier.ranks)
         for unit in self._units(gradients):
             norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
             norm = float(torch.linalg.vector_norm(norms))
@@ -226,6 +236,11 @@ class SparseReducer:
             gradient.values.data_ptr(),
             0 if velocity is None else velocity.data_ptr(),
         )
+
+    def _passes_on(self, delivered: Content) -> bool:
+        """Say whether a refusal is left to whoever looks at the gradients."""
+        by_gradient = isinstance(delivered, Refusal) and delivered.reason != UNREADABLE
+        return by_gradient and self.refused is not None
 
     def _accepted(self, outcome: Outcome, names: Sequence[str]) -> SparseVector:
         refusal = outcome.delivered
@@ -259,6 +274,9 @@ class SparseReducer:
         for name, values in gradients:
             part = together[start : start + values.numel()]
             if first_not_finite(part.data_ptr(), part.numel()) is not None:
+                if self.refused is not None:
+                    self.refused = True
+                    break
                 raise UserError(
                     f"the gradient of parameter {name!r} is infinite or NaN on a rank or in the "
                     "sum of all; lower the learning rate, or look for the operation that overflows"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -15,9 +15,16 @@ from syncline.model.recipe import Recipe
 from syncline.sparse.reducer import Gradient, SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
 
-__all__ = ["Session", "own_group", "resharded"]
+__all__ = ["Scaler", "Session", "own_group", "resharded"]
 
 VERSION = 1
+
+
+class Scaler(Protocol):
+    """What is needed of torch's ``GradScaler``."""
+
+    def get_scale(self) -> float:
+        """Return what losses are multiplied by now."""
 
 
 class Session:
@@ -59,6 +66,48 @@ class Session:
         self.step = 0
         """How many steps have been exchanged; the warm-up goes by it."""
         self._agreed = True
+        self._scaler: Scaler | None = None
+        self._begun = False
+        """Whether a message of the present step has been prepared."""
+        self._before: dict[str, list[torch.Tensor]] = {}
+        """With a scaler: what residuals were before the present step, or the last one."""
+
+    def follow(self, scaler: Scaler) -> None:
+        """Let steps be skipped: a gradient that is not finite is no error from now on.
+
+        All ranks then get infinities, so that all their scalers skip the step, and the residuals
+        are what they were before it. They follow the scale, so that it may change.
+        """
+        self._scaler = scaler
+        self.reducer.refused = False
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether steps may be skipped."""
+        return self._scaler is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the present step, or the last one, is one to be skipped."""
+        return bool(self.reducer.refused)
+
+    def refuse(self) -> None:
+        """Let the present step be one to be skipped."""
+        self.reducer.refused = True
+
+    def _begin_step(self, scaler: Scaler) -> None:
+        self._undo_refused()
+        self._before.clear()
+        scale = float(scaler.get_scale())
+        if scale != self.reducer.scale:
+            self.reducer.residuals.scale(scale / self.reducer.scale)
+            self.reducer.scale = scale
+
+    def _undo_refused(self) -> None:
+        if self.refused:
+            for name, copies in self._before.items():
+                self.reducer.residuals.restore(name, copies)
+            self.reducer.refused = False
 
     def prepare(self, gradients: Sequence[Gradient], *, message: int) -> Callable[[], None]:
         """Select what one message sends; return what exchanges it.
@@ -72,6 +121,12 @@ class Session:
         What is returned also raises:
             MismatchError: ranks have loaded states of different steps.
         """
+        if self._scaler is not None:
+            if not self._begun:
+                self._begin_step(self._scaler)
+            residuals = self.reducer.residuals
+            self._before |= {g.name: residuals.copy_of(g.name) for g in gradients}
+        self._begun = True
         exchange = self.reducer.prepare(gradients, step=self.step, message=message)
 
         def carry_out() -> None:
@@ -85,15 +140,18 @@ class Session:
     def end_step(self) -> None:
         """Call when all messages of a step have been exchanged."""
         self.step += 1
+        self._begun = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save; every rank saves its own. Nothing may be under way."""
+        self._undo_refused()
         return {
             "version": VERSION,
             "recipe": msgspec.to_builtins(self.recipe),
             "ranks": self._group.size(),
             "rank": self._group.rank(),
             "step": self.step,
+            "scale": self.reducer.scale,
             **self.reducer.residuals.state_dict(),
         }
 
@@ -123,6 +181,8 @@ class Session:
                 "syncline.hooks.resharded"
             )
         self.reducer.residuals.load_state_dict(state)
+        self.reducer.scale = state.get("scale", 1.0)
+        self._before.clear()
         self.step = state["step"]
         self._agreed = False
 
@@ -175,8 +235,9 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
     if ranks == len(ordered):
         return [dict(state) for state in ordered]
     shared = resharded_residuals(ordered, ranks)
+    scale = ordered[0].get("scale", 1.0)
     return [
-        {**common[0], "ranks": ranks, "rank": rank, **residuals}
+        {**common[0], "scale": scale, "ranks": ranks, "rank": rank, **residuals}
         for rank, residuals in enumerate(shared)
     ]
 
