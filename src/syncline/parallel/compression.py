@@ -49,6 +49,8 @@ class Compressing:
         else:
             self._courier = Courier(own_group(group), timeout_of(group))
         self._rounded_steps = 0
+        self._first_step = 0
+        """The steps that had been made when this training went on from a checkpoint."""
         self._resumed = "not decided"
         self._takers: dict[str, Any] = {}
         """Of parameters, hooks that add what their residuals hold to their next gradient."""
@@ -72,9 +74,10 @@ class Compressing:
 
     @property
     def sent(self) -> Sent:
-        """What this rank has sent so far."""
+        """What this rank has sent since the wrapper was made."""
         dense = sum(p.numel() * p.element_size() for p in self._parameters.values())
-        return Sent(steps=self.steps, sent_bytes=self._courier.sent_bytes, gradient_bytes=dense)
+        steps = self.steps - self._first_step
+        return Sent(steps=steps, sent_bytes=self._courier.sent_bytes, gradient_bytes=dense)
 
     def follow(self, scaler: Scaler) -> None:
         """Let a scaler skip steps; see :meth:`Session.follow`."""
@@ -163,6 +166,7 @@ class Compressing:
             )
         else:
             self._rounded_steps = state["steps"]
+        self._first_step = self.steps
         plan = state.get("plan")
         decided = bool(state.get("decided", False))
         if decided:

@@ -10,7 +10,7 @@ import torch
 
 from syncline.model.plan import Plan
 from syncline.parallel.carrier import Flight
-from syncline.sparse.courier import Courier
+from syncline.sparse.courier import Courier, ring_bytes
 from syncline.sparse.reducer import Gradient
 from syncline.sparse.session import Session
 
@@ -23,7 +23,10 @@ class Compressor(ABC):
     :meth:`prepare` may be called for the next message while one is exchanged on another thread.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, courier: Courier) -> None:
+        self._courier = courier
+        sizes = zip(plan.messages, plan.message_bytes(), strict=True)
+        self._dense_bytes = sum(size for message, size in sizes if message.payload == "dense")
         self._tensors = [
             [plan.tensors[index] for index in tensors] for tensors in plan.message_tensors()
         ]
@@ -53,6 +56,8 @@ class Compressor(ABC):
         def carry_out() -> None:
             exchange()
             if number == self._last:
+                # The carrier's, which count with what the compressed step has sent.
+                self._courier.sent_bytes += ring_bytes(self._dense_bytes, self._courier.ranks)
                 self._end_step()
 
         return carry_out
@@ -78,7 +83,7 @@ class SparseCompressor(Compressor):
     """Exchanges the largest of a message's residuals and gradients."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
-        super().__init__(plan)
+        super().__init__(plan, session.reducer.courier)
         self._session = session
 
     def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -108,8 +113,7 @@ class RoundedCompressor(Compressor):
     """Exchanges every element in 16 bits, and adds up in float32."""
 
     def __init__(self, plan: Plan, courier: Courier, count: Callable[[], None]) -> None:
-        super().__init__(plan)
-        self._courier = courier
+        super().__init__(plan, courier)
         self._count = count
         payloads = {m.payload for m in plan.messages} - {"dense"}
         self._dtype = getattr(torch, payloads.pop())

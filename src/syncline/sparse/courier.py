@@ -14,7 +14,7 @@ from syncline.measure.lost import said_of
 from syncline.sparse.exchange import Algorithm, Content, Outcome, Refusal, Share, Step
 from syncline.sparse.wire import Wire
 
-__all__ = ["UNREADABLE", "Courier"]
+__all__ = ["UNREADABLE", "Courier", "ring_bytes"]
 
 UNREADABLE = 1
 """The reason of a refusal: a message is of another exchange; the detail is the sender's rank."""
@@ -77,7 +77,8 @@ class Courier:
         """
         try:
             self._group.allreduce([values]).wait(self._timeout)
-            self.sent_bytes += _ring_bytes(values, self.ranks) if counted else 0
+            size_bytes = values.numel() * values.element_size()
+            self.sent_bytes += ring_bytes(size_bytes, self.ranks) if counted else 0
         except RuntimeError as error:
             raise self._lost("dense gradients were exchanged", error) from None
 
@@ -160,6 +161,6 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
     return values.view(torch.uint8)
 
 
-def _ring_bytes(values: torch.Tensor, ranks: int) -> int:
-    """Return what a rank sends in an all-reduce by a ring."""
-    return 2 * (ranks - 1) * values.numel() * values.element_size() // ranks
+def ring_bytes(size_bytes: int, ranks: int) -> int:
+    """Return what a rank sends in an all-reduce of so many bytes by a ring."""
+    return 2 * (ranks - 1) * size_bytes // ranks
