@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,8 +43,10 @@ def spans_of(plan: Plan) -> list[tuple[int, int]]:
 
 
 @some.many
-@given(some.plans().filter(lambda p: all(t.dtype == "float32" for t in p.tensors)), st.booleans())
-def test_any_plan_can_be_compressed(plan: Plan, sparse: bool) -> None:
+@given(some.plans(), st.booleans())
+def test_any_plan_can_be_compressed(drawn: Plan, sparse: bool) -> None:
+    tensors = tuple(msgspec.structs.replace(t, dtype="float32") for t in drawn.tensors)
+    plan = msgspec.structs.replace(drawn, tensors=tensors)
     found = compressed(plan, SPARSE if sparse else "bfloat16")
     ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
     assert all({m.start, m.stop} <= ends for m in found.messages)
