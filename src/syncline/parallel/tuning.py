@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from syncline.measure.statistics import median
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
@@ -220,7 +219,9 @@ class Tuning:
                 iterations=PROFILED_ITERATIONS,
                 observe=True,
             )
-            network = network or self._groundwork.network(median(result.iteration_s))
+            # All ranks must probe for equally long.
+            iteration_s = self._groundwork.rate("profiling", result).iteration_s
+            network = network or self._groundwork.network(iteration_s)
             costs = compressing(network, compression)
             profile = profile or self._groundwork.profile(result, costs)
         self.profile, self.network = profile, network
