@@ -131,7 +131,7 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     def start(name: str, *more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", "from syncline.cli import main; main()", "train"]
         command += ["--data", "imagefolder", "--data-dir", str(tmp_path), "--lr", "0.01"]
-        command += ["--epochs", "12", "--batch-size", "4", "--compression", "gtopk", "--no-check"]
+        command += ["--epochs", "8", "--batch-size", "4", "--compression", "gtopk", "--no-check"]
         command += ["--density", "0.05"]
         command += ["--checkpoint", str(tmp_path / name), "--report", str(tmp_path / "report")]
         return subprocess.Popen(
