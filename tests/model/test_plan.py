@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.dtypes import BYTES_PER_ELEMENT
-from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.plan import Collective, Message, Payload, Plan, Tensor
 from syncline.model.profile import Profile
 from tests import strategies as some
 
@@ -182,3 +183,33 @@ def test_the_difference_is_named(tensors: tuple[Tensor, ...], workers: int, said
 def test_no_difference_whatever_the_order() -> None:
     assert PLANNED.difference(PLANNED.tensors, 2) is None
     assert PLANNED.difference(PLANNED.tensors[::-1], 2) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "collective", "span", "dtypes", "said"),
+    [
+        ("sparse", "all-reduce", 3, "ff", "and holds a part of a tensor"),
+        ("bfloat16", "all-reduce", 4, "dd", "and holds 't0' of float64; only float32 can"),
+        ("sparse", "reduce-scatter", 4, "ff", "which no reduce-scatter can"),
+    ],
+)
+def test_what_cannot_travel_lossily(
+    payload: Payload, collective: Collective, span: int, dtypes: str, said: str
+) -> None:
+    dense = plan([4, 4], (0, span), (span, 8), dtypes=dtypes)
+    first = Message(start=0, stop=span, payload=payload, collective=collective)
+    messages = [first, dense.messages[1]]
+    if collective == "reduce-scatter":
+        messages.append(Message(start=0, stop=span, collective="all-gather"))
+    with pytest.raises(UserError, match=said):
+        msgspec.structs.replace(dense, messages=tuple(messages))
+
+
+def test_plans_of_earlier_releases_are_dense() -> None:
+    written = plan([4], (0, 4)).to_json()
+    earlier = "\n".join(line for line in written.splitlines() if "payload" not in line)
+    earlier = earlier.replace('"delay_s": 0.0,', '"delay_s": 0.0')
+    assert earlier != written
+    read = Plan.from_json(earlier)
+    assert not read.is_lossy
+    assert read == plan([4], (0, 4))

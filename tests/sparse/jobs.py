@@ -87,6 +87,20 @@ def a_rank_that_does_not_come(name: str) -> str:
     return "delivered"
 
 
+def averages(dtype: str, elements: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a rounded average, and the average of what every rank has rounded."""
+    courier = Courier(own_group(), TIMEOUT)
+    rows = [
+        torch.randn(elements, generator=torch.Generator().manual_seed(rank)).to(
+            getattr(torch, dtype)
+        )
+        for rank in range(courier.ranks)
+    ]
+    found = courier.average_rounded(rows[courier.rank])
+    expected = sum(row.float() for row in rows) / courier.ranks  # type: ignore[union-attr]
+    return found.float().numpy(), expected.to(found.dtype).float().numpy()
+
+
 # Training
 
 MODEL_SEED = 7

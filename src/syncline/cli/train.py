@@ -59,6 +59,13 @@ Collectives of the BSP strategies:
   be    bidirectional exchange
 
 \b
+Compressions:
+  gtopk       the largest gradients of all workers, by a butterfly
+  gtopk-tree  the same, by the paper's tree and broadcast
+  topk        the largest gradients of each worker
+  bf16, fp16  all gradients, in 16 bits
+
+\b
 Planners:
   {", ".join(PLANNERS)}
 
@@ -87,6 +94,17 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
     default=True,
     show_default=True,
     help="Let messages go on under the next forward pass.",
+)
+@click.option("--compression", help="Exchange lossily; one of those below.")
+@click.option("--density", type=float, help="Share of the gradients that is sent, sparsely.")
+@click.option(
+    "--density-warmup", help="Densities of the first epochs, such as 0.25,0.0725,0.015,0.004."
+)
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Go back to DDP's own exchange where that is faster.",
 )
 @click.option("--baseline", is_flag=True, help="Train a twin under torch's DDP, and compare.")
 @click.option(
@@ -134,6 +152,7 @@ def train(model: str, data: str | None, workers: int | None, **options: Any) -> 
     launched = started_by_launcher(os.environ)
     if launched:
         workers = _workers_of_launcher(workers, os.environ)
+    options["density_warmup"] = _densities(options.pop("density_warmup"))
     overrides = {field: options.pop(option) for option, field in HYPERPARAMETERS.items()}
     config = TrainingConfig.of(
         model,
@@ -152,6 +171,15 @@ def train(model: str, data: str | None, workers: int | None, **options: Any) -> 
         from syncline.training.launch import launch
 
         launch(config)
+
+
+def _densities(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise UserError(
+            f"--density-warmup takes densities with commas between them, found {text!r}"
+        ) from None
 
 
 def _workers_of_launcher(workers: int | None, environment: Mapping[str, str]) -> int:

@@ -1,8 +1,9 @@
-"""Exchanging small JSON values between the ranks of a process group, on any backend."""
+"""What all ranks of a process group, on any backend, know together: small values, and a timeout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError
 
-__all__ = ["gather_json", "gather_numbers", "share_json"]
+__all__ = ["gather_json", "gather_numbers", "share_json", "timeout_of"]
 
 
 def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
@@ -91,3 +92,12 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
     except RuntimeError as error:
         raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
     return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """Return how long a group's collectives wait for a rank."""
+    own = getattr(group, "timeout", None)  # of our backend, which has none of torch's inside
+    if isinstance(own, timedelta):
+        return own
+    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return timeout

@@ -18,11 +18,15 @@ from syncline.model.dtypes import bytes_per_element
 from syncline.model.limits import LARGEST_BYTES, LARGEST_IN_FLIGHT, require_time
 from syncline.model.profile import Gradient, Profile
 
-__all__ = ["Collective", "Message", "Plan", "Tensor", "Wait"]
+__all__ = ["Collective", "Message", "Payload", "Plan", "Tensor", "Wait"]
 
 Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
 """``reduce-scatter`` sums a slice and leaves each worker a share; ``all-gather`` hands the shares
 round: an all-reduce in two halves, which may be sent at different times."""
+
+Payload = Literal["dense", "sparse", "bfloat16", "float16"]
+"""What travels: every element as it is; the largest, by the recipe of the job; or every element,
+rounded to 16 bits. All but the first are lossy."""
 
 Wait = Literal["update", "need"]
 """What waits for the messages.
@@ -54,6 +58,7 @@ class Message(Value, frozen=True, kw_only=True):
     collective: Collective = "all-reduce"
     delay_s: float = 0.0
     """Seconds from the readiness of its last gradient until it may leave (Horovod's cycle)."""
+    payload: Payload = "dense"
 
 
 class Plan(Document, frozen=True, kw_only=True):
@@ -61,7 +66,8 @@ class Plan(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, if there is no tensor, two tensors share a name, the messages
-            overlap or leave a gap, or what is scattered is not gathered later.
+            overlap or leave a gap, what is scattered is not gathered later, or a lossy message is
+            no all-reduce of float32, or a sparse one of parts of tensors.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -121,6 +127,31 @@ class Plan(Document, frozen=True, kw_only=True):
                 f"plan: the messages cover {covered} of {self.elements} gradient elements"
             )
         self._check_gathering()
+        if self.is_lossy:
+            self._check_payloads()
+
+    def _check_payloads(self) -> None:
+        ends = {0, *itertools.accumulate(tensor.elements for tensor in self.tensors)}
+        for index, (message, tensors) in enumerate(
+            zip(self.messages, self.message_tensors(), strict=True)
+        ):
+            if message.payload == "dense":
+                continue
+            where = f"plan: messages[{index}] travels as {message.payload}"
+            if message.collective != "all-reduce":
+                raise UserError(f"{where}, which no {message.collective} can; all-reduce it")
+            if message.payload == "sparse" and not {message.start, message.stop} <= ends:
+                raise UserError(
+                    f"{where} and holds a part of a tensor; the largest are selected from whole "
+                    "ones, so let it begin and end with a tensor"
+                )
+            for tensor in tensors:
+                dtype = self.tensors[tensor].dtype
+                if dtype != "float32":
+                    raise UserError(
+                        f"{where} and holds {self.tensors[tensor].name!r} of {dtype}; only float32 "
+                        "can"
+                    )
 
     def _check_gathering(self) -> None:
         scattered: list[tuple[int, int]] = []
@@ -176,6 +207,11 @@ class Plan(Document, frozen=True, kw_only=True):
     def elements(self) -> int:
         """Gradient elements in all."""
         return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether any message leaves out, or rounds, what it holds."""
+        return any(message.payload != "dense" for message in self.messages)
 
     def tensors_of(self, message: Message) -> range:
         """Return the indices of the tensors that the message holds some of.

@@ -12,7 +12,7 @@ import msgspec
 from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
 
-__all__ = ["PAPER_WARMUP", "Recipe"]
+__all__ = ["PAPER_WARMUP", "Compression", "Recipe", "Rounded", "SparseAlgorithm", "told"]
 
 SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
 Unit = Literal["layer", "message", "model"]
@@ -109,3 +109,15 @@ class Recipe(Value, frozen=True, kw_only=True):
         return elements < self.dense_below_elements or any(
             fnmatch.fnmatchcase(name, pattern) for pattern in self.dense_names
         )
+
+
+Rounded = Literal["bfloat16", "float16"]
+"""Every element travels, rounded to 16 bits; nothing is kept of what rounding takes."""
+
+Compression = Recipe | Rounded
+"""A lossy way to exchange gradients."""
+
+
+def told(compression: Compression) -> str:
+    """Return a few words for a compression, such as ``"gtop-k-butterfly"``."""
+    return compression.algorithm if isinstance(compression, Recipe) else compression

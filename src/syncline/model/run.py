@@ -9,8 +9,9 @@ import msgspec
 
 from syncline.errors import UserError
 from syncline.model.document import Document, Value
+from syncline.model.recipe import Compression
 
-__all__ = ["Decision", "Event", "Rate", "Run"]
+__all__ = ["Decision", "Event", "Rate", "Run", "Sent"]
 
 Decision = Literal["planned", "ddp", "reverted", "undecided"]
 """``planned``: the plan runs; ``ddp``: no plan was predicted to gain; ``reverted``: a plan was
@@ -44,6 +45,25 @@ class Rate(Value, frozen=True, kw_only=True):
                 )
 
 
+class Sent(Value, frozen=True, kw_only=True):
+    """What the first rank of a compressed training has sent, since it was started or resumed.
+
+    Raises:
+        UserError: on construction, if a number is negative.
+    """
+
+    steps: int
+    """Steps whose gradients were compressed."""
+    sent_bytes: int
+    """In all of them."""
+    gradient_bytes: int
+    """Of the gradients of one step, uncompressed."""
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.sent_bytes, self.gradient_bytes) < 0:
+            raise UserError(f"run: what was sent cannot be negative: {self}")
+
+
 class Run(Document, frozen=True, kw_only=True):
     """The record that a run leaves beside its profile, network, plan and timelines."""
 
@@ -72,6 +92,10 @@ class Run(Document, frozen=True, kw_only=True):
     predicted_planned_s: float | None = None
     overhead_iterations: float | None = None
     """Time spent on measuring and planning, in iterations of stock DDP."""
+    compression: Compression | None = None
+    """How gradients were compressed, if that was asked for."""
+    sent: Sent | None = None
+    """What the compressed steps have sent."""
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()
     """Rates over the whole run, of Syncline and of whatever it was compared with."""

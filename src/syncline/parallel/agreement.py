@@ -18,7 +18,13 @@ from syncline.measure.lost import said_of
 from syncline.model.document import Document
 from syncline.parallel.deferred_step import DeferredOptimizer
 
-__all__ = ["Item", "require_same", "require_same_optimizers", "require_same_training"]
+__all__ = [
+    "Item",
+    "require_same",
+    "require_same_optimizers",
+    "require_same_state",
+    "require_same_training",
+]
 
 COMPARED_ARGUMENTS = (
     *("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb"),
@@ -108,6 +114,26 @@ def require_same_optimizers(
         group,
         _device_of(module, group),
         advice="call overlap on every rank, with the same optimizers",
+    )
+
+
+def require_same_state(told: str, module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Compare where a compressed training goes on, before its first exchange.
+
+    Args:
+        told: step and plan, in words.
+        module: the model.
+        group: that of the wrapper.
+
+    Raises:
+        MismatchError: on all ranks, if one differs.
+        PeerError: a rank did not take part within the group's timeout.
+    """
+    require_same(
+        [Item("the compression's state", told)],
+        group,
+        _device_of(module, group),
+        advice="load the states of one checkpoint on all ranks",
     )
 
 

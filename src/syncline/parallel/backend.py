@@ -308,6 +308,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Take a description."""
         self._description = description
 
+    @property
+    def timeout(self) -> timedelta:
+        """Deadline of every wait."""
+        return self._timeout
+
     def size(self) -> int:
         """Return how many ranks there are."""
         return self._size

@@ -36,6 +36,7 @@ def needs_engine(plan: Plan) -> bool:
     """
     return (
         plan.wait == "need"
+        or plan.is_lossy
         or plan.in_flight > 1
         or any(m.collective != "all-reduce" or m.delay_s > 0 for m in plan.messages)
         or unbucketable(plan) is not None

@@ -22,9 +22,15 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
+from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Run
-from syncline.parallel.agreement import require_same_optimizers, require_same_training
+from syncline.parallel.agreement import (
+    require_same_optimizers,
+    require_same_state,
+    require_same_training,
+)
 from syncline.parallel.buckets import BYTES_PER_MIB
+from syncline.parallel.compression import Compressing, refused_compression
 from syncline.parallel.conductor import Conductor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.deferred_step import DeferredOptimizer
@@ -35,7 +41,9 @@ from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
 from syncline.parallel.settings import Settings
 from syncline.parallel.tuning import Tuning
 from syncline.planners import planner_named
+from syncline.planners.compressed import compressed
 from syncline.planners.ddp import Ddp
+from syncline.sparse.session import Scaler
 
 __all__ = ["DistributedDataParallel"]
 
@@ -65,6 +73,9 @@ class DistributedDataParallel(TorchDDP):
         profile: use this profile instead of measuring one.
         network: use this network instead of probing.
         check: go back to DDP's own buckets if the plan is slower than they are.
+        compression: exchange gradients lossily: a ``Recipe`` for sparse exchange, or
+            ``"bfloat16"`` or ``"float16"`` for values of 16 bits. Measured and checked like any
+            plan, so the first steps are dense; with ``check=False`` every step is compressed.
 
     Raises:
         UserError: an unknown planner, one whose plans can only be simulated, or arguments that
@@ -86,6 +97,7 @@ class DistributedDataParallel(TorchDDP):
         profile: Profile | None = None,
         network: Network | None = None,
         check: bool = True,
+        compression: Compression | None = None,
         **kwargs: Any,
     ) -> None:
         bound = inspect.signature(TorchDDP.__init__).bind(self, module, *args, **kwargs)
@@ -100,11 +112,14 @@ class DistributedDataParallel(TorchDDP):
                 "profile": profile,
                 "network": network,
                 "check": check,
+                "compression": compression,
             },
             self._arguments,
-            _refusal(planner, plan, profile, network, self._arguments),
+            _refusal(planner, plan, profile, network, self._arguments)
+            or refused_compression(module, compression, plan, check=check),
         )
         self._conductor: Conductor | None = None
+        self._compressing: Compressing | None = None
         self._in_torch = True
         self._in_join = False
         self._has_joined = False
@@ -119,19 +134,26 @@ class DistributedDataParallel(TorchDDP):
             for name, parameter in module.named_parameters()
             if parameter.requires_grad and name not in self.parameters_to_ignore
         }
+        if plan is not None and compression is not None:
+            plan = compressed(plan, compression)
         self._settings = Settings(
             planner=planner,
             plan=plan,
             profile=profile,
             network=network,
             check=check,
+            compression=compression,
             ddp=self._own_buckets(),
         )
         self._check_given()
         self._why_not_planned = obstacle(self)
+        if self._why_not_planned is not None and compression is not None:
+            raise UserError(f"gradients cannot be compressed here: {self._why_not_planned}")
         if self._why_not_planned is not None:
             warn(f"training with DDP's own buckets: {self._why_not_planned}")
             return
+        if compression is not None:
+            self._compressing = Compressing(compression, self._exchanged, self.process_group)
         job = WrappedJob(self)
         self._tuning = Tuning(job, self._settings)
         self._reducer_buckets = ReducerBuckets(self)
@@ -160,12 +182,16 @@ class DistributedDataParallel(TorchDDP):
         conductor = self._conductor
         if conductor is None:
             return False
+        if self._compressing is not None:
+            self._compressing.forget_delivered()
         counts = self._counts()
         if not counts:
             conductor.skip_iteration()
         else:
             if not conductor.begun:
                 require_same_optimizers(self._overlapped, self.module, self.process_group)
+                if self._compressing is not None:
+                    require_same_state(self._compressing.told(), self.module, self.process_group)
             conductor.begin_iteration()
         deferral = self._deferral()
         if deferral is not None:
@@ -294,6 +320,80 @@ class DistributedDataParallel(TorchDDP):
         if deferral is not None:
             deferral.settle()
 
+    # ------------------------------------------------------------------ compression
+
+    def scaled_by(self, scaler: Scaler) -> None:
+        """Let a ``GradScaler`` skip steps of a training that is exchanged sparsely.
+
+        A gradient that is infinite or NaN is no error from here on: all ranks get infinities, so
+        that all skip the step, and the residuals are what they were before it. They follow the
+        scale. The backward pass waits for the whole exchange.
+
+        Call on all ranks, before the first forward pass.
+
+        Raises:
+            UserError: no compression was asked for, training has begun, or dense steps are to be
+                made to compare with.
+        """
+        compressing = self._require_compression()
+        assert self._conductor is not None
+        if self._conductor.begun:
+            raise UserError(
+                "scaled_by was called after training had begun; call it before the first forward "
+                "pass"
+            )
+        if self._settings.check and isinstance(compressing.compression, Recipe):
+            raise UserError(
+                "with a scaler, what sparse exchange has left over could be lost with a dense step "
+                "that is skipped; make the wrapper with check=False, so that no step is dense"
+            )
+        compressing.follow(scaler)
+        self._stop_deferring("a scaler reads all gradients before each step")
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """Return what this rank must save of a compressed training; every rank saves its own.
+
+        Residuals, the step, which the warm-up goes by, the recipe, and the plan once it is decided
+        on. It is apart from :meth:`state_dict`, which stays that of torch's class.
+
+        Raises:
+            UserError: no compression was asked for.
+            PeerError: a rank failed or did not answer within the group's timeout.
+        """
+        compressing = self._require_compression()
+        self.settle()
+        assert self._conductor is not None
+        return compressing.state_dict(self._tuning.plan, decided=self._conductor.steady)
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank has saved; before the first forward pass, on all ranks.
+
+        Where the plan had been decided on it runs at once, unchecked: so a training goes on bit for
+        bit. For another number of ranks share the states out with ``syncline.hooks.resharded``;
+        then it is planned anew.
+
+        Raises:
+            UserError: no compression was asked for, or training has begun.
+            MismatchError: the state is of another recipe, model, rank or number of ranks.
+        """
+        compressing = self._require_compression()
+        assert self._conductor is not None
+        if self._conductor.begun:
+            raise UserError(
+                "load_compression_state_dict was called after training had begun; call it before "
+                "the first forward pass"
+            )
+        decided, plan = compressing.load_state_dict(state)
+        if decided:
+            self._tuning.resume(plan)
+
+    def _require_compression(self) -> Compressing:
+        if self._compressing is None:
+            raise UserError(
+                "this wrapper was made without compression; give it compression=Recipe(...)"
+            )
+        return self._compressing
+
     def _deferral(self) -> Deferral | None:
         engine = self._reducer_buckets.engine if self._conductor is not None else None
         return None if engine is None else engine.deferral
@@ -357,6 +457,7 @@ class DistributedDataParallel(TorchDDP):
         state.pop("_tuning", None)
         state["_conductor"] = None
         state["_bucket_names"] = None
+        state["_compressing"] = None
         state["_overlapped"] = []
         state["_comm_hooks"] = []
         state.pop("_reducer_buckets", None)

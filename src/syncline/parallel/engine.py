@@ -16,6 +16,7 @@ from syncline.errors import InternalError, MismatchError, PeerError, SynclineErr
 from syncline.measure.lost import said_of
 from syncline.model.plan import Plan
 from syncline.parallel.carrier import Carrier, Flight
+from syncline.parallel.compressor import Compressor
 from syncline.parallel.layout import Layout
 from syncline.parallel.measured import MessageTimes
 from syncline.parallel.pacing import Pacing
@@ -81,19 +82,32 @@ class Engine:
         plan: the messages.
         layout: where they lie.
         carrier: what exchanges slices.
+        compressor: what exchanges lossy messages, if the plan has any.
         timeout_s: deadline of every wait for peers; the carrier's group has the same.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, carrier: Carrier, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        carrier: Carrier,
+        *,
+        compressor: Compressor | None = None,
+        timeout_s: float,
+    ) -> None:
         self.plan = plan
         self.layout = layout
         self.workers = carrier.workers
         self.rank = carrier.rank
         self._carrier = carrier
+        self._compressor = compressor
         self.timeout_s = timeout_s
         self._process = os.getpid()
         self._shares = shares_of(plan)
         self._credits = plan.in_flight if carrier.bounded else len(plan.messages) + 1
+        if compressor is not None:
+            # Lossy messages travel one at a time; the next is prepared meanwhile.
+            self._credits += 1
         self._buffers: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._for_issuer = threading.Condition(self._lock)
@@ -420,7 +434,8 @@ class Engine:
                 return False
         place = self.layout.places[number]
         elements = self._buffers[place.bucket][place.start : place.stop]
-        self._carrier.prepare(elements, message.collective)
+        if message.payload == "dense":
+            self._carrier.prepare(elements, message.collective)
         if not self._has_line():
             return False
         if message.delay_s:
@@ -430,9 +445,13 @@ class Engine:
         round_.issued_ns[number] = time.perf_counter_ns()
         with self._lock:
             self._pacing.sent(number, round_.issued_ns[number])
-        flight = self._carrier.send(
-            elements, message.collective, self._shares[number], round_.marks[number]
-        )
+        if message.payload != "dense":
+            assert self._compressor is not None
+            flight = self._compressor.send(number, elements)
+        else:
+            flight = self._carrier.send(
+                elements, message.collective, self._shares[number], round_.marks[number]
+            )
         with self._lock:
             round_.flights[number] = flight
             round_.unsent -= 1
@@ -451,7 +470,7 @@ class Engine:
 
     def _keep_pace(self) -> None:
         """Wait, holding the lock, until the message under way leaves the line to the next."""
-        while self._carrier.bounded and not self._closing:
+        while self._carrier.bounded and self._compressor is None and not self._closing:
             left_ns = self._pacing.opens_ns() - time.perf_counter_ns()
             if left_ns <= 0:
                 return

@@ -11,10 +11,12 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
+from syncline.model.recipe import Compression
 from syncline.model.timeline import Timeline
 from syncline.parallel.settings import Settings
 from syncline.planners import Planner, planner_named
 from syncline.planners.auto import Auto, choose
+from syncline.planners.compressed import choose_compressed
 from syncline.planners.ddp import Ddp
 from syncline.planners.overlap import Overlap
 from syncline.simulator.contention import calibrate_contention
@@ -34,6 +36,8 @@ class Outlook(NamedTuple):
     held_back: bool = False
     """Whether the planner of ``plan`` would leave messages to the next forward pass, which no
     optimizer allows."""
+    compressing: Network | None = None
+    """What messages cost when they are compressed, where they are to be."""
 
     def predicted_s(self, planner: str) -> float:
         """Return the predicted seconds an iteration of a planner."""
@@ -41,23 +45,26 @@ class Outlook(NamedTuple):
 
     def timeline(self, plan: Plan) -> Timeline:
         """Return the predicted timeline of a plan."""
-        return predict(self.profile, self.network, plan).timeline
+        costs = self.compressing if plan.is_lossy and self.compressing else self.network
+        return predict(self.profile, costs, plan).timeline
 
     def to_shared(self) -> Any:
         """Return the outlook, less the profile, as JSON values."""
         plan = None if self.plan is None else self.plan.to_json()
-        return [self.network.to_json(), self.comparison.to_json(), plan, self.held_back]
+        costs = None if self.compressing is None else self.compressing.to_json()
+        return [self.network.to_json(), self.comparison.to_json(), plan, self.held_back, costs]
 
     @classmethod
     def from_shared(cls, profile: Profile, shared: Any) -> Outlook:
         """Return the outlook that another rank made from the same profile."""
-        network, comparison, plan, held_back = shared
+        network, comparison, plan, held_back, costs = shared
         return cls(
             profile,
             Network.from_json(network),
             Comparison.from_json(comparison),
             None if plan is None else Plan.from_json(plan),
             held_back,
+            None if costs is None else Network.from_json(costs),
         )
 
 
@@ -81,6 +88,8 @@ def look_ahead(
 
     O(N^2) for N tensors.
     """
+    if settings.compression is not None:
+        return _compressed(profile, network, settings, settings.compression, defers=defers)
     if measured:
         network = calibrate_contention(profile, network, measured)
     others: list[Planner] = [Overlap()] if defers else []
@@ -99,4 +108,31 @@ def look_ahead(
         comparison,
         plan=None if chosen == Ddp.NAME else choice.plans[chosen],
         held_back=chosen in choice.deferring and not defers,
+    )
+
+
+def _compressed(
+    profile: Profile,
+    network: Network,
+    settings: Settings,
+    compression: Compression,
+    *,
+    defers: bool,
+) -> Outlook:
+    choice = choose_compressed(
+        profile,
+        network,
+        compression,
+        planner=None if settings.planner == Auto.NAME else planner_named(settings.planner),
+        ddp=settings.ddp,
+        others=[Overlap(in_flight=1)] if defers else [],
+        defers=defers,
+    )
+    return Outlook(
+        profile,
+        network,
+        choice.comparison,
+        plan=choice.plan,
+        held_back=choice.deferring and not defers,
+        compressing=choice.network,
     )

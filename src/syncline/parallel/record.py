@@ -71,6 +71,8 @@ def record_of(ddp: DistributedDataParallel) -> Run:
         predicted_baseline_s=tuning.predicted_baseline_s,
         predicted_planned_s=tuning.predicted_planned_s,
         overhead_iterations=overhead,
+        compression=None if ddp._compressing is None else ddp._compressing.compression,
+        sent=None if ddp._compressing is None else ddp._compressing.sent,
         events=tuple(tuning.events),
     )
 

@@ -67,6 +67,8 @@ class ReducerBuckets:
         """
         ddp = self._ddp
         self._stop_engine()
+        if ddp._compressing is not None and not (plan is not None and plan.is_lossy):
+            ddp._compressing.deliver_residuals()
         module = ddp.module
         kept = {
             name: value

@@ -12,9 +12,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import PeerError
+from syncline.parallel.compressor import Compressor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.engine import Engine
 from syncline.parallel.gradient_views import GradientViews
+from syncline.sparse.reducer import flat
 
 __all__ = ["Rounds"]
 
@@ -26,10 +28,13 @@ class Rounds:
 
     A round is one backward pass after a forward pass that :meth:`expect` was told of. The reducer's
     first tells it the order of the gradients, the second comes with its final buckets: in these,
-    backward waits, and the exchange is DDP's own. From the third on, the engine runs.
+    backward waits, and the exchange is DDP's own. From the third on, the engine runs. Under a lossy
+    plan these two are exchanged message by message when the last gradient is there, so that every
+    step is exchanged by the plan.
 
     Args:
         engine: runs the plan.
+        compressor: exchanges the plan's messages while the engine does not, if the plan is lossy.
         deferral: what is left to do after a round.
         group: the wrapper's own group, for what is exchanged before the buckets are final.
         defer: leave the exchange running when backward ends; otherwise backward waits for it.
@@ -46,6 +51,7 @@ class Rounds:
         deferral: Deferral,
         group: dist.ProcessGroup,
         *,
+        compressor: Compressor | None = None,
         defer: bool,
         by_tensor: bool,
         as_views: bool,
@@ -55,6 +61,11 @@ class Rounds:
         self._engine = engine
         self._deferral = deferral
         self._group = group
+        self._compressor = compressor
+        self._held: dict[int, torch.Tensor] = {}
+        """Gradients that wait for the others, by the index of their tensor."""
+        self._futures: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
+        """Of their buckets, with these."""
         self._share = 1.0 / dist.get_world_size(group)
         self.defer = defer
         self._by_tensor = by_tensor
@@ -149,7 +160,38 @@ class Rounds:
             return _done(buffer)
         if self._running and self._is_final():
             self._note(bucket)
-        return self._exchange_now(buffer)
+        return self._exchange_now(buffer) if self._compressor is None else self._hold(bucket)
+
+    def _hold(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        """Keep a bucket back until the last one is there, and then exchange the plan's messages."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._futures.append((future, bucket.buffer()))
+        for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._held[self._deferral.index_of[id(parameter)]] = flat(values)
+        if len(self._held) < len(self._deferral.parameters):
+            return future
+        try:
+            self._exchange_held()
+        except Exception as error:  # raised when backward ends
+            self._engine.lose(error)
+        self._held.clear()
+        futures, self._futures = self._futures, []
+        for each, buffer in futures:
+            each.set_result(buffer)
+        return future
+
+    def _exchange_held(self) -> None:
+        assert self._compressor is not None
+        for number, message in enumerate(self._engine.plan.messages):
+            gradients = [self._held[tensor] for tensor in self._engine.layout.tensors[number]]
+            if message.payload != "dense":
+                self._compressor.prepare(number, gradients)()
+                continue
+            together = torch.cat(gradients).mul_(self._share)
+            dist.all_reduce(together, group=self._group)
+            parts = together.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part)
 
     def _note(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
         """Note what a final bucket holds; with the last of them, compare all with the layout.
@@ -237,12 +279,13 @@ class Rounds:
         if exchanged:
             self._engine.wait(self._views.foreign)
         self._views.end(known=self._usable)
-        if not exchanged:
-            return
-        if self.defer:
+        if exchanged and self.defer:
             self._deferral.suspend_gradients()
-        else:
+            return
+        if exchanged:
             self._deferral.wait_for_all()
+        if self._compressor is not None:
+            self._compressor.close([p.grad for p in self._deferral.parameters])
 
 
 def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.recipe import Compression
 from syncline.planners.ddp import Ddp
 
 __all__ = ["Settings"]
@@ -21,5 +22,6 @@ class Settings:
     profile: Profile | None
     network: Network | None
     check: bool
+    compression: Compression | None = None
     ddp: Ddp
     """DDP's own buckets under the user's arguments."""

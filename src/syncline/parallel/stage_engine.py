@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from syncline.measure.exchange import timeout_of
 from syncline.measure.lost import telling_lost_peers
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
@@ -43,10 +44,15 @@ class StageEngine:
         self.defers = self._waits_by_need and ddp.defers
         """Whether anything is left running when the backward pass ends."""
         device = deferral.parameters[0].device
+        compressor = None
+        if plan.is_lossy:
+            assert ddp._compressing is not None
+            compressor = ddp._compressing.compressor_for(plan)
         self._engine = Engine(
             plan,
             self.layout,
             carrier_for(group, device),
+            compressor=compressor,
             timeout_s=group_timeout_s(ddp.process_group),
         )
         deferral.engine = self._engine
@@ -59,6 +65,7 @@ class StageEngine:
             self._engine,
             deferral,
             ddp.process_group,
+            compressor=compressor,
             defer=self.defers,
             roll=lambda: [sum(optimizer.updates for optimizer in optimizers) - updates],
             by_tensor=not ddp.static_graph,
@@ -180,6 +187,4 @@ def engine_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
 
 def group_timeout_s(group: dist.ProcessGroup) -> float:
     """Return the timeout of a process group's collectives, in seconds."""
-    device = group._device_types[0]
-    timeout: timedelta = group._get_backend(device).options._timeout
-    return timeout.total_seconds()
+    return timeout_of(group).total_seconds()

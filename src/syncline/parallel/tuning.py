@@ -18,6 +18,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Baseline, Profile
+from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
 from syncline.parallel.flushes import FlushWatch
@@ -28,6 +29,7 @@ from syncline.parallel.recording import recorded_timeline
 from syncline.parallel.settings import Settings
 from syncline.parallel.stages import Stage, StageResult
 from syncline.planners.auto import CONFIDENCE, Auto
+from syncline.planners.compressed import compressed, compressing
 from syncline.planners.ddp import Ddp
 
 __all__ = ["Tuning"]
@@ -80,6 +82,8 @@ class Tuning:
         self.events: list[Event] = []
         self.iteration = 0
         self._compared = COMPARED_ITERATIONS
+        self._resumed: tuple[Plan | None] | None = None
+        """What a checkpoint says is to run, until it does."""
         self._outlook: Outlook | None = None
         """What was expected of the plan that runs, before it was tried."""
         self._flushes = FlushWatch(job, self._groundwork.gather, self._say, heed=settings.check)
@@ -128,9 +132,16 @@ class Tuning:
 
     def _decide(self) -> Script:
         settings = self._settings
+        if self._resumed is not None:
+            (plan,), self._resumed = self._resumed, None
+            self._go_on(plan)
+            return
         if settings.plan is not None and not settings.check:
             plan = self._flushes.as_it_can_run(settings.plan)
             self._conclude("planned", "the plan was given, unchecked", plan=plan)
+            return
+        if settings.compression is not None and not settings.check:
+            yield from self._compress_unchecked(settings.compression)
             return
         result = yield Stage(
             name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS
@@ -168,7 +179,7 @@ class Tuning:
                 trials.clear()
                 continue
             trials.append(trial)
-            if trial is None or settings.planner != Auto.NAME:
+            if trial is None or settings.planner != Auto.NAME or settings.compression is not None:
                 break
             tried = [t for t in trials if t is not None]
             own = (settings.ddp.plan(profile, network), self.baseline.iteration_s)
@@ -181,6 +192,43 @@ class Tuning:
             if outlook.predicted_s(name) > best_s - CONFIDENCE * self.baseline.noise_s:
                 break
         yield from self._judge(trials, first)
+
+    def resume(self, plan: Plan | None) -> None:
+        """Go on as a checkpoint says, instead of measuring; before training begins.
+
+        Args:
+            plan: that ran; None for DDP's own buckets.
+        """
+        self._resumed = (plan,)
+
+    def _go_on(self, plan: Plan | None) -> None:
+        if plan is None:
+            self._conclude("reverted", "the checkpoint was written after dense buckets had won")
+            return
+        plan = self._flushes.as_it_can_run(plan)
+        self._conclude("planned", "the checkpoint's plan goes on, unchecked", plan=plan)
+
+    def _compress_unchecked(self, compression: Compression) -> Script:
+        """Compress from the first step on: measure under one message, plan, and train on."""
+        profile, network = self._settings.profile, self._settings.network
+        if profile is None or network is None:
+            result = yield Stage(
+                name="profiling",
+                plan=compressed(self._groundwork.everything_at_once(), compression),
+                warmup=WARMUP,
+                iterations=PROFILED_ITERATIONS,
+                observe=True,
+            )
+            # All ranks must probe for equally long.
+            iteration_s = self._groundwork.rate("profiling", result).iteration_s
+            network = network or self._groundwork.network(iteration_s)
+            costs = compressing(network, compression)
+            profile = profile or self._groundwork.profile(result, costs)
+        self.profile, self.network = profile, network
+        outlook = self._look_ahead(profile, network, [])
+        if outlook.held_back:
+            self._flushes.say_held_back(self._settings.planner)
+        self._conclude("planned", outlook.comparison.reason, plan=outlook.plan, outlook=outlook)
 
     def _measure(self, baseline: Rate) -> Generator[Stage, StageResult, tuple[Profile, Network]]:
         """Profile the computation undisturbed by communication, and probe the network."""
@@ -292,6 +340,8 @@ class Tuning:
         )
         if self._settings.check and trial.rate.iteration_s > self.baseline.iteration_s:
             reason = f"{figures}; back to DDP's own buckets"
+            if trial.plan.is_lossy:
+                reason += ", dense; what is left of the gradients goes out with the next ones"
             self._conclude("reverted", reason, trial=trial, outlook=trial.outlook)
         else:
             if trial.plan.wait == "need":

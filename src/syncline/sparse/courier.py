@@ -14,7 +14,7 @@ from syncline.measure.lost import said_of
 from syncline.sparse.exchange import Algorithm, Content, Outcome, Refusal, Share, Step
 from syncline.sparse.wire import Wire
 
-__all__ = ["UNREADABLE", "Courier"]
+__all__ = ["UNREADABLE", "Courier", "ring_bytes"]
 
 UNREADABLE = 1
 """The reason of a refusal: a message is of another exchange; the detail is the sender's rank."""
@@ -26,6 +26,9 @@ class Courier:
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         """Use a group.
 
+        Its methods are called directly, so that what is under way can end after the user has
+        destroyed all groups.
+
         Args:
             group: of any backend that sends tensors of the CPU.
             timeout: after which a peer that does not answer counts as lost.
@@ -34,6 +37,8 @@ class Courier:
         self._timeout = timeout
         self.rank = group.rank()
         self.ranks = group.size()
+        self.sent_bytes = 0
+        """What this rank has handed to the backend so far."""
         self._refused: MismatchError | None = None
 
     def run(self, algorithm: Algorithm, share: Share, wire: Wire) -> Outcome:
@@ -60,18 +65,56 @@ class Courier:
             raise self._refused
         return outcome
 
-    def all_reduce(self, values: torch.Tensor) -> None:
+    def all_reduce(self, values: torch.Tensor, *, counted: bool = True) -> None:
         """Add up a dense tensor over all ranks, in place.
+
+        Args:
+            values: contiguous, on the CPU.
+            counted: whether it counts as sent.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.
         """
         try:
-            work = dist.all_reduce(values, group=self._group, async_op=True)
-            assert work is not None
-            work.wait(self._timeout)
+            self._group.allreduce([values]).wait(self._timeout)
+            size_bytes = values.numel() * values.element_size()
+            self.sent_bytes += ring_bytes(size_bytes, self.ranks) if counted else 0
         except RuntimeError as error:
             raise self._lost("dense gradients were exchanged", error) from None
+
+    def average_rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the average over all ranks of values of 16 bits.
+
+        Every rank gets everybody's values of its share, adds them up in float32 in the order of the
+        ranks, and sends the average round, so that a value is rounded twice however many ranks
+        there are, and all ranks get the same bits. As much is sent as in a ring.
+
+        Args:
+            values: contiguous bfloat16 or float16 on the CPU, of shape (elements,).
+
+        Returns:
+            Of the same shape and type.
+
+        Raises:
+            PeerError: a rank failed, or did not answer in time.
+        """
+        share = -(-values.numel() // self.ranks)
+        sent = values.new_zeros(share * self.ranks)
+        sent[: values.numel()] = values
+        arrived = torch.empty_like(sent)
+        averages = torch.empty_like(sent)
+        try:
+            # As bytes: not every backend knows the types of 16 bits.
+            work = self._group.alltoall_base(_bytes(arrived), _bytes(sent), [], [])
+            work.wait(self._timeout)
+            total = arrived.view(self.ranks, share).sum(0, dtype=torch.float32)
+            own = (total / self.ranks).to(values.dtype)
+            parts = list(_bytes(averages.view(self.ranks, share)))
+            self._group.allgather([parts], [_bytes(own)]).wait(self._timeout)
+        except RuntimeError as error:
+            raise self._lost("rounded gradients were exchanged", error) from None
+        self.sent_bytes += 2 * (self.ranks - 1) * own.numel() * own.element_size()
+        return averages[: values.numel()]
 
     def _lost(self, doing: str, error: RuntimeError) -> PeerError:
         return PeerError(
@@ -85,11 +128,12 @@ class Courier:
         received = torch.empty(step.receives * wire.message_bytes, dtype=torch.uint8)
         try:
             if step.receive_from is not None:
-                works.append(self._started(dist.irecv, received, step.receive_from))
+                works.append(self._group.recv([received], step.receive_from, 0))
             if step.send_to is not None:
                 messages = [wire.write(content) for content in step.contents]
                 sent = torch.from_numpy(np.concatenate(messages))
-                works.append(self._started(dist.isend, sent, step.send_to))
+                works.append(self._group.send([sent], step.send_to, 0))
+                self.sent_bytes += sent.numel()
             for work in works:
                 if work.wait(self._timeout) is False:
                     raise PeerError("the exchange was aborted")
@@ -99,10 +143,6 @@ class Courier:
             raise self._lost(f"sparse gradients were exchanged with rank {whom}", error) from None
         rows = received.numpy().reshape(step.receives, wire.message_bytes)
         return tuple(self._read(row, step.receive_from, wire) for row in rows)
-
-    def _started(self, start: Any, tensor: torch.Tensor, peer: int) -> dist.Work:
-        work: dist.Work = start(tensor, dist.get_global_rank(self._group, peer), group=self._group)
-        return work
 
     def _read(self, message: Any, sender: int | None, wire: Wire) -> Content:
         try:
@@ -114,3 +154,13 @@ class Courier:
                 "the same recipe and the same number of steps"
             )
             return Refusal(self.rank, UNREADABLE, sender or 0)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """Return contiguous values as bytes, without a copy."""
+    return values.view(torch.uint8)
+
+
+def ring_bytes(size_bytes: int, ranks: int) -> int:
+    """Return what a rank sends in an all-reduce of so many bytes by a ring."""
+    return 2 * (ranks - 1) * size_bytes // ranks

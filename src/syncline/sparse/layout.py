@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from syncline.errors import UserError
 
-__all__ = ["exchanged_parameters"]
+__all__ = ["exchanged_parameters", "require_exchangeable"]
 
 
 def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -18,16 +20,30 @@ def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    require_exchangeable(model, found)
+    return found
+
+
+def require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Make sure that gradients can be compressed.
+
+    Args:
+        model: without a wrapper.
+        parameters: that get gradients, by name.
+
+    Raises:
+        UserError: there are none, or one cannot be.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UserError(
                 f"module {name!r} makes sparse gradients (sparse=True), from which nothing can be "
                 "selected; make it with sparse=False, or leave the hook out"
             )
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
+    if not parameters:
         raise UserError("the model has no parameters that require gradients")
-    for name, parameter in found.items():
+    for name, parameter in parameters.items():
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise UserError(
                 f"parameter {name!r} is {parameter.dtype} on {parameter.device}; sparse exchange "
@@ -38,4 +54,3 @@ def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
                 f"parameter {name!r} has {parameter.numel()} elements; at most 2^32 - 1 can be "
                 "selected from"
             )
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from syncline.sparse.table import ALGORITHMS
 from syncline.sparse.vector import Quota, SparseVector, joined
 from syncline.sparse.wire import Wire
 
-__all__ = ["Gradient", "SparseReducer"]
+__all__ = ["Gradient", "SparseReducer", "flat"]
 
 NOT_FINITE, OVERFLOW = 2, 3
 """Reasons of refusals; the detail is the parameter, in the order of the model."""
@@ -40,8 +40,29 @@ class Gradient(NamedTuple):
     """Of shape (elements,); becomes the average."""
 
 
+def flat(values: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as it lies in its bucket, of shape (elements,), without a copy.
+
+    Channels-last gradients have no view of one dimension.
+    """
+    return values.as_strided((values.numel(),), (1,), values.storage_offset())
+
+
+class _Begun(NamedTuple):
+    """A sparse exchange, as far as it needs no other rank."""
+
+    own: Content
+    quota: Quota
+    wire: Wire
+    before: torch.Tensor | None
+    """What is to be conserved, if that is checked."""
+
+
 class SparseReducer:
-    """Averages gradients over the ranks of a group in messages; one thread calls it."""
+    """Averages gradients over the ranks of a group in messages.
+
+    One thread exchanges. Another may prepare the next message, of other parameters, meanwhile.
+    """
 
     def __init__(
         self,
@@ -66,20 +87,29 @@ class SparseReducer:
         self._elements = dict(elements)
         self._numbers = {name: number for number, name in enumerate(elements)}
         self._names = list(elements)
-        self._courier = Courier(group, timeout)
+        self.courier = Courier(group, timeout)
         self._check = check
+        self.refused: bool | None = None
+        """Whether a gradient of this step was infinite or NaN. None: that is an error; otherwise it
+        is noted, and all ranks get infinities, for whoever skips such steps."""
+        self.scale = 1.0
+        """What gradients and residuals are multiplied by."""
         kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
         self.residuals = Residuals(kept, velocities=recipe.momentum > 0)
 
-    def reduce(self, gradients: Sequence[Gradient], *, step: int, message: int) -> None:
-        """Replace gradients by their averages over all ranks; all ranks must call alike.
+    def prepare(
+        self, gradients: Sequence[Gradient], *, step: int, message: int
+    ) -> Callable[[], None]:
+        """Select what one message sends; return what is to be called to exchange it.
+
+        The call replaces the gradients by their averages over all ranks; all ranks must call alike.
 
         Args:
             gradients: of one message.
             step: of training, from 0; the density may depend on it.
             message: its number within the step.
 
-        Raises:
+        The call raises:
             UserError: a gradient is infinite or NaN on some rank; raised on all of them. Nothing
                 was exchanged: gradients that are finite have gone into the residuals.
             MismatchError: ranks exchange different messages.
@@ -88,10 +118,18 @@ class SparseReducer:
         sparse = [g for g in gradients if not self._is_dense(g)]
         dense = [g for g in gradients if self._is_dense(g)]
         refusal = self._refusal_of(gradients)
-        if sparse:
-            self._reduce_sparse(sparse, refusal, step, message)
-        if dense:
-            self._reduce_dense(dense)
+        # The check exchanges too, and so belongs to the call.
+        ready = None
+        if sparse and not self._check:
+            ready = self._begin(sparse, refusal, step, message)
+
+        def exchange() -> None:
+            if sparse:
+                self._exchange(sparse, ready or self._begin(sparse, refusal, step, message))
+            if dense:
+                self._reduce_dense(dense)
+
+        return exchange
 
     def _is_dense(self, gradient: Gradient) -> bool:
         return self._recipe.is_dense(gradient.name, self._elements[gradient.name])
@@ -99,14 +137,14 @@ class SparseReducer:
     def _refusal_of(self, gradients: Sequence[Gradient]) -> Refusal | None:
         for name, values in gradients:
             if first_not_finite(values.data_ptr(), values.numel()) is not None:
-                return Refusal(self._courier.rank, NOT_FINITE, self._numbers[name])
+                return Refusal(self.courier.rank, NOT_FINITE, self._numbers[name])
         return None
 
     # ------------------------------------------------------------------ sparse
 
-    def _reduce_sparse(
+    def _begin(
         self, gradients: Sequence[Gradient], refusal: Refusal | None, step: int, message: int
-    ) -> None:
+    ) -> _Begun:
         names = [gradient.name for gradient in gradients]
         quota = self._quota([self._elements[name] for name in names], step)
         wire = Wire(
@@ -128,18 +166,28 @@ class SparseReducer:
                 own = taken
         else:
             own = refusal
-        outcome = self._courier.run(
+        return _Begun(own, quota, wire, before)
+
+    def _exchange(self, gradients: Sequence[Gradient], begun: _Begun) -> None:
+        names = [gradient.name for gradient in gradients]
+        own, quota, wire, before = begun
+        outcome = self.courier.run(
             ALGORITHMS[self._recipe.algorithm],
-            Share(self._courier.rank, self._courier.ranks, own, quota, wire.precision),
+            Share(self.courier.rank, self.courier.ranks, own, quota, wire.precision),
             wire,
         )
         if isinstance(outcome.delivered, Refusal) and isinstance(own, SparseVector):
             self.residuals.add(names, own)
+        if self._passes_on(outcome.delivered):
+            self.refused = True
+            for _, values in gradients:
+                values.fill_(math.inf)
+            return
         delivered = self._accepted(outcome, names)
         self.residuals.add(names, outcome.returned)
         if before is not None:
             self._require_conserved(gradients, before, delivered)
-        ranks = self._courier.ranks
+        ranks = self.courier.ranks
         for (_, values), part in zip(
             gradients, delivered.parts([self._elements[n] for n in names]), strict=True
         ):
@@ -164,7 +212,7 @@ class SparseReducer:
         """
         if self._recipe.clip_norm is None:
             return
-        limit = self._recipe.clip_norm * math.sqrt(self._courier.ranks)
+        limit = self.scale * self._recipe.clip_norm * math.sqrt(self.courier.ranks)
         for unit in self._units(gradients):
             norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
             norm = float(torch.linalg.vector_norm(norms))
@@ -178,7 +226,7 @@ class SparseReducer:
         for unit, k in zip(self._units(gradients), quota.counts, strict=True):
             found = select([self._part(g) for g in unit], k, momentum=self._recipe.momentum)
             if not found.finite:
-                return Refusal(self._courier.rank, OVERFLOW, self._numbers[unit[0].name])
+                return Refusal(self.courier.rank, OVERFLOW, self._numbers[unit[0].name])
             taken.append(found.taken)
         return joined(taken)
 
@@ -191,6 +239,11 @@ class SparseReducer:
             gradient.values.data_ptr(),
             0 if velocity is None else velocity.data_ptr(),
         )
+
+    def _passes_on(self, delivered: Content) -> bool:
+        """Say whether a refusal is left to whoever looks at the gradients."""
+        by_gradient = isinstance(delivered, Refusal) and delivered.reason != UNREADABLE
+        return by_gradient and self.refused is not None
 
     def _accepted(self, outcome: Outcome, names: Sequence[str]) -> SparseVector:
         refusal = outcome.delivered
@@ -218,12 +271,15 @@ class SparseReducer:
 
     def _reduce_dense(self, gradients: Sequence[Gradient]) -> None:
         together = torch.cat([gradient.values for gradient in gradients])
-        self._courier.all_reduce(together)
-        together /= self._courier.ranks
+        self.courier.all_reduce(together)
+        together /= self.courier.ranks
         start = 0
         for name, values in gradients:
             part = together[start : start + values.numel()]
             if first_not_finite(part.data_ptr(), part.numel()) is not None:
+                if self.refused is not None:
+                    self.refused = True
+                    break
                 raise UserError(
                     f"the gradient of parameter {name!r} is infinite or NaN on a rank or in the "
                     "sum of all; lower the learning rate, or look for the operation that overflows"
@@ -251,7 +307,7 @@ class SparseReducer:
             residual = self.residuals.of(name).double()
             rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
         totals = torch.cat(rows, dim=1)
-        self._courier.all_reduce(totals)
+        self.courier.all_reduce(totals, counted=False)
         return totals
 
     def _require_conserved(
@@ -263,10 +319,10 @@ class SparseReducer:
             InternalError: an element differs by more than rounding.
         """
         after = torch.cat([self.residuals.of(g.name).double() for g in gradients])
-        self._courier.all_reduce(after)
+        self.courier.all_reduce(after, counted=False)
         after += torch.from_numpy(delivered.dense())
         expected, magnitude = before
-        allowed = magnitude * (TOLERANCE * self._courier.ranks) + 1e-37
+        allowed = magnitude * (TOLERANCE * self.courier.ranks) + 1e-37
         wrong = torch.nonzero((after - expected).abs() > allowed).view(-1)
         if len(wrong) == 0:
             return

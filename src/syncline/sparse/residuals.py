@@ -33,6 +33,33 @@ class Residuals:
             name: torch.zeros(n) for name, n in elements.items() if velocities
         }
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._residuals
+
+    def taken(self, name: str) -> torch.Tensor:
+        """Return a copy of a parameter's residual, of shape (elements,), and leave zeros."""
+        residual = self._residuals[name]
+        taken = residual.clone()
+        residual.zero_()
+        return taken
+
+    def scale(self, factor: float) -> None:
+        """Multiply everything by a factor."""
+        for tensors in (self._residuals, self._velocities):
+            for tensor in tensors.values():
+                tensor.mul_(factor)
+
+    def copy_of(self, name: str) -> list[torch.Tensor]:
+        """Return copies of what is kept of a parameter, for :meth:`restore`."""
+        kept = (self._residuals, self._velocities)
+        return [tensors[name].clone() for tensors in kept if name in tensors]
+
+    def restore(self, name: str, copies: Sequence[torch.Tensor]) -> None:
+        """Take back what :meth:`copy_of` returned."""
+        kept = [each for each in (self._residuals, self._velocities) if name in each]
+        for tensors, copied in zip(kept, copies, strict=True):
+            tensors[name].copy_(copied)
+
     def of(self, name: str) -> torch.Tensor:
         """Return the residual of a parameter, of shape (elements,)."""
         return self._residuals[name]

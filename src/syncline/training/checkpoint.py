@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from syncline.errors import FileError, MismatchError, UserError
+from syncline.training.archive import load_archive, save_archive
 from syncline.training.config import TrainingConfig
+from syncline.training.residuals import require_states
 
 __all__ = ["FILE_NAME", "Checkpoint", "load_checkpoint", "settings_of"]
 
@@ -43,6 +42,8 @@ class Checkpoint:
     schedule: dict[str, Any]
     random_states: list[list[Tensor]]
     """Of each rank, the states of its generators."""
+    compression_files: list[str] = field(default_factory=list)
+    """Of each rank, what compression has left behind; see :mod:`syncline.training.residuals`."""
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint into ``folder``; an older one is replaced whole or not at all.
@@ -50,18 +51,9 @@ class Checkpoint:
         Raises:
             FileError: the folder cannot be written to.
         """
-        path = folder / FILE_NAME
-        partial = folder / f"{FILE_NAME}.partial"
         content = {"format": FORMAT, "version": VERSION}
         content |= {name: getattr(self, name) for name in self.__slots__}
-        try:
-            with partial.open("wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
-            raise FileError(f"{path}: the checkpoint cannot be written: {error}") from error
+        save_archive(folder / FILE_NAME, content)
 
     def check(self, path: Path, config: TrainingConfig, classes: int, module: nn.Module) -> None:
         """Make sure that a training can go on from here.
@@ -78,12 +70,15 @@ class Checkpoint:
         """
         for name, expected in settings_of(config, classes).items():
             found = self.settings.get(name)
+            if name == "workers" and config.is_sparse:
+                continue  # what is left of the gradients is shared out
             if found != expected:
                 raise MismatchError(
                     f"{path}: this training has {name} {expected!r}, the checkpoint is of one with "
                     f"{name} {found!r}; give the options of that one, or start anew without "
                     "--resume"
                 )
+        require_states(path.parent, self.compression_files)
         shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         stored = {name: tuple(value.shape) for name, value in self.weights.items()}
         for name in sorted(shapes.keys() | stored.keys()):
@@ -110,7 +105,7 @@ def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
     settings = {name: getattr(config, name) for name in SETTINGS}
     hyper = msgspec.to_builtins(config.hyper)
     settings |= {name: hyper[name] for name in hyper if name not in FREE_HYPERPARAMETERS}
-    return {**settings, "classes": classes}
+    return {**settings, "compression": config.compression_told, "classes": classes}
 
 
 def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
@@ -120,23 +115,7 @@ def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
         FileError: there is none, or it is damaged, or it is not Syncline's.
     """
     path = folder / FILE_NAME
-    if not path.is_file():
-        raise FileError(f"{path}: expected a checkpoint, found none; start without --resume")
-    try:
-        # torch does not look at the checksums of its archive.
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
-        raise FileError(f"{path}: not a checkpoint, or a truncated one: {error}") from None
-    if broken is not None:
-        raise FileError(f"{path}: damaged: the checksum of {broken!r} is wrong")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    # A foreign archive fails in whatever way the unpickler, or torch, stumbles over it.
-    except Exception as error:
-        raise FileError(
-            f"{path}: not a checkpoint of syncline: {str(error).splitlines()[0]}"
-        ) from error
+    content = load_archive(path)
     return path, _checkpoint_from(content, path)
 
 
@@ -148,6 +127,7 @@ _TYPES: dict[str, type] = {
     "optimizer": dict,
     "schedule": dict,
     "random_states": list,
+    "compression_files": list,
 }
 
 
@@ -160,6 +140,7 @@ def _checkpoint_from(content: object, path: Path) -> Checkpoint:
             f"{path}: expected version {VERSION} of the checkpoint form, found "
             f"{content.get('version')!r}; resume with the release that wrote it"
         )
+    content.setdefault("compression_files", [])  # of releases without compression
     for name, expected in _TYPES.items():
         if not isinstance(content.get(name), expected):
             found = type(content.get(name)).__name__

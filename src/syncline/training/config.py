@@ -8,10 +8,12 @@ import msgspec
 
 from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
+from syncline.model.recipe import Compression, Recipe, Rounded, SparseAlgorithm
 from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
 __all__ = [
     "COLLECTIVES",
+    "COMPRESSIONS",
     "DEVICES",
     "PRECISIONS",
     "STRATEGIES",
@@ -28,6 +30,15 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
+    "gtopk": "gtop-k-butterfly",
+    "gtopk-tree": "gtop-k",
+    "topk": "top-k",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+"""What ``--compression`` may be: 16 bits, or a sparse algorithm by a short name."""
 
 COLLECTIVES: dict[str, str | None] = {
     "auto": None,
@@ -78,6 +89,14 @@ class TrainingConfig(Value, frozen=True):
     It changes no result, so a checkpoint of a training with it can be resumed without, and the
     other way round.
     """
+    compression: str | None = None
+    """A key of :data:`COMPRESSIONS`; None: gradients travel as they are."""
+    density: float | None = None
+    """Share of the elements that is sent, for sparse algorithms."""
+    density_warmup: tuple[float, ...] = ()
+    """Densities of the first epochs, one each."""
+    check: bool = True
+    """Compare what is planned with stock DDP, and go back to that where it is faster."""
     baseline: bool = False
     """Train a twin with torch's own DistributedDataParallel beside it, and compare."""
     block_steps: int = 10
@@ -119,6 +138,81 @@ class TrainingConfig(Value, frozen=True):
                     "another; name one of them"
                 )
         self._check_strategy()
+        self._check_compression()
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether only the largest gradients travel."""
+        return self.compression is not None and self.compression not in ("bf16", "fp16")
+
+    @property
+    def compression_told(self) -> str | None:
+        """The compression with its densities, in words; None where there is none."""
+        if self.compression is None or not self.is_sparse:
+            return self.compression
+        densities = (*self.density_warmup, self.density)
+        return f"{self.compression} at {', '.join(map(str, densities))}"
+
+    def recipe(self, steps_per_epoch: int) -> Compression | None:
+        """Return how gradients are compressed.
+
+        Args:
+            steps_per_epoch: of the training; a density of the warm-up is for an epoch.
+
+        Raises:
+            UserError: a density is out of its range.
+        """
+        if self.compression is None:
+            return None
+        known = COMPRESSIONS[self.compression]
+        if known == "bfloat16" or known == "float16":
+            return known
+        assert self.density is not None
+        return Recipe(
+            density=self.density,
+            algorithm=known,
+            warmup=self.density_warmup,
+            warmup_steps=steps_per_epoch if self.density_warmup else 0,
+        )
+
+    def _check_compression(self) -> None:
+        if self.compression is None:
+            for option, given in (
+                ("--density", self.density is not None),
+                ("--density-warmup", bool(self.density_warmup)),
+            ):
+                if given:
+                    raise UserError(
+                        f"{option} is for sparse exchange; name it with --compression gtopk"
+                    )
+            return
+        if self.compression not in COMPRESSIONS:
+            raise UserError(
+                f"unknown compression {self.compression!r}"
+                f"{did_you_mean(self.compression, COMPRESSIONS)} "
+                f"(known: {', '.join(COMPRESSIONS)})"
+            )
+        if self.strategy != "ddp":
+            raise UserError(
+                f"--compression {self.compression} has no meaning with --strategy "
+                f"{self.strategy}: it is for --strategy ddp"
+            )
+        if self.device == "cuda":
+            raise UserError(
+                f"--compression {self.compression} works on the CPU; take --device cpu, or leave "
+                "it out"
+            )
+        if not self.is_sparse and (self.density is not None or self.density_warmup):
+            raise UserError(
+                f"--compression {self.compression} sends every element, so there is no density; "
+                "take gtopk, gtopk-tree or topk, or leave --density out"
+            )
+        if self.is_sparse and self.density is None:
+            raise UserError(
+                f"--compression {self.compression} needs --density, the share of the elements "
+                "that is sent, such as 0.001"
+            )
+        self.recipe(1)
 
     def _check_strategy(self) -> None:
         if self.strategy == "ddp":
@@ -139,6 +233,7 @@ class TrainingConfig(Value, frozen=True):
             ("--profile", self.profile is not None),
             ("--network", self.network is not None),
             ("--no-overlap", not self.overlap),
+            ("--no-check", not self.check),
             ("--planner", self.planner != "auto" and self.strategy != "bsp-2"),
         ):
             if given:
@@ -187,6 +282,7 @@ class TrainingConfig(Value, frozen=True):
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         hyper = msgspec.structs.replace(default_hyperparameters(model, data), **given)
         report = report or f"runs/{model}-{data}"
-        if options.get("strategy", "ddp") != "ddp" and options.get("device", "auto") == "auto":
+        on_cpu = options.get("strategy", "ddp") != "ddp" or options.get("compression") is not None
+        if on_cpu and options.get("device", "auto") == "auto":
             options["device"] = "cpu"
         return cls(model=model, data=data, hyper=hyper, report=report, **options)  # type: ignore[arg-type]

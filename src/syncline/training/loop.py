@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from syncline.errors import UserError
 from syncline.groups import Group
 from syncline.model.run import Run
+from syncline.parallel.bsp import BspSgd
 from syncline.training.checkpoint import Checkpoint, load_checkpoint, settings_of
 from syncline.training.config import TrainingConfig
 from syncline.training.data.seeds import seed_from
@@ -23,12 +24,12 @@ from syncline.training.data.spec import Batch
 from syncline.training.group import Worker, process_group
 from syncline.training.progress import Silence, Snapshot, TrainingProgress
 from syncline.training.replica import Replica
+from syncline.training.residuals import drop_states, load_state, save_state, state_names
 from syncline.training.result import BASELINE, SYNCLINE, record
 from syncline.training.task import Task, task_of
 from syncline.training.wrap import bsp_group, sgd, wrapped
 
 if TYPE_CHECKING:
-    from syncline.parallel.bsp import BspSgd
     from syncline.parallel.ddp import DistributedDataParallel
 
 __all__ = ["train"]
@@ -81,7 +82,7 @@ def _prepare(
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
     optimizer = sgd(module, config)
-    ddp = wrapped(module, optimizer, config, worker, group)
+    ddp = wrapped(module, optimizer, config, worker, group, steps_per_epoch=task.steps_per_epoch)
     twins: list[tuple[str, TorchDistributedDataParallel | BspSgd, torch.optim.SGD]]
     twins = [(SYNCLINE, ddp, optimizer)]
     if twin is not None:
@@ -204,7 +205,14 @@ class _Training:
         replica = self.replicas[0]
         replica.settle()
         states = [self.worker.gather(state) for state in replica.random_state]
-        if self.worker.rank > 0:
+        folder, worker = Path(self.config.checkpoint), self.worker
+        files: list[str] = []
+        if self.config.compression is not None:
+            assert not isinstance(self.ddp, BspSgd)
+            files = state_names(self.step, worker.workers)
+            save_state(folder, self.step, self.ddp.compression_state_dict(), rank=worker.rank)
+            worker.sum(0.0)  # all files are there before the checkpoint names them
+        if worker.rank > 0:
             return
         Checkpoint(
             settings=settings_of(self.config, self.task.classes),
@@ -214,15 +222,37 @@ class _Training:
             optimizer=replica.optimizer.state_dict(),
             schedule=replica.schedule.state_dict(),
             random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
-        ).save(Path(self.config.checkpoint))
+            compression_files=files,
+        ).save(folder)
+        drop_states(folder, files)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where ``checkpoint`` was written; the weights are loaded already."""
         self.epoch, self.step = checkpoint.epoch, checkpoint.step
+        schedule = checkpoint.schedule
+        worker = self.worker
+        if len(checkpoint.random_states) != worker.workers:
+            # An epoch is another number of steps for another number of workers.
+            self.step = self.epoch * self.task.steps_per_epoch
+            schedule = {**schedule, "last_epoch": self.step, "_step_count": self.step + 1}
+        if checkpoint.compression_files:
+            assert not isinstance(self.ddp, BspSgd)
+            assert self.config.checkpoint is not None
+            self.ddp.load_compression_state_dict(
+                load_state(
+                    Path(self.config.checkpoint),
+                    checkpoint.compression_files,
+                    rank=worker.rank,
+                    workers=worker.workers,
+                    steps_per_epoch=self.task.steps_per_epoch,
+                )
+            )
         for replica in self.replicas:
             replica.optimizer.load_state_dict(checkpoint.optimizer)
-            replica.schedule.load_state_dict(checkpoint.schedule)
-            stored = checkpoint.random_states[self.worker.rank]
+            replica.schedule.load_state_dict(schedule)
+            if len(checkpoint.random_states) != worker.workers:
+                continue  # every worker begins with numbers of its own
+            stored = checkpoint.random_states[worker.rank]
             # A checkpoint of a training on CPUs has no state for the generator of a GPU.
             replica.random_state[: len(stored)] = stored[: len(replica.random_state)]
 

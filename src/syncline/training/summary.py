@@ -60,6 +60,8 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
                 f"comm % {divided.communication_share * 100:.1f}",
             )
         )
+    if run.compression is not None and run.sent is not None:
+        lines.append(_line("compression", _compression(config, run)))
     lines.append(_line("decision", f"{run.decision}: {run.reason}"))
     lines.append(_line("report", str(report_path(config))))
     return "\n".join(lines)
@@ -83,6 +85,8 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "planner": run.planner,
         "messages": run.messages,
         "deferred": run.deferred,
+        "compression": None if run.compression is None else msgspec.to_builtins(run.compression),
+        "sent": None if run.sent is None else msgspec.to_builtins(run.sent),
         "results": run.results,
         "rates": [msgspec.to_builtins(rate) for rate in run.rates],
         "speed_up": None if ratio is None else ratio[0],
@@ -136,6 +140,18 @@ def _rate(rate: Rate) -> str:
     return (
         f"{_ms(rate.iteration_s)} +- {rate.noise_s * 1e3:.2f} an iteration "
         f"({rate.iterations} iterations){samples}"
+    )
+
+
+def _compression(config: TrainingConfig, run: Run) -> str:
+    sent = run.sent
+    assert sent is not None
+    if sent.steps == 0:
+        return f"{config.compression_told}: no step was compressed"
+    a_step = sent.sent_bytes / sent.steps
+    return (
+        f"{config.compression_told}: {sent.steps} steps, {a_step / 1e6:.3f} MB sent a step for "
+        f"{sent.gradient_bytes / 1e6:.3f} MB of gradients"
     )
 
 

@@ -16,6 +16,7 @@ from syncline.groups import Group
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.recipe import Compression
 from syncline.planners import planner_named
 from syncline.planners.base import MergingPlanner
 from syncline.training.config import COLLECTIVES, TrainingConfig
@@ -78,7 +79,13 @@ def merging_planner(config: TrainingConfig) -> MergingPlanner | None:
 
 
 def wrapped(
-    module: nn.Module, optimizer: SGD, config: TrainingConfig, worker: Worker, group: Group | None
+    module: nn.Module,
+    optimizer: SGD,
+    config: TrainingConfig,
+    worker: Worker,
+    group: Group | None,
+    *,
+    steps_per_epoch: int,
 ) -> DistributedDataParallel | BspSgd:
     """Return ``module`` under the strategy that ``config`` names.
 
@@ -88,13 +95,14 @@ def wrapped(
         config: of the training.
         worker: this one.
         group: of a BSP strategy.
+        steps_per_epoch: by which the warm-up of a density goes.
 
     Raises:
         FileError: a plan, profile or network cannot be read.
         MismatchError: one of them is for another model or worker count.
     """
     if group is None:
-        return _syncline_ddp(module, config, worker)
+        return _syncline_ddp(module, config, worker, config.recipe(steps_per_epoch))
     from syncline.parallel.bsp import BspSgd
 
     return BspSgd(
@@ -108,7 +116,7 @@ def wrapped(
 
 
 def _syncline_ddp(
-    module: nn.Module, config: TrainingConfig, worker: Worker
+    module: nn.Module, config: TrainingConfig, worker: Worker, compression: Compression | None
 ) -> DistributedDataParallel:
     from syncline.parallel.ddp import DistributedDataParallel
 
@@ -118,5 +126,7 @@ def _syncline_ddp(
         plan=None if config.plan is None else Plan.load(config.plan),
         profile=None if config.profile is None else Profile.load(config.profile),
         network=None if config.network is None else Network.load(config.network),
+        check=config.check,
+        compression=compression,
         device_ids=worker.device_ids,
     )

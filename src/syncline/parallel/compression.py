@@ -1,0 +1,218 @@
+"""What a compressed training keeps from step to step, whatever plan runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline.errors import MismatchError, UserError
+from syncline.measure.exchange import timeout_of
+from syncline.model.plan import Plan
+from syncline.model.recipe import Compression, Recipe, Rounded
+from syncline.model.run import Sent
+from syncline.parallel.compressor import Compressor, RoundedCompressor, SparseCompressor
+from syncline.planners.compressed import compressed
+from syncline.sparse.courier import Courier
+from syncline.sparse.layout import require_exchangeable
+from syncline.sparse.session import Scaler, Session, own_group
+
+__all__ = ["Compressing", "refused_compression"]
+
+
+class Compressing:
+    """The residuals of a compressed training, and what exchanges its messages.
+
+    Args:
+        compression: what was asked for.
+        parameters: the exchanged ones, by name.
+        group: the wrapper's; all its ranks must call.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.compression = compression
+        self._parameters = dict(parameters)
+        self._session: Session | None = None
+        if isinstance(compression, Recipe):
+            elements = {name: p.numel() for name, p in parameters.items()}
+            self._session = Session(compression, elements, group)
+            self._courier = self._session.reducer.courier
+        else:
+            self._courier = Courier(own_group(group), timeout_of(group))
+        self._rounded_steps = 0
+        self._first_step = 0
+        """The steps that had been made when this training went on from a checkpoint."""
+        self._resumed = "not decided"
+        self._takers: dict[str, Any] = {}
+        """Of parameters, hooks that add what their residuals hold to their next gradient."""
+        self._delivered: set[str] = set()
+        """Those whose hooks have done so."""
+
+    def compressor_for(self, plan: Plan) -> Compressor:
+        """Return what exchanges the lossy messages of a plan."""
+        self._keep_residuals()
+        if self._session is not None:
+            return SparseCompressor(plan, self._session)
+        return RoundedCompressor(plan, self._courier, self._count)
+
+    def _count(self) -> None:
+        self._rounded_steps += 1
+
+    @property
+    def steps(self) -> int:
+        """Steps whose gradients were compressed."""
+        return self._rounded_steps if self._session is None else self._session.step
+
+    @property
+    def sent(self) -> Sent:
+        """What this rank has sent since the wrapper was made."""
+        dense = sum(p.numel() * p.element_size() for p in self._parameters.values())
+        steps = self.steps - self._first_step
+        return Sent(steps=steps, sent_bytes=self._courier.sent_bytes, gradient_bytes=dense)
+
+    def follow(self, scaler: Scaler) -> None:
+        """Let a scaler skip steps; see :meth:`Session.follow`."""
+        if self._session is not None:
+            self._session.follow(scaler)
+
+    def told(self) -> str:
+        """Return what all ranks must have in common when training begins."""
+        return f"{self._resumed} after {self.steps} steps"
+
+    # ------------------------------------------------------------------ back to dense exchange
+
+    def deliver_residuals(self) -> None:
+        """Add what the residuals hold to the next gradients, which are exchanged densely.
+
+        Each rank adds its own to its gradient, so the average delivers all of them. A parameter
+        that gets no gradient keeps its residual until it does. With a scaler the residuals stay
+        until gradients are compressed again.
+        """
+        if self._session is None or self._session.has_scaler:
+            return  # of a step that is skipped they would be lost
+        residuals = self._session.reducer.residuals
+        for name, parameter in self._parameters.items():
+            waits = name in residuals and bool(residuals.of(name).any())
+            if waits and name not in self._takers:
+                self._takers[name] = parameter.register_hook(self._taker(name))
+
+    def forget_delivered(self) -> None:
+        """Take off the hooks of the residuals that have gone out; outside a backward pass."""
+        for name in self._delivered:
+            self._takers.pop(name).remove()
+        self._delivered.clear()
+
+    def _taker(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        assert self._session is not None
+        residuals = self._session.reducer.residuals
+        strides = torch.empty_like(self._parameters[name], device="meta")
+        delivered = self._delivered
+
+        def take(gradient: torch.Tensor) -> torch.Tensor:
+            if name in delivered:
+                return gradient
+            delivered.add(name)
+            # Residuals lie as gradients do in their buckets: by the strides of the parameter.
+            residual = residuals.taken(name).as_strided(strides.shape, strides.stride())
+            return gradient + residual
+
+        return take
+
+    def _keep_residuals(self) -> None:
+        for handle in self._takers.values():
+            handle.remove()
+        self._takers.clear()
+        self._delivered.clear()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self, plan: Plan | None, *, decided: bool) -> dict[str, Any]:
+        """Return what this rank must save. Nothing may be under way.
+
+        Args:
+            plan: that runs; None for DDP's dense buckets.
+            decided: whether measuring is over.
+        """
+        kept = {"steps": self._rounded_steps} if self._session is None else {}
+        session = {} if self._session is None else self._session.state_dict()
+        return {
+            **session,
+            **kept,
+            "decided": decided,
+            "plan": None if plan is None or not decided else plan.to_json(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[bool, Plan | None]:
+        """Go on from what this rank has saved; return whether it was decided, and the plan.
+
+        Raises:
+            MismatchError: it is of another recipe, model, rank or number of ranks.
+        """
+        if self._session is not None:
+            self._session.load_state_dict(state)
+        elif "steps" not in state:
+            raise MismatchError(
+                f"the state of a compression is not of {self.compression}; give the wrapper the "
+                "compression that it was saved with"
+            )
+        else:
+            self._rounded_steps = state["steps"]
+        self._first_step = self.steps
+        plan = state.get("plan")
+        decided = bool(state.get("decided", False))
+        if decided:
+            digest = hashlib.sha256(str(plan).encode()).hexdigest()[:16]
+            self._resumed = "dense" if plan is None else f"a plan with the SHA-256 {digest}"
+        return decided, None if plan is None else Plan.from_json(plan)
+
+
+def refused_compression(
+    module: nn.Module, compression: Compression | None, plan: Plan | None, *, check: bool
+) -> UserError | None:
+    """Return the error for a compression that cannot be used, or None if it can.
+
+    Args:
+        module: the model.
+        compression: what was given as such.
+        plan: that was given, if one was.
+        check: whether dense steps will be made to compare with.
+    """
+    if compression is None:
+        if plan is not None and plan.is_lossy:
+            return UserError(
+                "the plan has lossy messages; that must be asked for: give compression too, the "
+                "recipe or type that the plan was made for"
+            )
+        return None
+    if not isinstance(compression, Recipe) and compression not in get_args(Rounded):
+        return UserError(
+            f"compression is a Recipe, {' or '.join(map(repr, get_args(Rounded)))}, found "
+            f"{compression!r}"
+        )
+    if isinstance(compression, Recipe) and compression.momentum and check:
+        return UserError(
+            "a recipe with momentum replaces the optimizer's, which the dense steps of the check "
+            "would lack; give check=False, so that every step is compressed"
+        )
+    ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    exchanged = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+    try:
+        require_exchangeable(module, exchanged)
+        if plan is not None:
+            compressed(plan, compression)
+    except UserError as error:
+        return error
+    return None

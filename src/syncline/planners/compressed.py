@@ -1,0 +1,177 @@
+"""Plans whose messages are sparse, or rounded to 16 bits."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from syncline.errors import UserError
+from syncline.model.network import Network
+from syncline.model.plan import Message, Payload, Plan
+from syncline.model.prediction import Comparison
+from syncline.model.profile import Profile
+from syncline.model.recipe import Compression, Recipe, told
+from syncline.model.sparse_costs import SPARSE_ALGORITHMS
+from syncline.planners.base import Planner
+from syncline.planners.ddp import Ddp
+from syncline.planners.single import Single
+from syncline.planners.table import CANDIDATES
+from syncline.simulator.predict import predict
+
+__all__ = ["CompressedChoice", "choose_compressed", "compressed", "compressing"]
+
+
+class CompressedChoice(NamedTuple):
+    """What was compared, and what is taken."""
+
+    comparison: Comparison
+    """Of the compressed plans on :attr:`network`, and of DDP's dense buckets on the real one."""
+    plan: Plan
+    network: Network
+    """What messages cost when they are compressed."""
+    deferring: bool
+    """Whether the plan's planner would let the forward pass wait for single gradients."""
+
+
+def compressing(network: Network, compression: Compression) -> Network:
+    """Return what messages of so many dense bytes cost on a network when they are compressed.
+
+    A sparse one costs what :mod:`syncline.model.sparse_costs` says; one of 16 bits what half its
+    bytes do. The merge of the naive algorithm costs what the all-gather before it does.
+
+    Raises:
+        UserError: the network's curve says nothing of its link.
+    """
+    if network.workers == 1:
+        return network
+    if not isinstance(compression, Recipe):
+        dense = network.all_reduce
+        halved = dense.rebased(dense.startup_s, 0.5)
+        name = f"{network.name} in {compression}"
+        return msgspec.structs.replace(network, name=name, all_reduce=halved, pipelined=None)
+    known = compression.algorithm in SPARSE_ALGORITHMS
+    sparse = network.with_(
+        algorithm=compression.algorithm if known else "top-k", density=compression.density
+    )
+    return msgspec.structs.replace(sparse, pipelined=None)
+
+
+def compressed(plan: Plan, compression: Compression) -> Plan:
+    """Return a plan with the same messages as far as they can be, compressed.
+
+    Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
+    nearest end of a tensor. Messages of tensors that the recipe exchanges whole stay dense. One
+    message travels at a time; the engine selects from the next one meanwhile.
+
+    Raises:
+        UserError: the recipe selects from the whole model, and the plan has several messages.
+    """
+    if plan.is_lossy:
+        payloads = {m.payload for m in plan.messages} - {"dense"}
+        expected = "sparse" if isinstance(compression, Recipe) else compression
+        if payloads != {expected}:
+            raise UserError(
+                f"the plan's messages travel as {', '.join(sorted(payloads))}, compression is "
+                f"{told(compression)}; give the one that the plan was made for"
+            )
+        return plan
+    whole = _without_cuts(plan)
+    if isinstance(compression, Recipe) and compression.unit == "model" and len(whole) > 1:
+        raise UserError(
+            "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
+            f"message; this plan has {len(whole)}: take the planner 'single'"
+        )
+    messages = tuple(
+        Message(start=m.start, stop=m.stop, payload=_payload(plan, m, compression)) for m in whole
+    )
+    return msgspec.structs.replace(
+        plan,
+        planner=f"{plan.planner}+{told(compression)}",
+        messages=messages,
+        in_flight=1,
+    )
+
+
+def _without_cuts(plan: Plan) -> list[Message]:
+    """Return the messages in their order, each from the end of a tensor to that of another."""
+    ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
+
+    def nearest(at: int) -> int:
+        after = bisect.bisect_left(ends, at)
+        return min(ends[max(after - 1, 0) : after + 1], key=lambda end: abs(end - at))
+
+    moved = [
+        Message(start=nearest(m.start), stop=nearest(m.stop))
+        for m in plan.messages
+        if m.collective != "reduce-scatter"
+    ]
+    return [m for m in moved if m.start < m.stop] or [Message(start=0, stop=plan.elements)]
+
+
+def _payload(plan: Plan, message: Message, compression: Compression) -> Payload:
+    if not isinstance(compression, Recipe):
+        return compression
+    members = [plan.tensors[index] for index in plan.tensors_of(message)]
+    whole = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
+    return "dense" if whole else "sparse"
+
+
+def choose_compressed(
+    profile: Profile,
+    network: Network,
+    compression: Compression,
+    *,
+    planner: Planner | None = None,
+    ddp: Ddp,
+    others: Sequence[Planner] = (),
+    defers: bool,
+) -> CompressedChoice:
+    """Simulate compressed plans of several planners and take the fastest.
+
+    Compression was asked for, so a compressed plan is taken also where DDP's dense buckets are
+    predicted to be as fast; the reason says so.
+
+    Args:
+        profile: what the worker computes.
+        network: what dense messages cost.
+        compression: how messages travel.
+        planner: take this one's.
+        ddp: DDP's buckets, for the comparison.
+        others: planners beside those of ``auto``.
+        defers: whether the forward pass can wait for single gradients.
+    """
+    costs = compressing(network, compression)
+    planners = [*CANDIDATES, *others] if planner is None else [planner]
+    if isinstance(compression, Recipe) and compression.unit == "model":
+        planners = [Single()]
+    made = [compressed(each.plan(profile, costs), compression) for each in planners]
+    plans = {plan.planner: plan for plan in made}
+    deferring = {name for name, plan in plans.items() if plan.wait == "need"}
+    if not defers:
+        plans = {n: msgspec.structs.replace(p, wait="update") for n, p in plans.items()}
+    predictions = [predict(profile, costs, plan).prediction for plan in plans.values()]
+    best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
+    dense = predict(profile, network, ddp.plan(profile, network)).prediction
+    gain_s = dense.iteration_s - best.iteration_s
+    if gain_s > 0:
+        reason = (
+            f"{told(compression)} was asked for, and is predicted to take {gain_s * 1e3:.2f} ms "
+            f"({gain_s / dense.iteration_s:.1%}) less an iteration than DDP's dense buckets"
+        )
+    else:
+        reason = (
+            f"{told(compression)} was asked for; DDP's dense buckets are predicted to be as fast"
+        )
+    comparison = Comparison(
+        model=profile.model,
+        network=network.name,
+        workers=network.workers,
+        predictions=(*predictions, dense),
+        chosen=best.planner,
+        reason=reason,
+    )
+    return CompressedChoice(comparison, plans[best.planner], costs, best.planner in deferring)

@@ -1,0 +1,282 @@
+"""``Session``: one rank's part in a training whose gradients are exchanged sparsely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from syncline.errors import MismatchError, UserError
+from syncline.measure.exchange import gather_json, timeout_of
+from syncline.model.recipe import Recipe
+from syncline.sparse.reducer import Gradient, SparseReducer
+from syncline.sparse.residuals import resharded as resharded_residuals
+
+__all__ = ["Scaler", "Session", "own_group", "resharded"]
+
+VERSION = 1
+
+
+class Scaler(Protocol):
+    """What is needed of torch's ``GradScaler``."""
+
+    def get_scale(self) -> float:
+        """Return what losses are multiplied by now."""
+
+
+class Session:
+    """Recipe, step and residuals of one rank, and the process group that they are exchanged over.
+
+    The communication hook and the wrapper both keep one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        elements: Mapping[str, int],
+        group: dist.ProcessGroup,
+        *,
+        check: bool = False,
+        refused: UserError | None = None,
+    ) -> None:
+        """Agree with the other ranks; all of them must call.
+
+        Args:
+            recipe: the same on all ranks.
+            elements: of every parameter by name, in the order of the model.
+            group: of the ranks; the session makes one of its own of them.
+            check: whether every exchange is checked for lost gradient.
+            refused: why this rank cannot exchange sparsely, if so; the others are told.
+
+        Raises:
+            UserError: this rank or another cannot exchange sparsely.
+            MismatchError: a rank has another recipe or another model; raised on all ranks.
+            PeerError: a rank did not take part within the group's timeout.
+        """
+        self.recipe = recipe
+        self._elements = dict(elements)
+        self._group = group
+        self._require_same(0, refused)
+        self._group = own_group(group)
+        timeout = timeout_of(group)
+        self.reducer = SparseReducer(recipe, elements, self._group, timeout, check=check)
+        self.step = 0
+        """How many steps have been exchanged; the warm-up goes by it."""
+        self._agreed = True
+        self._scaler: Scaler | None = None
+        self._begun = False
+        """Whether a message of the present step has been prepared."""
+        self._before: dict[str, list[torch.Tensor]] = {}
+        """With a scaler: what residuals were before the present step, or the last one."""
+
+    def follow(self, scaler: Scaler) -> None:
+        """Let steps be skipped: a gradient that is not finite is no error from now on.
+
+        All ranks then get infinities, so that all their scalers skip the step, and the residuals
+        are what they were before it. They follow the scale, so that it may change.
+        """
+        self._scaler = scaler
+        self.reducer.refused = False
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether steps may be skipped."""
+        return self._scaler is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the present step, or the last one, is one to be skipped."""
+        return bool(self.reducer.refused)
+
+    def refuse(self) -> None:
+        """Let the present step be one to be skipped."""
+        self.reducer.refused = True
+
+    def _begin_step(self, scaler: Scaler) -> None:
+        self._undo_refused()
+        self._before.clear()
+        scale = float(scaler.get_scale())
+        if scale != self.reducer.scale:
+            self.reducer.residuals.scale(scale / self.reducer.scale)
+            self.reducer.scale = scale
+
+    def _undo_refused(self) -> None:
+        if self.refused:
+            for name, copies in self._before.items():
+                self.reducer.residuals.restore(name, copies)
+            self.reducer.refused = False
+
+    def prepare(self, gradients: Sequence[Gradient], *, message: int) -> Callable[[], None]:
+        """Select what one message sends; return what exchanges it.
+
+        See :meth:`SparseReducer.prepare`.
+
+        Args:
+            gradients: of the message.
+            message: its number within the step.
+
+        What is returned also raises:
+            MismatchError: ranks have loaded states of different steps.
+        """
+        if self._scaler is not None:
+            if not self._begun:
+                self._begin_step(self._scaler)
+            residuals = self.reducer.residuals
+            self._before |= {g.name: residuals.copy_of(g.name) for g in gradients}
+        self._begun = True
+        exchange = self.reducer.prepare(gradients, step=self.step, message=message)
+
+        def carry_out() -> None:
+            if not self._agreed:
+                self._require_same(self.step, None)
+                self._agreed = True
+            exchange()
+
+        return carry_out
+
+    def end_step(self) -> None:
+        """Call when all messages of a step have been exchanged."""
+        self.step += 1
+        self._begun = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank must save; every rank saves its own. Nothing may be under way."""
+        self._undo_refused()
+        return {
+            "version": VERSION,
+            "recipe": msgspec.to_builtins(self.recipe),
+            "ranks": self._group.size(),
+            "rank": self._group.rank(),
+            "step": self.step,
+            "scale": self.reducer.scale,
+            **self.reducer.residuals.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank has saved.
+
+        Ranks compare their steps before the next exchange.
+
+        Raises:
+            MismatchError: it is of another recipe, model, rank or number of ranks.
+        """
+        if state.get("version") != VERSION:
+            raise MismatchError(
+                f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"
+            )
+        recipe = msgspec.convert(state["recipe"], Recipe)
+        if recipe != self.recipe:
+            raise MismatchError(
+                f"the checkpoint was made with another recipe: {_difference(recipe, self.recipe)}; "
+                "continue with that one"
+            )
+        place = (state["rank"], state["ranks"])
+        if place != (self._group.rank(), self._group.size()):
+            raise MismatchError(
+                f"the state is of rank {place[0]} of {place[1]}, this is rank {self._group.rank()} "
+                f"of {self._group.size()}; load all ranks' states and share them out with "
+                "syncline.hooks.resharded"
+            )
+        self.reducer.residuals.load_state_dict(state)
+        self.reducer.scale = state.get("scale", 1.0)
+        self._before.clear()
+        self.step = state["step"]
+        self._agreed = False
+
+    def _require_same(self, step: int, refused: UserError | None) -> None:
+        own = {
+            "recipe": msgspec.to_builtins(self.recipe),
+            "parameters": list(self._elements.items()),
+            "step": step,
+            "refused": None if refused is None else str(refused),
+        }
+        found = gather_json(own, self._group, _device_of(self._group))
+        if refused is not None:
+            raise refused
+        for rank, other in enumerate(found):
+            if other["refused"] is not None:
+                raise UserError(f"rank {rank} cannot exchange sparsely: {other['refused']}")
+            for what in ("recipe", "parameters", "step"):
+                if other[what] != found[0][what]:
+                    raise MismatchError(
+                        f"rank {rank} differs from rank 0 in its {what}: {_short(other[what])} "
+                        f"instead of {_short(found[0][what])}; give all ranks the same"
+                    )
+
+
+def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
+    """Return the states with which another number of ranks goes on.
+
+    What the residuals add up to is kept; with as many ranks as before nothing changes. A plan is
+    for one number of ranks, so that of the states does not go with another.
+
+    Args:
+        states: ``state_dict()`` of all ranks of one checkpoint.
+        ranks: how many there are to be.
+
+    Raises:
+        MismatchError: the states are not all those of one checkpoint.
+        UserError: no rank is to be.
+    """
+    if ranks < 1:
+        raise UserError(f"states are shared out to at least 1 rank, found {ranks}")
+    ordered = sorted(states, key=lambda state: int(state["rank"]))
+    expected = list(range(ordered[0]["ranks"] if ordered else 1))
+    found = [state["rank"] for state in ordered]
+    common = [{key: s[key] for key in ("version", "recipe", "ranks", "step")} for s in ordered]
+    if found != expected or any(each != common[0] for each in common):
+        raise MismatchError(
+            f"expected the states of ranks 0 to {expected[-1]} of one step and recipe, found those "
+            f"of ranks {found} at steps {[each['step'] for each in common]}"
+        )
+    if ranks == len(ordered):
+        return [dict(state) for state in ordered]
+    shared = resharded_residuals(ordered, ranks)
+    scale = ordered[0].get("scale", 1.0)
+    return [
+        {**common[0], "scale": scale, "ranks": ranks, "rank": rank, **residuals}
+        for rank, residuals in enumerate(shared)
+    ]
+
+
+def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
+    ranks = dist.get_process_group_ranks(base)
+    own = dist.new_group(
+        ranks,
+        timeout=timeout_of(base),
+        backend=_backend_for(base),
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
+    )
+    assert isinstance(own, dist.ProcessGroup)
+    return own
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    return torch.device("cpu") if _serves_the_cpu(group) else torch.device("cuda")
+
+
+def _serves_the_cpu(group: dist.ProcessGroup) -> bool:
+    return "cpu" in {device.type for device in group._device_types}
+
+
+def _backend_for(group: dist.ProcessGroup) -> str:
+    """Return the group's own backend, or Gloo where that is not for the CPU."""
+    return dist.get_backend(group) if _serves_the_cpu(group) else "gloo"
+
+
+def _difference(given: Recipe, own: Recipe) -> str:
+    differing = [
+        f"{name} was {getattr(given, name)!r} and is {getattr(own, name)!r}"
+        for name in Recipe.__struct_fields__
+        if getattr(given, name) != getattr(own, name)
+    ]
+    return ", ".join(differing)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 300 else text[:300] + " ..."

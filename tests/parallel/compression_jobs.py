@@ -1,0 +1,290 @@
+"""Training with ``compression=``, as worker processes run it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from syncline.errors import SynclineError
+from syncline.hooks import GTopKState, gtopk
+from syncline.model.recipe import Compression, Recipe
+from syncline.model.run import Rate
+from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.groundwork import Groundwork
+from syncline.parallel.stages import StageResult
+from syncline.planners.compressed import compressed
+from tests.parallel.jobs import OPTIMIZERS, batch, plain_plan, steps_to_steady, train
+from tests.parallel.models import MODELS
+
+
+def compression_of(given: str | dict[str, Any]) -> Compression:
+    return Recipe(**given) if isinstance(given, dict) else given  # type: ignore[return-value]
+
+
+def checked_conservation(ddp: DistributedDataParallel) -> None:
+    """Let every sparse exchange be checked."""
+    assert ddp._compressing is not None
+    session = ddp._compressing._session
+    if session is not None:
+        session.reducer._check = True
+
+
+def trained(
+    given: str | dict[str, Any], model: str, options: dict[str, Any], steps: int
+) -> dict[str, Any]:
+    """Train until measuring is over, and on."""
+    torch.manual_seed(3)
+    ddp = DistributedDataParallel(
+        MODELS[model](), compression=compression_of(given), **options.get("wrapper", {})
+    )
+    checked_conservation(ddp)
+    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+    if options.get("overlap"):
+        ddp.overlap(optimizer)
+    before = steps_to_steady(ddp, optimizer) if ddp.measuring else 0
+    train(ddp, optimizer, steps, first=before)
+    state = ddp.compression_state_dict()
+    run = ddp.run_record()
+    return {
+        "parameters": {n: p.detach().numpy().copy() for n, p in ddp.module.named_parameters()},
+        "residuals": {n: r.numpy() for n, r in state.get("residuals", {}).items()},
+        "plan": None if ddp.plan is None else ddp.plan.to_json(),
+        "run": run.to_json(),
+        "state": {k: v for k, v in state.items() if k not in ("residuals", "velocities")},
+        "finite": all(bool(np.isfinite(p.detach().numpy()).all()) for p in ddp.parameters()),
+    }
+
+
+def begun(
+    given: str | dict[str, Any],
+    *,
+    model: str = "plain",
+    check: bool = True,
+    **wrapper: Any,
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    ddp = DistributedDataParallel(
+        MODELS[model](), compression=compression_of(given), check=check, **wrapper
+    )
+    checked_conservation(ddp)
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.05)
+
+
+def parameters_of(ddp: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in ddp.module.state_dict().items()}
+
+
+def resumed(given: str | dict[str, Any], overlap: bool) -> list[str]:
+    """Return what differs between 5 and 5 steps after a checkpoint and 10 without one."""
+    ddp, optimizer = begun(given, check=False)
+    if overlap:
+        ddp.overlap(optimizer)
+    steps = steps_to_steady(ddp, optimizer) + 5
+    train(ddp, optimizer, 5, first=steps - 5)
+    state = ddp.compression_state_dict()
+    parameters = parameters_of(ddp)
+    train(ddp, optimizer, 5, first=steps)
+    expected, expected_state = parameters_of(ddp), ddp.compression_state_dict()
+
+    again, optimizer = begun(given, check=False)
+    if overlap:
+        again.overlap(optimizer)
+    again.module.load_state_dict(parameters)
+    again.load_compression_state_dict(state)
+    train(again, optimizer, 5, first=steps)
+    found, found_state = parameters_of(again), again.compression_state_dict()
+    differing = [name for name in expected if not torch.equal(expected[name], found[name])]
+    for name, residual in expected_state.get("residuals", {}).items():
+        if not torch.equal(residual, found_state["residuals"][name]):
+            differing.append(f"residual of {name}")
+    steps_done = [expected_state.get("step"), found_state.get("step")]
+    if steps_done[0] != steps_done[1]:
+        differing.append(f"steps {steps_done}")
+    return differing
+
+
+def reverted() -> dict[str, Any]:
+    """Let a compressed plan lose; compare what was left in residuals with what then arrives."""
+    ddp, optimizer = begun({"density": 0.02}, check=True)
+    step = 0
+    while not ddp.phase.startswith("trying"):
+        train(ddp, optimizer, 1, first=step)
+        step += 1
+        assert step < 500
+    train(ddp, optimizer, 5, first=step)
+    ddp.settle()
+    compressing = ddp._compressing
+    assert compressing is not None
+    assert compressing._session is not None
+    residuals = compressing._session.reducer.residuals
+    kept = {name: residuals.of(name).clone() for name in ddp._exchanged}
+    ddp._conductor._left = True  # as under join: DDP's own buckets for a while
+    ddp._reducer_buckets.use(None, record=False)
+    inputs, targets = batch(step)
+    optimizer.zero_grad()
+    cross_entropy(ddp(inputs), targets).backward()
+    found = {name: p.grad.clone() for name, p in ddp._exchanged.items()}
+    left = sum(float(residuals.of(name).abs().sum()) for name in ddp._exchanged)
+
+    twin = MODELS["plain"]()
+    twin.load_state_dict(ddp.module.state_dict())
+    cross_entropy(twin(inputs), targets).backward()
+    worst = 0.0
+    for name, parameter in twin.named_parameters():
+        expected = parameter.grad + kept[name].view_as(parameter)
+        dist.all_reduce(expected)
+        worst = max(worst, float((expected / dist.get_world_size() - found[name]).abs().max()))
+    return {"worst": worst, "left": left, "kept": sum(float(k.abs().sum()) for k in kept.values())}
+
+
+def decides(given: str | dict[str, Any], slow: bool) -> dict[str, Any]:
+    """Train until it is decided, with a plan that is made slow, or fast, against dense buckets."""
+    ddp, optimizer = begun(given)
+
+    def rate(self: Groundwork, name: str, result: StageResult) -> Rate:
+        is_dense = name == "stock DDP"
+        return Rate(
+            name=name, iteration_s=0.1 if is_dense == slow else 0.2, noise_s=0, iterations=9
+        )
+
+    with mock.patch.object(Groundwork, "rate", rate):
+        steps = steps_to_steady(ddp, optimizer)
+    train(ddp, optimizer, 4, first=steps)
+    run = ddp.run_record()
+    state = ddp.compression_state_dict()
+    return {
+        "decision": run.decision,
+        "reason": run.reason,
+        "lossy": ddp.plan is not None and ddp.plan.is_lossy,
+        "left": any(bool(r.any()) for r in state["residuals"].values()),
+        "decided": (state["decided"], state["plan"] is not None),
+    }
+
+
+def refused(case: str) -> str:
+    """Return what is said where this rank, or another, gives something that cannot be used."""
+    rank = dist.get_rank()
+    model: nn.Module = MODELS["plain"]()
+    arguments: dict[str, Any] = {"compression": Recipe(density=0.1), "check": False}
+    if case == "recipes differ" and rank == 1:
+        arguments["compression"] = Recipe(density=0.2)
+    if case == "no recipe":
+        arguments["compression"] = "int8"
+    if case == "half":
+        model = model.half()
+    if case == "embedding":
+        model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
+    if case == "momentum":
+        arguments = {"compression": Recipe(density=0.1, momentum=0.9)}
+    if case == "checked scaler":
+        arguments["check"] = True
+    if case == "lossy plan":
+        plan = compressed(plain_plan(), "bfloat16")
+        arguments = {"plan": plan}
+    if case == "other payload":
+        arguments["plan"] = compressed(plain_plan(), "bfloat16")
+    if case == "whole model":
+        arguments["compression"] = Recipe(density=0.1, unit="model")
+        arguments["plan"] = plain_plan()
+    if case == "several dtypes":
+        arguments["delay_all_reduce_named_params"] = [
+            (f"wide.{name}", p) for name, p in model.wide.named_parameters()
+        ]
+        arguments["param_to_hook_all_reduce"] = model.narrow.weight
+    try:
+        ddp = DistributedDataParallel(model, **arguments)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        if case == "hook":
+            ddp.register_comm_hook(None, lambda *_: None)
+        if case == "late scaler":
+            train(ddp, optimizer, 1)
+            ddp.scaled_by(torch.amp.GradScaler("cpu"))
+        if case == "checked scaler":
+            ddp.scaled_by(torch.amp.GradScaler("cpu"))
+        if case == "states differ":
+            ddp.load_compression_state_dict({**ddp.compression_state_dict(), "step": rank})
+        if case == "other rank's state":
+            ddp.load_compression_state_dict({**ddp.compression_state_dict(), "rank": 5})
+        if case == "nan" and rank == 1:
+            ddp.module.wide.weight.register_hook(lambda grad: grad * float("nan"))
+        train(ddp, optimizer, 1)
+        if case == "late state":
+            ddp.load_compression_state_dict(ddp.compression_state_dict())
+        if case == "late nan":
+            steps = steps_to_steady(ddp, optimizer)
+            train(ddp, optimizer, 4, first=steps)
+            if rank == 1:
+                ddp.module.wide.weight.register_hook(lambda grad: grad * float("nan"))
+            train(ddp, optimizer, 1, first=steps)
+    except SynclineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+def over_our_backend(given: str | dict[str, Any]) -> list[str]:
+    """Return what differs between trainings over Gloo and over the backend "syncline"."""
+    found = []
+    for backend in ("gloo", "syncline"):
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=60))
+        ddp, optimizer = begun(given, check=False, process_group=group)
+        steps = steps_to_steady(ddp, optimizer)
+        assert ddp.plan is not None
+        train(ddp, optimizer, 30 - steps, first=steps)
+        found.append(parameters_of(ddp))
+        ddp.settle()
+        del ddp
+    gloo, ours = found
+    return [name for name in gloo if not torch.equal(gloo[name], ours[name])]
+
+
+def scaled(kind: str, recipe: dict[str, Any], bad: int) -> list[str]:
+    """Return what differs between a training with a scaler and one that leaves a step out."""
+    net = {}
+    states = {}
+    for scaling in (True, False):
+        torch.manual_seed(3)
+        module = MODELS["plain"]()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4, enabled=scaling)
+        model: Any
+        if kind == "hook":
+            model = TorchDDP(module, bucket_cap_mb=0.01)
+            state = GTopKState(model, Recipe(**recipe), scaler=scaler if scaling else None)
+            model.register_comm_hook(state, gtopk)
+            state_dict = state.state_dict
+        else:
+            model = DistributedDataParallel(module, compression=Recipe(**recipe), check=False)
+            if scaling:
+                model.scaled_by(scaler)
+            state_dict = model.compression_state_dict
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(bad + 6):
+            if step == bad and not scaling:
+                continue
+            inputs, targets = batch(step)
+            inputs = inputs * 0.5
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), targets)
+            if step == bad and dist.get_rank() == 1:
+                loss = loss + module.norm.weight.sum() * float("inf")
+            scaler.scale(loss).backward()
+            if step == bad:
+                assert all(bool(p.grad.isinf().all()) for p in module.parameters())
+            scaler.step(optimizer)
+            scaler.update()
+        net[scaling] = dict(module.named_parameters())
+        states[scaling] = state_dict()
+    factor = states[True]["scale"]
+    assert factor > 1
+    differing = [n for n, p in net[True].items() if not torch.equal(p, net[False][n])]
+    for name, residual in states[True]["residuals"].items():
+        if not torch.equal(residual / factor, states[False]["residuals"][name]):
+            differing.append(f"residual of {name}")
+    return differing

@@ -1,0 +1,133 @@
+"""Plans of compressed messages."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.errors import UserError
+from syncline.model.network import Network
+from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.recipe import Recipe
+from syncline.planners.compressed import choose_compressed, compressed, compressing
+from syncline.planners.ddp import Ddp
+from syncline.planners.overlap import Overlap
+from syncline.planners.p3 import P3
+from syncline.planners.wfbp import Wfbp
+from tests import strategies as some
+
+SLOW = Network.line(workers=4, a_s=1e-3, b_s_per_byte=1e-7, name="slow")
+SPARSE = Recipe(density=0.01)
+PROFILE = some.profile_of([1000, 1000, 1000, 1000], [50_000, 9_000, 70_000, 3])
+
+
+def plan_of(elements: list[int], *spans: tuple[int, int], collective: str = "all-reduce") -> Plan:
+    return Plan(
+        planner="hand",
+        model="net",
+        workers=4,
+        tensors=tuple(Tensor(name=f"t{i}", elements=n) for i, n in enumerate(elements)),
+        messages=tuple(
+            Message(start=a, stop=b, collective=collective)  # type: ignore[arg-type]
+            for a, b in spans
+        ),
+    )
+
+
+def spans_of(plan: Plan) -> list[tuple[int, int]]:
+    return [(m.start, m.stop) for m in plan.messages]
+
+
+@some.many
+@given(some.plans(), st.booleans())
+def test_any_plan_can_be_compressed(drawn: Plan, sparse: bool) -> None:
+    tensors = tuple(msgspec.structs.replace(t, dtype="float32") for t in drawn.tensors)
+    plan = msgspec.structs.replace(drawn, tensors=tensors)
+    found = compressed(plan, SPARSE if sparse else "bfloat16")
+    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
+    assert all({m.start, m.stop} <= ends for m in found.messages)
+    assert {m.payload for m in found.messages} == {"sparse" if sparse else "bfloat16"}
+    assert found.in_flight == 1
+    assert found.wait == plan.wait
+    assert Plan.from_json(found.to_json()) == found
+    assert compressed(found, SPARSE if sparse else "bfloat16") is found
+
+
+def test_cuts_go_to_the_nearest_end_of_a_tensor_and_the_order_stays() -> None:
+    cut = plan_of([10, 10, 10], (22, 30), (0, 8), (8, 22))
+    assert spans_of(compressed(cut, SPARSE)) == [(20, 30), (0, 10), (10, 20)]
+    inside = plan_of([10], (0, 3), (3, 10))
+    assert spans_of(compressed(inside, SPARSE)) == [(0, 10)]
+
+
+def test_halves_become_one() -> None:
+    halves = Plan(
+        planner="hand",
+        model="net",
+        workers=4,
+        tensors=(Tensor(name="t", elements=8),),
+        messages=(
+            Message(start=0, stop=8, collective="reduce-scatter"),
+            Message(start=0, stop=8, collective="all-gather"),
+        ),
+    )
+    found = compressed(halves, SPARSE)
+    assert [(m.collective, m.payload) for m in found.messages] == [("all-reduce", "sparse")]
+
+
+def test_what_the_recipe_exchanges_whole_stays_dense_if_alone() -> None:
+    recipe = Recipe(density=0.01, dense_names=("t1", "t2"))
+    found = compressed(plan_of([9, 9, 9], (0, 9), (9, 27)), recipe)
+    assert [m.payload for m in found.messages] == ["sparse", "dense"]
+    assert found.is_lossy
+
+
+def test_other_payloads_and_whole_models_are_refused() -> None:
+    rounded = compressed(plan_of([9], (0, 9)), "float16")
+    with pytest.raises(UserError, match="travel as float16, compression is gtop-k-butterfly"):
+        compressed(rounded, SPARSE)
+    with pytest.raises(UserError, match="unit 'model' selects from all gradients at once"):
+        compressed(plan_of([4, 5], (0, 4), (4, 9)), Recipe(density=0.1, unit="model"))
+
+
+def test_costs_when_compressed() -> None:
+    size = 4_000_000
+    dense_s = SLOW.all_reduce.seconds(size)
+    assert compressing(SLOW, SPARSE).all_reduce.seconds(size) < dense_s / 10
+    rounded_s = compressing(SLOW, "bfloat16").all_reduce.seconds(size)
+    assert rounded_s - 1e-3 == pytest.approx((dense_s - 1e-3) / 2, rel=1e-6)
+    naive = compressing(SLOW, Recipe(density=0.01, algorithm="gtop-k-naive"))
+    gathered = compressing(SLOW, Recipe(density=0.01, algorithm="top-k"))
+    assert naive.all_reduce == gathered.all_reduce
+    alone = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
+    assert compressing(alone, SPARSE) is alone
+
+
+@pytest.mark.parametrize("defers", [True, False])
+def test_the_fastest_compressed_plan_is_chosen(defers: bool) -> None:
+    others = [Overlap(in_flight=1), P3()] if defers else []
+    choice = choose_compressed(PROFILE, SLOW, SPARSE, ddp=Ddp(), others=others, defers=defers)
+    predictions = choice.comparison.predictions
+    assert predictions[-1].planner == "ddp"
+    own = choice.comparison.of(choice.plan.planner)
+    assert own.iteration_s == min(p.iteration_s for p in predictions[:-1])
+    assert "ms" in choice.comparison.reason
+    assert choice.plan.is_lossy
+    assert defers or choice.plan.wait == "update"
+
+
+def test_a_planner_that_was_asked_for_and_a_network_that_keeps_up() -> None:
+    fast = Network.line(workers=4, a_s=0.0, b_s_per_byte=1e-15)
+    choice = choose_compressed(PROFILE, fast, "bfloat16", planner=Wfbp(), ddp=Ddp(), defers=False)
+    assert choice.plan.planner == "wfbp+bfloat16"
+    assert len(choice.comparison.predictions) == 2
+
+
+def test_a_recipe_for_the_whole_model_makes_one_message() -> None:
+    recipe = Recipe(density=0.01, unit="model")
+    choice = choose_compressed(PROFILE, SLOW, recipe, ddp=Ddp(), defers=True)
+    assert len(choice.plan.messages) == 1

@@ -1,0 +1,208 @@
+"""Compressed trainings by real workers: stopped, killed, resumed, also by more of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from syncline.errors import FileError, UserError
+from syncline.model.recipe import Recipe
+from syncline.model.run import Run
+from syncline.training.checkpoint import load_checkpoint
+from syncline.training.config import TrainingConfig
+from syncline.training.loop import train
+from syncline.training.residuals import drop_states, load_state, require_states, save_state
+from syncline.training.summary import summary_json, summary_text
+from tests.workers import WorkerPool
+
+STEPS_PER_EPOCH = 3  # 24 images, two workers, 4 a batch
+GTOPK: dict[str, Any] = {
+    "compression": "gtopk",
+    "density": 0.02,
+    "density_warmup": (0.25,),
+    "check": False,
+}
+DEADLINE_S = 100.0
+
+
+def write_images(folder: Path) -> None:
+    draw = random.Random(0)
+    for split, images in (("train", 12), ("val", 2)):
+        for kind in ("one", "two"):
+            (folder / split / kind).mkdir(parents=True)
+            for number in range(images):
+                image = Image.frombytes("RGB", (8, 8), draw.randbytes(192))
+                image.save(folder / split / kind / f"{number}.png")
+
+
+def config_of(folder: Path, name: str, *, epochs: int = 3, **options: Any) -> TrainingConfig:
+    checkpoint = folder / name
+    checkpoint.mkdir(exist_ok=True)
+    return TrainingConfig.of(
+        "resnet20",
+        "imagefolder",
+        data_dir=str(folder),
+        overrides={"epochs": epochs, "batch_size": 4, "learning_rate": 0.01},
+        checkpoint=str(checkpoint),
+        report=str(checkpoint),
+        **options,
+    )
+
+
+def train_all(configs: list[TrainingConfig]) -> list[Run]:
+    return [train(config) for config in configs]
+
+
+def states_in(folder: Path) -> list[dict[str, Any]]:
+    _, checkpoint = load_checkpoint(folder)
+    names = checkpoint.compression_files
+    found = [
+        load_state(folder, names, rank=r, workers=len(names), steps_per_epoch=STEPS_PER_EPOCH)
+        for r in range(len(names))
+    ]
+    return [dict(state) for state in found]
+
+
+def require_equal(one: Path, other: Path) -> None:
+    (_, ours), (_, theirs) = load_checkpoint(one), load_checkpoint(other)
+    assert ours.step == theirs.step
+    for name, values in ours.weights.items():
+        assert torch.equal(values, theirs.weights[name]), name
+    for mine, its in zip(states_in(one), states_in(other), strict=True):
+        assert mine["step"] == its["step"]
+        for name, values in mine["residuals"].items():
+            assert torch.equal(values, its["residuals"][name]), name
+
+
+def test_stopped_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, tmp_path: Path) -> None:
+    write_images(tmp_path)
+    stopped = STEPS_PER_EPOCH + 2  # the checkpoint is of the first epoch
+    runs = workers.run(
+        train_all,
+        2,
+        [
+            whole := config_of(tmp_path, "whole", **GTOPK),
+            config_of(tmp_path, "parts", **GTOPK, steps=stopped),
+            config_of(tmp_path, "parts", **GTOPK, resume=True),
+        ],
+    )
+    require_equal(tmp_path / "whole", tmp_path / "parts")
+    kept = [path.name for path in (tmp_path / "parts").glob("compression-*")]
+    assert sorted(kept) == [f"compression-9-{rank}.pt" for rank in range(2)]
+    run = runs[0][0]
+    assert run.sent is not None
+    assert run.sent.steps == 3 * STEPS_PER_EPOCH
+    assert run.compression == Recipe(density=0.02, warmup=(0.25,), warmup_steps=STEPS_PER_EPOCH)
+    assert "gtopk at 0.25, 0.02: 9 steps, " in summary_text(whole, run)
+    assert '"density":0.02' in summary_json(whole, run)
+
+    # With another number of workers what is left is shared out, and epochs are counted on.
+    before = states_in(tmp_path / "parts")
+    three = config_of(tmp_path, "parts", epochs=4, workers=3, resume=True, **GTOPK)
+    names = [f"compression-9-{rank}.pt" for rank in range(2)]
+    shared = [
+        load_state(tmp_path / "parts", names, rank=rank, workers=3, steps_per_epoch=2)
+        for rank in range(3)
+    ]
+    assert {state["step"] for state in shared} == {3 * 2}
+    for name in before[0]["residuals"]:
+        found = sum(state["residuals"][name].double() for state in shared)
+        expected = sum(state["residuals"][name].double() for state in before)
+        assert torch.allclose(found, expected, rtol=0, atol=1e-6)
+    workers.run(train_all, 3, [three])
+    after = states_in(tmp_path / "parts")
+    assert len(after) == 3
+    assert {state["step"] for state in after} == {4 * 2}
+
+
+def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    write_images(tmp_path)
+
+    def start(name: str, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from syncline.cli import main; main()", "train"]
+        command += ["--data", "imagefolder", "--data-dir", str(tmp_path), "--lr", "0.01"]
+        command += ["--epochs", "8", "--batch-size", "4", "--compression", "gtopk", "--no-check"]
+        command += ["--density", "0.05"]
+        command += ["--checkpoint", str(tmp_path / name), "--report", str(tmp_path / "report")]
+        return subprocess.Popen(
+            [*command, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ended(process: subprocess.Popen[str]) -> None:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, errors
+        assert "compression" in output
+
+    ended(start("whole"))
+    killed = start("parts")
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "parts" / "checkpoint.pt").exists():
+        assert killed.poll() is None, killed.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate(timeout=DEADLINE_S)
+    ended(start("parts", "--resume"))
+    require_equal(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_files_of_states(tmp_path: Path) -> None:
+    for step in (3, 5):
+        save_state(tmp_path, step, {"step": step}, rank=0)
+    names = ["compression-5-0.pt"]
+    require_states(tmp_path, names)
+    drop_states(tmp_path, names)
+    assert [path.name for path in tmp_path.iterdir()] == names
+    loaded = load_state(tmp_path, names, rank=0, workers=1, steps_per_epoch=1)
+    assert loaded == {"step": 5}
+    with pytest.raises(FileError, match="copy all files of the checkpoint's folder"):
+        require_states(tmp_path, ["compression-3-0.pt"])
+    torch.save({"format": "other"}, tmp_path / "compression-5-0.pt")
+    with pytest.raises(FileError, match="expected a file of format"):
+        load_state(tmp_path, names, rank=0, workers=1, steps_per_epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"density": 0.1}, "--density is for sparse exchange"),
+        ({"density_warmup": (0.1,)}, "--density-warmup is for sparse exchange"),
+        ({"compression": "gtop"}, "unknown compression 'gtop'; did you mean 'gtopk'?"),
+        ({"compression": "gtopk"}, "--compression gtopk needs --density"),
+        ({"compression": "gtopk", "density": 0.0}, "a density is above 0 and at most 1, found 0"),
+        ({"compression": "topk", "density": 0.1, "density_warmup": (2.0,)}, "found 2.0"),
+        ({"compression": "fp16", "density": 0.1}, "sends every element, so there is no density"),
+        ({"compression": "bf16", "strategy": "bsp-1"}, "has no meaning with --strategy bsp-1"),
+        ({"compression": "bf16", "device": "cuda"}, "works on the CPU; take --device cpu"),
+        ({"check": False, "strategy": "bsp-1"}, "--no-check has no meaning with"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        TrainingConfig.of("resnet20", "digits", **options)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("gtopk", "gtop-k-butterfly"), ("gtopk-tree", "gtop-k"), ("topk", "top-k")],
+)
+def test_names_of_sparse_compressions(name: str, algorithm: str) -> None:
+    config = TrainingConfig.of("resnet20", "digits", compression=name, density=0.01)
+    recipe = config.recipe(7)
+    assert isinstance(recipe, Recipe)
+    assert (recipe.algorithm, recipe.warmup_steps, config.device) == (algorithm, 0, "cpu")
