@@ -6,6 +6,7 @@ import math
 from typing import ClassVar
 
 from syncline.errors import UserError
+from syncline.model.compression import Compression
 from syncline.model.document import Document, Value
 
 __all__ = ["Comparison", "Prediction"]
@@ -71,6 +72,8 @@ class Comparison(Document, frozen=True, kw_only=True):
     """The planner that ``auto`` takes."""
     reason: str
     """Why, in a sentence."""
+    compression: Compression | None = None
+    """What sparse exchange would make of it, which is never chosen."""
 
     def __post_init__(self) -> None:
         if self.chosen not in {p.planner for p in self.predictions}:
