@@ -27,6 +27,7 @@ from rich.table import Table
 from benchmarks.common import RESULTS, machine, median, spread
 from benchmarks.sparse_models import DENSITY, PAPER
 from benchmarks.sparse_worker import DENSE, MARK
+from benchmarks.step_jobs import free_bytes
 from syncline.testbed import Cluster, Testbed
 
 mpl.use("Agg")
@@ -55,6 +56,9 @@ CELLS = (
 )
 COLOURS = {"compute": "#999999", "compress": "#2b62a8", "communicate": "#b8421a"}
 START_S = 120.0
+WORKER_BYTES, COPIES = 300_000_000, 3
+"""Of a process: torch, and the gradients: as residuals, and in buckets that DDP makes anew once."""
+KEPT_FREE_BYTES = 1_000_000_000
 ROOT = Path(__file__).parents[1]
 console = Console(width=130, highlight=False)
 
@@ -118,6 +122,15 @@ def run_cell(
     ]
     if not turns:
         return
+    need_bytes = (
+        workers * (WORKER_BYTES + COPIES * 4 * PAPER[model].model.elements) + KEPT_FREE_BYTES
+    )
+    if free_bytes() < need_bytes:
+        cell["left_out"] = f"needs {need_bytes / 1e9:.1f} GB, {free_bytes() / 1e9:.1f} GB were free"
+        keep(results, path)
+        console.print(f"{model} on {workers} hosts left out: {cell['left_out']}")
+        return
+    cell.pop("left_out", None)
     console.print(f"{model} on {workers} hosts: {len(turns)} turns")
     job = {
         "model": model,

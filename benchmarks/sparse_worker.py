@@ -6,9 +6,9 @@ later one fails.
 
 Computation is emulated by waiting for a device that takes the paper's time. Its gradients lie in
 DDP's buckets already, as a device's own memory would have them: this machine's few cores stand for
-all hosts, and would else spend more time on making gradients than on exchanging them. They are
-normally distributed and different on every rank in the second iteration; from then on a bucket
-brings back what the last exchange has left in it, and selection lives on the residuals.
+all hosts, and would else spend more time on making gradients than on exchanging them. The first of
+them are normally distributed and different on every rank; from then on a bucket brings back what
+the last exchange has left in it, and selection lives on the residuals.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = ["DENSE", "MARK"]
 MARK = "sparse_speed: "
 DENSE = "dense"
 UNTIMED = 3
-"""DDP forms its buckets anew after the first iteration, and random gradients fill them in the
-second; the third is the first that is like all others."""
+"""DDP forms its buckets anew after the first iteration; random gradients fill those of the second.
+The third is the first that is like all others."""
 TIMEOUT = timedelta(seconds=120)
 BASE_ELEMENTS = 1 << 22
-"""Random numbers of a rank; larger gradients are windows of them that overlap."""
-ROW_STEP = 977
+"""Random numbers of a rank, which larger gradients repeat."""
+STEP, SHIFT = 977, 8192
 CPU = torch.device("cpu")
 
 
@@ -151,17 +151,19 @@ class Emulated(nn.Module):
         self._device.run(self._ready_s[index])
         if index in self._views:
             return self._views[index].detach()
-        shape = self._weight(index).shape
-        columns = shape[1:].numel()
-        step = min(ROW_STEP, (BASE_ELEMENTS - columns) // max(shape[0], 1))
-        rows = self._base.as_strided((shape[0], columns), (max(step, 1), 1), index)
-        return rows.clone().view(shape)
+        return torch.zeros_like(self._weight(index))  # not touched yet, so without memory
 
     def keep_buckets(self) -> None:
-        """From now on gradients lie where they are."""
+        """From now on gradients lie where they are; random ones do, to begin with."""
         for index in range(len(self.weights)):
             grad = self._weight(index).grad
             assert grad is not None
+            flat = grad.view(-1)
+            for start in range(0, len(flat), BASE_ELEMENTS - SHIFT):
+                stop = min(len(flat), start + BASE_ELEMENTS - SHIFT)
+                # From another place each time, so that no period meets that of the rows.
+                first = (start // (BASE_ELEMENTS - SHIFT) * STEP + index) % SHIFT
+                flat[start:stop] = self._base[first : first + stop - start]
             self._views[index] = grad
 
 
