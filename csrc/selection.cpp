@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "recycled.hpp"
+
 namespace syncline {
 
 namespace {
@@ -121,7 +123,7 @@ void clear_taken(std::span<const Part> parts, std::span<const std::uint32_t> ind
 Cut cut_of(std::span<const float> values, std::size_t k) {
     if (k == 0 || k > values.size()) throw std::invalid_argument("k must be 1 to all");
     std::vector<std::uint32_t> histogram;
-    std::vector<std::uint32_t> left;  // the magnitudes that share the bits found so far
+    RecycledVector<std::uint32_t> left;  // the magnitudes that share the bits found so far
     std::uint32_t found = 0;
     std::size_t above = 0;
     bool first = true;
