@@ -121,7 +121,8 @@ def draw(rows: dict[str, dict[str, dict[str, float]]]) -> None:
             drawn = axis.bar(places, heights, width=0.15, color=colour, label=label)
             axis.bar_label(drawn, fmt="%.2g", fontsize=6)
         axis.set_xticks(range(len(rows)), [PAPER[name].model.title for name in rows], fontsize=8)
-        axis.set(yscale="log")
+        if other == DENSE:
+            axis.set(yscale="log")
         axis.set_title(title, fontsize=9)
         axis.grid(axis="y", alpha=0.3)
     axes[0].legend(fontsize=7)

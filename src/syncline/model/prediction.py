@@ -6,8 +6,8 @@ import math
 from typing import ClassVar
 
 from syncline.errors import UserError
-from syncline.model.compression import Compression
 from syncline.model.document import Document, Value
+from syncline.model.suggestion import Suggestion
 
 __all__ = ["Comparison", "Prediction"]
 
@@ -72,7 +72,7 @@ class Comparison(Document, frozen=True, kw_only=True):
     """The planner that ``auto`` takes."""
     reason: str
     """Why, in a sentence."""
-    compression: Compression | None = None
+    suggestion: Suggestion | None = None
     """What sparse exchange would make of it, which is never chosen."""
 
     def __post_init__(self) -> None:

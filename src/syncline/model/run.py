@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from syncline.errors import UserError
-from syncline.model.compression import Compression
 from syncline.model.document import Document, Value
+from syncline.model.suggestion import Suggestion
 
 __all__ = ["Decision", "Event", "Rate", "Run"]
 
@@ -73,7 +73,7 @@ class Run(Document, frozen=True, kw_only=True):
     predicted_planned_s: float | None = None
     overhead_iterations: float | None = None
     """Time spent on measuring and planning, in iterations of stock DDP."""
-    compression: Compression | None = None
+    suggestion: Suggestion | None = None
     """What sparse exchange was predicted to make of it; never switched on by itself."""
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()

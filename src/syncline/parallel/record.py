@@ -71,7 +71,7 @@ def record_of(ddp: DistributedDataParallel) -> Run:
         predicted_baseline_s=tuning.predicted_baseline_s,
         predicted_planned_s=tuning.predicted_planned_s,
         overhead_iterations=overhead,
-        compression=tuning.comparison.compression if tuning.comparison else None,
+        suggestion=tuning.comparison.suggestion if tuning.comparison else None,
         events=tuple(tuning.events),
     )
 

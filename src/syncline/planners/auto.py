@@ -12,8 +12,8 @@ from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.compression import compressed
 from syncline.planners.ddp import Ddp
+from syncline.planners.suggestion import suggestion
 from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import Forecast, predict
 
@@ -97,7 +97,7 @@ def choose(
         predictions=predictions,
         chosen=chosen,
         reason=reason,
-        compression=compressed(profile, network, forecasts[chosen].prediction.iteration_s),
+        suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
     )
     return Choice(comparison, plans[chosen], forecasts[chosen], plans, deferring)
 

@@ -68,7 +68,7 @@ class PlannerTable(Value, frozen=True):
     rows: tuple[PlannerRow, ...]
     chosen: str
     reason: str
-    compression: str = ""
+    suggestion: str = ""
     """What sparse exchange would gain, in a sentence; empty where that was not predicted."""
 
 

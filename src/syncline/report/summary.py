@@ -127,7 +127,7 @@ def planner_table(comparison: Comparison) -> PlannerTable:
         ),
         chosen=comparison.chosen,
         reason=comparison.reason,
-        compression=comparison.compression.sentence if comparison.compression else "",
+        suggestion=comparison.suggestion.sentence if comparison.suggestion else "",
     )
 
 

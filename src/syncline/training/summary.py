@@ -61,8 +61,8 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
             )
         )
     lines.append(_line("decision", f"{run.decision}: {run.reason}"))
-    if run.compression is not None:
-        lines.append(_line("compression", run.compression.sentence))
+    if run.suggestion is not None:
+        lines.append(_line("suggestion", f"compression: {run.suggestion.sentence}"))
     lines.append(_line("report", str(report_path(config))))
     return "\n".join(lines)
 
@@ -85,7 +85,7 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "planner": run.planner,
         "messages": run.messages,
         "deferred": run.deferred,
-        "compression": None if run.compression is None else msgspec.to_builtins(run.compression),
+        "suggestion": None if run.suggestion is None else msgspec.to_builtins(run.suggestion),
         "results": run.results,
         "rates": [msgspec.to_builtins(rate) for rate in run.rates],
         "speed_up": None if ratio is None else ratio[0],

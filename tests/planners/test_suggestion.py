@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from syncline.model.compression import Compression
 from syncline.model.network import Link, Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.sparse_costs import SparseSpeeds
+from syncline.model.suggestion import Suggestion
 from syncline.planners.auto import choose
-from syncline.planners.compression import compressed
+from syncline.planners.suggestion import suggestion
 from syncline.simulator.predict import predict
 
 GBIT = Link(alpha_s=20e-6, beta_s_per_byte=8e-9, gamma_s_per_byte=0.0)
@@ -35,7 +35,7 @@ def on(link: Link, workers: int, sparse: SparseSpeeds | None = FREE) -> Network:
 def test_a_slow_network_gets_a_suggestion_and_a_dense_plan() -> None:
     network = on(GBIT, 32)
     choice = choose(PROFILE, network)
-    found = choice.comparison.compression
+    found = choice.comparison.suggestion
     assert found is not None
     assert found.pays
     assert found.dense_s == choice.forecast.prediction.iteration_s
@@ -51,14 +51,14 @@ def test_a_slow_network_gets_a_suggestion_and_a_dense_plan() -> None:
 @pytest.mark.parametrize(("workers", "cheapest"), [(3, "top-k"), (32, "gtop-k-butterfly")])
 def test_the_cheapest_sparse_exchange_is_taken(workers: int, cheapest: str) -> None:
     """All-gather with three workers: a fold costs the butterfly a round more."""
-    found = compressed(PROFILE, on(GBIT, workers), 1.0)
+    found = suggestion(PROFILE, on(GBIT, workers), 1.0)
     assert found is not None
     assert found.algorithm == cheapest
 
 
 def test_where_communication_is_hidden_nothing_is_gained() -> None:
     fast = Link(alpha_s=1e-6, beta_s_per_byte=1e-12, gamma_s_per_byte=0.0)
-    found = choose(PROFILE, on(fast, 8)).comparison.compression
+    found = choose(PROFILE, on(fast, 8)).comparison.suggestion
     assert found is not None
     assert not found.pays
     assert found.sentence.startswith("would gain nothing: dense is as fast")
@@ -66,14 +66,14 @@ def test_where_communication_is_hidden_nothing_is_gained() -> None:
 
 def test_slow_selection_gains_nothing_either() -> None:
     slow = SparseSpeeds(select_s_per_element=1e-6, merge_s_per_entry=0.0)
-    found = choose(PROFILE, on(GBIT, 8, slow)).comparison.compression
+    found = choose(PROFILE, on(GBIT, 8, slow)).comparison.suggestion
     assert found is not None
     assert found.gain < 1
     assert not found.pays
 
 
 def test_speeds_that_are_not_known_are_said_to_be_left_out() -> None:
-    found = compressed(PROFILE, on(GBIT, 8, None), 1.0)
+    found = suggestion(PROFILE, on(GBIT, 8, None), 1.0)
     assert found is not None
     assert "if selecting took no time" in found.sentence
     assert not found.selecting_counted
@@ -89,19 +89,19 @@ def test_speeds_that_are_not_known_are_said_to_be_left_out() -> None:
     ids=["alone", "sparse", "hosts"],
 )
 def test_nothing_to_compare(network: Network) -> None:
-    assert compressed(PROFILE, network, 1.0) is None
+    assert suggestion(PROFILE, network, 1.0) is None
 
 
 def test_a_line_without_a_link_has_one_inferred() -> None:
     line = Network.line(workers=8, a_s=1e-3, b_s_per_byte=14e-9)
-    found = compressed(PROFILE, line, 1.0)
+    found = suggestion(PROFILE, line, 1.0)
     assert found is not None
     assert found.iteration_s < 0.3
 
 
 @pytest.mark.parametrize("field", ["iteration_s", "dense_s"])
 def test_an_impossible_time(field: str) -> None:
-    made = Compression(
+    made = Suggestion(
         algorithm="top-k", density=0.1, iteration_s=1.0, dense_s=2.0, selecting_counted=True
     )
     assert made.gain == 2

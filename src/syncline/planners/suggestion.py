@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
-from syncline.model.compression import Compression
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
+from syncline.model.suggestion import Suggestion
 from syncline.planners.merge import Merge
 from syncline.simulator.predict import predict_iteration_s
 
-__all__ = ["SUGGESTED_DENSITY", "compressed"]
+__all__ = ["SUGGESTED_DENSITY", "suggestion"]
 
 SUGGESTED_DENSITY = 0.001
 """At which gTop-k's models converge as without it (gTop-k, section IV.B)."""
 
 
-def compressed(
+def suggestion(
     profile: Profile, network: Network, dense_s: float, *, density: float = SUGGESTED_DENSITY
-) -> Compression | None:
+) -> Suggestion | None:
     """Return the sparse exchange of the shortest iteration, its messages merged for it.
 
     All-gather (``top-k``) where that is cheaper than gTop-k, as with few workers or on a fast link.
@@ -44,7 +44,7 @@ def compressed(
     best = min(found, key=lambda name: found[name])
     if found[best] <= 0:
         return None
-    return Compression(
+    return Suggestion(
         algorithm=best,
         density=density,
         iteration_s=found[best],

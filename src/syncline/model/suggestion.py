@@ -1,4 +1,4 @@
-"""``Compression``: what sparse exchange would make of an iteration; only a suggestion."""
+"""``Suggestion``: what sparse exchange would make of an iteration; only a suggestion."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from syncline.errors import UserError
 from syncline.model.document import Value
 
-__all__ = ["Compression"]
+__all__ = ["Suggestion"]
 
 LEAST_GAIN = 1.05
 """Times faster; below, a lossy exchange is not worth speaking of."""
 
 
-class Compression(Value, frozen=True, kw_only=True):
+class Suggestion(Value, frozen=True, kw_only=True):
     """The fastest sparse exchange, as predicted, beside what is exchanged whole.
 
     Raises:
@@ -33,7 +33,7 @@ class Compression(Value, frozen=True, kw_only=True):
         for field in ("iteration_s", "dense_s"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value > 0):
-                raise UserError(f"compression: {field} must be finite and above 0, found {value}")
+                raise UserError(f"suggestion: {field} must be finite and above 0, found {value}")
 
     @property
     def gain(self) -> float:
