@@ -11,6 +11,8 @@ __all__ = ["Suggestion"]
 
 LEAST_GAIN = 1.05
 """Times faster; below, a lossy exchange is not worth speaking of."""
+TEN = 10.0
+"""Times faster; from here on the digit after the point says nothing."""
 
 
 class Suggestion(Value, frozen=True, kw_only=True):
@@ -55,9 +57,10 @@ class Suggestion(Value, frozen=True, kw_only=True):
                 f"would gain nothing: dense is as fast ({which}: {_time(self.iteration_s)} instead "
                 f"of {_time(self.dense_s)} an iteration{left_out})"
             )
+        times = f"{self.gain:.1f}" if self.gain < TEN else f"{self.gain:.0f}"
         return (
             f"{which} would take {_time(self.iteration_s)} instead of {_time(self.dense_s)} an "
-            f"iteration ({self.gain:.2g}x{left_out}); lossy, so never switched on by itself: see "
+            f"iteration ({times}x{left_out}); lossy, so never switched on by itself: see "
             "docs/sparse.md"
         )
 
