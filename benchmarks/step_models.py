@@ -19,7 +19,16 @@ from dataclasses import dataclass
 
 from syncline.model.profile import Gradient, Operation, Profile
 
-__all__ = ["MODELS", "NOMINAL_S", "Layer", "Model", "profile_of"]
+__all__ = [
+    "MODELS",
+    "NOMINAL_S",
+    "Layer",
+    "Model",
+    "convolution",
+    "linear",
+    "norm",
+    "profile_of",
+]
 
 NOMINAL_S = 1.2
 """Seconds that ResNet-50 computes an iteration: 0.4 forward, 0.8 backward."""
@@ -140,7 +149,7 @@ def profile_of(model: Model, *, scale: float = 1.0) -> Profile:
 # --- layers ---
 
 
-def _convolution(
+def convolution(
     name: str,
     into: int,
     out: int,
@@ -160,7 +169,7 @@ def _convolution(
     )
 
 
-def _norm(name: str, channels: int, places: int, *, block: str) -> Layer:
+def norm(name: str, channels: int, places: int, *, block: str) -> Layer:
     """Return a batch or layer normalisation."""
     return Layer(
         name=name,
@@ -170,7 +179,7 @@ def _norm(name: str, channels: int, places: int, *, block: str) -> Layer:
     )
 
 
-def _linear(
+def linear(
     name: str, into: int, out: int, *, block: str, places: int = 1, besides: int = 0
 ) -> Layer:
     """Return a linear layer; ``besides`` is what runs with it and has no parameters."""
@@ -196,8 +205,8 @@ def _embedding(name: str, rows: int, width: int, places: int, *, block: str) -> 
 
 def _resnet(name: str, title: str, depths: tuple[int, ...]) -> Model:
     layers = [
-        _convolution("conv1", 3, 64, 7, 112, block="stem"),
-        _norm("bn1", 64, 112**2, block="stem"),
+        convolution("conv1", 3, 64, 7, 112, block="stem"),
+        norm("bn1", 64, 112**2, block="stem"),
     ]
     into, side = 64, 56
     for stage, depth in enumerate(depths, start=1):
@@ -212,16 +221,14 @@ def _resnet(name: str, title: str, depths: tuple[int, ...]) -> Model:
                 ((into, width, 1, before), (width, width, 3, side), (width, out, 1, side)), start=1
             ):
                 layers.append(
-                    _convolution(f"{block}.conv{index}", a, b, kernel, places, block=block)
+                    convolution(f"{block}.conv{index}", a, b, kernel, places, block=block)
                 )
-                layers.append(_norm(f"{block}.bn{index}", b, places**2, block=block))
+                layers.append(norm(f"{block}.bn{index}", b, places**2, block=block))
             if number == 0:
-                layers.append(
-                    _convolution(f"{block}.downsample.0", into, out, 1, side, block=block)
-                )
-                layers.append(_norm(f"{block}.downsample.1", out, side**2, block=block))
+                layers.append(convolution(f"{block}.downsample.0", into, out, 1, side, block=block))
+                layers.append(norm(f"{block}.downsample.1", out, side**2, block=block))
             into = out
-    layers.append(_linear("fc", into, 1000, block="fc"))
+    layers.append(linear("fc", into, 1000, block="fc"))
     return Model(
         name=name,
         title=title,
@@ -235,27 +242,27 @@ def _densenet201() -> Model:
     growth, into, side = 32, 64, 56
     first = "features.conv0"
     layers = [
-        _convolution(first, 3, into, 7, 112, block="stem"),
-        _norm("features.norm0", into, 112**2, block="stem"),
+        convolution(first, 3, into, 7, 112, block="stem"),
+        norm("features.norm0", into, 112**2, block="stem"),
     ]
     depths = (6, 12, 48, 32)
     for stage, depth in enumerate(depths, start=1):
         for number in range(1, depth + 1):
             block = f"features.denseblock{stage}.denselayer{number}"
             layers += [
-                _norm(f"{block}.norm1", into, side**2, block=block),
-                _convolution(f"{block}.conv1", into, 4 * growth, 1, side, block=block),
-                _norm(f"{block}.norm2", 4 * growth, side**2, block=block),
-                _convolution(f"{block}.conv2", 4 * growth, growth, 3, side, block=block),
+                norm(f"{block}.norm1", into, side**2, block=block),
+                convolution(f"{block}.conv1", into, 4 * growth, 1, side, block=block),
+                norm(f"{block}.norm2", 4 * growth, side**2, block=block),
+                convolution(f"{block}.conv2", 4 * growth, growth, 3, side, block=block),
             ]
             into += growth
         if stage < len(depths):
             block = f"features.transition{stage}"
-            layers.append(_norm(f"{block}.norm", into, side**2, block=block))
-            layers.append(_convolution(f"{block}.conv", into, into // 2, 1, side, block=block))
+            layers.append(norm(f"{block}.norm", into, side**2, block=block))
+            layers.append(convolution(f"{block}.conv", into, into // 2, 1, side, block=block))
             into, side = into // 2, side // 2
-    layers.append(_norm("features.norm5", into, side**2, block="classifier"))
-    layers.append(_linear("classifier", into, 1000, block="classifier"))
+    layers.append(norm("features.norm5", into, side**2, block="classifier"))
+    layers.append(linear("classifier", into, 1000, block="classifier"))
     return Model(
         name="densenet201",
         title="DenseNet-201",
@@ -265,13 +272,13 @@ def _densenet201() -> Model:
     )
 
 
-def _vgg16() -> Model:
+def vgg16() -> Model:
     layers = []
     index, into, side = 0, 3, 224
     for stage, (count, out) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))):
         for _ in range(count):
             name = f"features.{index}"
-            layers.append(_convolution(name, into, out, 3, side, block=f"stage{stage}", bias=True))
+            layers.append(convolution(name, into, out, 3, side, block=f"stage{stage}", bias=True))
             into = out
             index += 2  # a ReLU follows
         index += 1  # and a pooling
@@ -279,7 +286,7 @@ def _vgg16() -> Model:
     sizes = ((into * side**2, 4096), (4096, 4096), (4096, 1000))
     for number, (a, b) in enumerate(sizes):
         name = f"classifier.{3 * number}"  # ReLU and dropout between
-        layers.append(_linear(name, a, b, block=name))
+        layers.append(linear(name, a, b, block=name))
     return Model(
         name="vgg16",
         title="VGG-16",
@@ -296,23 +303,23 @@ def _bert_base() -> Model:
         _embedding("embeddings.word_embeddings", 30522, width, tokens, block=block),
         _embedding("embeddings.position_embeddings", 512, width, tokens, block=block),
         _embedding("embeddings.token_type_embeddings", 2, width, tokens, block=block),
-        _norm("embeddings.LayerNorm", width, tokens, block=block),
+        norm("embeddings.LayerNorm", width, tokens, block=block),
     ]
     scores = 2 * tokens * tokens * width  # queries by keys, and weights by values
     for number in range(12):
         block = f"encoder.layer.{number}"
         own = f"{block}.attention.self"
         layers += [
-            _linear(f"{own}.query", width, width, block=block, places=tokens),
-            _linear(f"{own}.key", width, width, block=block, places=tokens),
-            _linear(f"{own}.value", width, width, block=block, places=tokens, besides=scores),
-            _linear(f"{block}.attention.output.dense", width, width, block=block, places=tokens),
-            _norm(f"{block}.attention.output.LayerNorm", width, tokens, block=block),
-            _linear(f"{block}.intermediate.dense", width, 4 * width, block=block, places=tokens),
-            _linear(f"{block}.output.dense", 4 * width, width, block=block, places=tokens),
-            _norm(f"{block}.output.LayerNorm", width, tokens, block=block),
+            linear(f"{own}.query", width, width, block=block, places=tokens),
+            linear(f"{own}.key", width, width, block=block, places=tokens),
+            linear(f"{own}.value", width, width, block=block, places=tokens, besides=scores),
+            linear(f"{block}.attention.output.dense", width, width, block=block, places=tokens),
+            norm(f"{block}.attention.output.LayerNorm", width, tokens, block=block),
+            linear(f"{block}.intermediate.dense", width, 4 * width, block=block, places=tokens),
+            linear(f"{block}.output.dense", 4 * width, width, block=block, places=tokens),
+            norm(f"{block}.output.LayerNorm", width, tokens, block=block),
         ]
-    layers.append(_linear("pooler.dense", width, width, block="pooler"))
+    layers.append(linear("pooler.dense", width, width, block="pooler"))
     return Model(
         name="bert",
         title="BERT-base",
@@ -340,7 +347,7 @@ def _lstm() -> Model:
                 block=name,
             )
         )
-    layers.append(_linear("decoder", width, words, block="decoder"))
+    layers.append(linear("decoder", width, words, block="decoder"))
     return Model(
         name="lstm",
         title="LSTM",
@@ -356,7 +363,7 @@ MODELS: dict[str, Model] = {
         _resnet("resnet50", "ResNet-50", (3, 4, 6, 3)),
         _resnet("resnet152", "ResNet-152", (3, 8, 36, 3)),
         _densenet201(),
-        _vgg16(),
+        vgg16(),
         _bert_base(),
         _lstm(),
     )

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint32_t escape = 0xffffU;
 
-void put(std::vector<std::byte>& bytes, std::uint32_t value, int width) {
+void put(RecycledVector<std::byte>& bytes, std::uint32_t value, int width) {
     for (int i = 0; i < width; ++i) {
         bytes.push_back(static_cast<std::byte>((value >> (8 * i)) & 0xffU));
     }
@@ -30,8 +30,8 @@ std::size_t longest_code(std::size_t count, std::size_t universe) {
     return 2 * count + 4 * std::min(count, universe / (escape + 1));
 }
 
-std::vector<std::byte> coded(std::span<const std::uint32_t> indices) {
-    std::vector<std::byte> bytes;
+RecycledVector<std::byte> coded(std::span<const std::uint32_t> indices) {
+    RecycledVector<std::byte> bytes;
     bytes.reserve(2 * indices.size() + 64);
     std::uint32_t next = 0;  // the lowest index that may come
     for (const std::uint32_t index : indices) {

@@ -9,7 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
+
+#include "recycled.hpp"
 
 namespace syncline {
 
@@ -17,7 +18,7 @@ namespace syncline {
 [[nodiscard]] std::size_t longest_code(std::size_t count, std::size_t universe);
 
 // The indices ascend.
-[[nodiscard]] std::vector<std::byte> coded(std::span<const std::uint32_t> indices);
+[[nodiscard]] RecycledVector<std::byte> coded(std::span<const std::uint32_t> indices);
 
 // Read `count` indices into `indices`. Returns how many bytes they took. Throws
 // std::invalid_argument if the bytes end early or an index is not below the universe.

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "recycled.hpp"
+
 namespace syncline {
 
 namespace {
@@ -121,15 +123,22 @@ void clear_taken(std::span<const Part> parts, std::span<const std::uint32_t> ind
 Cut cut_of(std::span<const float> values, std::size_t k) {
     if (k == 0 || k > values.size()) throw std::invalid_argument("k must be 1 to all");
     std::vector<std::uint32_t> histogram;
-    std::vector<std::uint32_t> left;  // the magnitudes that share the bits found so far
+    RecycledVector<std::uint32_t> left;  // the magnitudes that share the bits found so far
     std::uint32_t found = 0;
     std::size_t above = 0;
     bool first = true;
     for (const auto& [shift, bins] : digits) {
-        histogram.assign(bins, 0);
+        histogram.assign(2 * bins, 0);
         const auto bin_of = [shift, bins](std::uint32_t m) { return (m >> shift) & (bins - 1); };
         if (first) {
-            for (const float value : values) ++histogram[bin_of(magnitude_of(value))];
+            // Neighbours often fall into one bin, whose count is then waited for: so two counts.
+            const std::size_t pairs = values.size() / 2 * 2;
+            for (std::size_t i = 0; i < pairs; i += 2) {
+                ++histogram[bin_of(magnitude_of(values[i]))];
+                ++histogram[bins + bin_of(magnitude_of(values[i + 1]))];
+            }
+            if (pairs < values.size()) ++histogram[bin_of(magnitude_of(values.back()))];
+            for (std::uint32_t bin = 0; bin < bins; ++bin) histogram[bin] += histogram[bins + bin];
         } else {
             for (const std::uint32_t magnitude : left) ++histogram[bin_of(magnitude)];
         }
@@ -138,11 +147,15 @@ Cut cut_of(std::span<const float> values, std::size_t k) {
         found |= bin << shift;
         if (shift == 0) break;
         if (first) {
-            left.reserve(histogram[bin]);
+            // Which are in the bin cannot be predicted: every one is written, to stay or not.
+            left.resize(histogram[bin] + 1);
+            std::size_t size = 0;
             for (const float value : values) {
                 const std::uint32_t magnitude = magnitude_of(value);
-                if (bin_of(magnitude) == bin) left.push_back(magnitude);
+                left[size] = magnitude;
+                size += bin_of(magnitude) == bin ? 1 : 0;
             }
+            left.pop_back();
         } else {
             std::erase_if(left, [&](std::uint32_t m) { return bin_of(m) != bin; });
         }

@@ -36,13 +36,13 @@ std::span<const T> span_of(const Array<T>& array) {
 }
 
 // Hands a vector over to numpy without copying it.
-template <typename T, typename As = T>
-nb::ndarray<nb::numpy, As, nb::ndim<1>> numpy(std::vector<T>&& values) {
-    auto kept = std::make_unique<std::vector<T>>(std::move(values));
+template <typename T, typename As = T, typename Allocator = std::allocator<T>>
+nb::ndarray<nb::numpy, As, nb::ndim<1>> numpy(std::vector<T, Allocator>&& values) {
+    using Values = std::vector<T, Allocator>;
+    auto kept = std::make_unique<Values>(std::move(values));
     auto* data = reinterpret_cast<As*>(kept->data());
     const std::size_t size = kept->size();
-    nb::capsule owner(kept.release(),
-                      [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    nb::capsule owner(kept.release(), [](void* p) noexcept { delete static_cast<Values*>(p); });
     return {data, {size}, owner};
 }
 
@@ -119,7 +119,7 @@ nb::tuple sparse_divide(const Array<std::uint32_t>& indices, const Array<float>&
 }
 
 auto code_indices(const Array<std::uint32_t>& indices) {
-    std::vector<std::byte> bytes;
+    syncline::RecycledVector<std::byte> bytes;
     {
         nb::gil_scoped_release unlocked;
         bytes = syncline::coded(span_of(indices));
@@ -131,7 +131,7 @@ nb::tuple decode_indices(const Array<std::uint8_t>& bytes, std::size_t count,
                          std::size_t universe) {
     // Every index takes two bytes, so a count that cannot be is refused before it is made room for.
     if (count > bytes.shape(0) / 2) throw std::invalid_argument("the indices end early");
-    std::vector<std::uint32_t> indices(count);
+    syncline::RecycledVector<std::uint32_t> indices(count);
     std::size_t taken = 0;
     {
         nb::gil_scoped_release unlocked;

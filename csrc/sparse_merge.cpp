@@ -1,6 +1,7 @@
 #include "sparse_merge.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -32,6 +33,18 @@ void cut_off(SparseVector& vector, std::size_t size) {
     vector.values.resize(size);
 }
 
+// 1 if a < b, else 0, by their difference's sign; both are less than 2^63 apart. Of a comparison
+// the compiler makes a branch, and which of two random indices is smaller cannot be predicted:
+// every second entry would then cost as much as five.
+std::uint64_t below(std::int64_t a, std::int64_t b) {
+    return static_cast<std::uint64_t>(a - b) >> 63;
+}
+
+float chosen_or_zero(float value, std::uint64_t chosen) {
+    const auto mask = static_cast<std::uint32_t>(0U - chosen);
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & mask);
+}
+
 }  // namespace
 
 SparseVector sum_of(const SparseView& a, const SparseView& b) {
@@ -42,14 +55,15 @@ SparseVector sum_of(const SparseView& a, const SparseView& b) {
     while (i < a.indices.size() && j < b.indices.size()) {
         const std::uint32_t left = a.indices[i];
         const std::uint32_t right = b.indices[j];
-        const bool from_a = left <= right;
-        const bool from_b = right <= left;
+        const std::uint64_t from_a = 1 - below(right, left);
+        const std::uint64_t from_b = 1 - below(left, right);
         // What is not there counts as zero, and adding zero changes no bit of another number.
-        const float value = (from_a ? a.values[i] : 0.0F) + (from_b ? b.values[j] : 0.0F);
-        put(sum, size, from_a ? left : right, value);
+        const float value =
+            chosen_or_zero(a.values[i], from_a) + chosen_or_zero(b.values[j], from_b);
+        put(sum, size, std::min(left, right), value);
         size += value != 0.0F ? 1 : 0;
-        i += from_a ? 1 : 0;
-        j += from_b ? 1 : 0;
+        i += from_a;
+        j += from_b;
     }
     for (; i < a.indices.size(); ++i) put(sum, size++, a.indices[i], a.values[i]);
     for (; j < b.indices.size(); ++j) put(sum, size++, b.indices[j], b.values[j]);
@@ -91,14 +105,16 @@ Kept keep_largest(SparseVector&& sum, std::span<const Quota> parts) {
             ties = k - cut.above;
         }
         for (; start < stop; ++start) {
-            const std::int64_t magnitude = magnitude_of(sum.values[start]);
-            const bool tie = magnitude == limit && ties > 0;
-            ties -= tie ? 1 : 0;
-            const bool keep = magnitude > limit || tie;
-            put(result.kept, kept, sum.indices[start], sum.values[start]);
-            put(result.dropped, dropped, sum.indices[start], sum.values[start]);
-            kept += keep ? 1 : 0;
-            dropped += keep ? 0 : 1;
+            const std::uint32_t index = sum.indices[start];
+            const float value = sum.values[start];
+            const std::int64_t magnitude = magnitude_of(value);
+            const std::size_t tie = magnitude == limit && ties > 0 ? 1 : 0;
+            const std::size_t keep = below(limit, magnitude) | tie;
+            ties -= tie;
+            put(result.kept, kept, index, value);
+            put(result.dropped, dropped, index, value);
+            kept += keep;
+            dropped += 1 - keep;
         }
     }
     cut_off(result.kept, kept);
@@ -107,14 +123,27 @@ Kept keep_largest(SparseVector&& sum, std::span<const Quota> parts) {
 }
 
 Divided divided(const SparseView& entries, std::span<const std::uint32_t> indices) {
-    Divided result;
+    const std::size_t count = entries.indices.size();
+    Divided result{room_for(std::min(count, indices.size()) + 1), room_for(count)};
+    std::size_t chosen = 0;
+    std::size_t others = 0;
+    std::size_t i = 0;
     std::size_t j = 0;
-    for (std::size_t i = 0; i < entries.indices.size(); ++i) {
+    while (i < count && j < indices.size()) {
         const std::uint32_t index = entries.indices[i];
-        while (j < indices.size() && indices[j] < index) ++j;
-        const bool chosen = j < indices.size() && indices[j] == index;
-        (chosen ? result.chosen : result.others).add(index, entries.values[i]);
+        const std::uint32_t next = indices[j];
+        put(result.chosen, chosen, index, entries.values[i]);
+        put(result.others, others, index, entries.values[i]);
+        const std::uint64_t passed = below(index, next);
+        const std::uint64_t skipped = below(next, index);
+        chosen += 1 - passed - skipped;
+        others += passed;
+        i += 1 - skipped;
+        j += 1 - passed;
     }
+    for (; i < count; ++i) put(result.others, others++, entries.indices[i], entries.values[i]);
+    cut_off(result.chosen, chosen);
+    cut_off(result.others, others);
     return result;
 }
 

@@ -4,7 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
+
+#include "recycled.hpp"
 
 namespace syncline {
 
@@ -15,8 +16,8 @@ struct SparseView {
 };
 
 struct SparseVector {
-    std::vector<std::uint32_t> indices;
-    std::vector<float> values;
+    RecycledVector<std::uint32_t> indices;
+    RecycledVector<float> values;
 
     [[nodiscard]] std::size_t size() const { return indices.size(); }
     [[nodiscard]] SparseView view() const { return {indices, values}; }

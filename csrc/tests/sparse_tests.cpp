@@ -12,6 +12,7 @@
 #include "check.hpp"
 #include "element.hpp"
 #include "index_code.hpp"
+#include "recycled.hpp"
 #include "selection.hpp"
 #include "sparse_merge.hpp"
 
@@ -323,7 +324,37 @@ void test_narrow_values() {
 
 }  // namespace
 
+// A block comes back for whatever has as many bits; and more than the bound is freed, not kept.
+void test_recycled_memory() {
+    syncline::BlockCache cache;
+    const std::size_t size = syncline::BlockCache::least_bytes;
+    void* first = cache.take(size - 1);
+    cache.give(first, size - 1);
+    void* larger = cache.take(size + 1);
+    CHECK(larger != first);
+    CHECK(cache.take(size) == first);
+    cache.give(first, size);
+    cache.give(larger, 2 * size);
+    CHECK(cache.take(2 * size) == larger);
+    cache.give(larger, 2 * size);
+    std::vector<void*> many;
+    for (std::size_t i = 0; i <= syncline::BlockCache::most_kept_bytes / size; ++i) {
+        many.push_back(cache.take(size));
+    }
+    for (void* block : many) cache.give(block, size);
+    CHECK(cache.kept_bytes() <= syncline::BlockCache::most_kept_bytes);
+    cache.clear();
+    CHECK(cache.kept_bytes() == 0);
+
+    syncline::RecycledVector<float> values(size, 1.0F);
+    values.resize(2 * size);
+    std::fill(values.begin(), values.end(), 2.0F);
+    const syncline::RecycledVector<float> copy = values;
+    CHECK(copy == values);
+}
+
 int main() {
+    test_recycled_memory();
     test_selection_is_exact();
     test_any_hint_is_exact();
     test_reuse_keeps_its_bound();

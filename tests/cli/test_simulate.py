@@ -140,3 +140,16 @@ def test_a_network_slower_than_can_be_simulated(run: Run, profile: Path) -> None
     result = run("simulate", profile, "a=1e6,b=1e6")
     assert (result.code, result.out) == (2, "")
     assert "the messages of one iteration take longer than" in result.err
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("bandwidth=1mbit,workers=8", "gtop-k-butterfly at density 0.001 would take"),
+        ("bandwidth=1000gbit,latency=0us,workers=8", "would gain nothing: dense is as fast"),
+    ],
+)
+def test_what_compression_would_gain_is_said(run: Run, profile: Path, link: str, said: str) -> None:
+    result = run("simulate", profile, link)
+    assert result.code == 0
+    assert f"compression: {said}" in " ".join(result.out.split())

@@ -31,6 +31,8 @@ def test_the_probe_measures_what_it_says(workers: WorkerPool) -> None:
     assert all(p.time_s > 0 and p.repetitions >= 3 for p in network.points)
     assert network.link is not None
     assert network.link.gamma_s_per_byte > 0
+    assert network.sparse is not None
+    assert network.sparse.select_s_per_element > 0
     errors = [abs(network.all_reduce.seconds(p.size_bytes) / p.time_s - 1) for p in network.points]
     assert network.fit_error == pytest.approx(sum(errors) / len(errors))
     assert network.fit_error_max == pytest.approx(max(errors))

@@ -154,3 +154,13 @@ def test_rebased_has_that_startup_and_rate(
 
 def test_sizes_are_whole_bytes_so_a_piece_ends_one_before_the_next() -> None:
     assert curve((0, 1.0, 1.0), (10, 10.0, 1.0)).seconds(9) == 10
+
+
+@some.few
+@given(tried=some.curves(), a_s=st.floats(0, 1), b=st.floats(0, 1e-6), size=st.integers(0, 10**9))
+def test_less_takes_off_what_in_turn_has_put_on(
+    tried: CostCurve, a_s: float, b: float, size: int
+) -> None:
+    line = CostCurve.line(a_s, b)
+    back = CostCurve.in_turn([tried, line]).less(line)
+    assert back.seconds(size) == pytest.approx(tried.seconds(size), rel=1e-6, abs=1e-6)

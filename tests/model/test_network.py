@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from syncline.errors import FileError, UserError
 from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.network import PRESETS, Link, Measurement, Network
+from syncline.model.sparse_costs import SparseSpeeds
 from tests import strategies as some
 
 
@@ -196,6 +197,40 @@ def test_density_makes_an_exchange_sparse_and_a_dense_algorithm_ends_it() -> Non
         LINKED.with_(density=0.01, algorithm="ring")
     with pytest.raises(UserError, match="needs a density"):
         LINKED.with_(algorithm="top-k")
+
+
+SPEEDS = SparseSpeeds(select_s_per_element=4.0, merge_s_per_entry=0.0, message_s=100.0)
+
+
+def test_measured_speeds_are_counted_where_the_exchange_is_sparse() -> None:
+    measured = msgspec.structs.replace(LINKED, sparse=SPEEDS)
+    assert measured.with_workers(8).all_reduce == LINKED.with_workers(8).all_reduce
+    sparse = measured.with_(density=1.0, algorithm="gtop-k-butterfly")
+    # 2 rounds, of values and coded indices; selecting costs 4 an element of 4 bytes.
+    index = 2 + 4 / 65536
+    assert sparse.all_reduce.linearised(0) == pytest.approx((104, 2 * (1 + index / 4) * 3 + 1))
+    assert sparse.with_workers(8).with_workers(4).all_reduce.linearised(0) == pytest.approx(
+        sparse.all_reduce.linearised(0)
+    )
+    dense = sparse.with_(algorithm="ring")
+    assert dense.all_reduce.linearised(0) == pytest.approx(LINKED.all_reduce.linearised(0))
+    assert dense.sparse == SPEEDS
+    assert Network.from_json(sparse.to_json()) == sparse
+
+
+def test_a_measured_curve_is_scaled_and_selecting_is_not() -> None:
+    """A library that takes twice as long as its formula does not select twice as long."""
+    slow = msgspec.structs.replace(LINKED, all_reduce=LINKED.all_reduce.rebased(24.0, 2.0))
+    counted = msgspec.structs.replace(slow, sparse=SPEEDS).with_(density=1.0)
+    a_s, b = counted.all_reduce.linearised(0)
+    index = 2 + 4 / 65536
+    assert (a_s, b) == pytest.approx((2 * 8 + 100, 2 * 4 * (1 + index / 4) * 3 + 1))
+
+
+def test_a_link_with_speeds() -> None:
+    sparse = Network.of_link(LINK, workers=4, algorithm="gtop-k", density=1.0, sparse=SPEEDS)
+    assert sparse.all_reduce.startup_s == 108
+    assert Network.of_link(LINK, workers=4, sparse=SPEEDS).all_reduce == LINKED.all_reduce
 
 
 # Hosts

@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from syncline import _native
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
-from syncline.model.sparse_costs import SPARSE_ALGORITHMS, sparse_line
+from syncline.model.link import Link
+from syncline.model.network import Network
+from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.sparse_costs import (
+    SPARSE_ALGORITHMS,
+    SparseSpeeds,
+    coded_index_bytes,
+    computing_line,
+    sparse_line,
+)
+from syncline.planners.merge import Merge
 from tests.model import steps
 
 ALPHA, BETA = 0.436e-3, 9e-9  # gTop-k, section IV.C, in seconds
 
 
-def line(algorithm: str, workers: int, **changes: float) -> CostCurve:
+def line(algorithm: str, workers: int, **changes: object) -> CostCurve:
     options = {"alpha_s": ALPHA, "beta_s_per_byte": BETA, "density": 0.001, **changes}
     return sparse_line(algorithm, workers=workers, **options)  # type: ignore[arg-type]
 
@@ -41,11 +54,11 @@ def test_the_papers_crossing() -> None:
 @pytest.mark.parametrize("workers", range(2, 40))
 def test_rounds_are_counted(workers: int) -> None:
     rounds, blocks = steps.bruck_all_gather(workers)
-    assert SPARSE_ALGORITHMS["top-k"](workers) == (rounds, blocks)
+    assert SPARSE_ALGORITHMS["top-k"](workers)[:2] == (rounds, blocks)
     tree = steps.binomial_broadcast(workers)
-    assert SPARSE_ALGORITHMS["gtop-k"](workers) == (2 * tree, 2 * tree)
+    assert SPARSE_ALGORITHMS["gtop-k"](workers)[:2] == (2 * tree, 2 * tree)
     butterfly = steps.butterfly_rounds(workers)
-    assert SPARSE_ALGORITHMS["gtop-k-butterfly"](workers) == (butterfly, butterfly)
+    assert SPARSE_ALGORITHMS["gtop-k-butterfly"](workers)[:2] == (butterfly, butterfly)
 
 
 def test_widths_of_values_and_indices() -> None:
@@ -72,3 +85,81 @@ def test_an_unknown_exchange() -> None:
 def test_an_impossible_width() -> None:
     with pytest.raises(UserError, match="elements of at least 1 byte"):
         line("top-k", 4, element_bytes=0)
+
+
+SPEEDS = SparseSpeeds(
+    select_s_per_element=1e-9, merge_s_per_entry=1e-8, message_s=1e-4, round_s=1e-5
+)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds", "vectors", "merged"),
+    [("top-k", 3, 7, 24), ("gtop-k", 6, 6, 6), ("gtop-k-butterfly", 3, 3, 6)],
+)
+def test_selecting_and_merging_are_counted(
+    algorithm: str, rounds: int, vectors: int, merged: int
+) -> None:
+    elements, k = 25_000_000, 25_000
+    index = 2 + 4 / 65.536
+    expected = rounds * (ALPHA + 1e-5) + vectors * k * (4 + index) * BETA
+    expected += 1e-4 + elements * 1e-9 + merged * k * 1e-8
+    found = line(algorithm, 8, speeds=SPEEDS).seconds(4 * elements)
+    assert found == pytest.approx(expected)
+
+
+def test_speeds_of_zero_leave_the_papers_cost() -> None:
+    free = SparseSpeeds(select_s_per_element=0.0, merge_s_per_entry=0.0)
+    assert line("gtop-k", 8, speeds=free, index_bytes=4) == line("gtop-k", 8)
+
+
+def test_computing_is_what_speeds_add() -> None:
+    computing = computing_line("gtop-k", workers=8, density=0.001, speeds=SPEEDS)
+    whole = line("gtop-k", 8, speeds=SPEEDS, index_bytes=4)
+    assert whole.less(computing).seconds(10**8) == pytest.approx(line("gtop-k", 8).seconds(10**8))
+    alone = computing_line("gtop-k", workers=1, density=0.001, speeds=SPEEDS)
+    assert alone.seconds(10**8) == 0
+
+
+@given(
+    density=st.floats(1e-5, 1.0),
+    elements=st.integers(10**6, 2**32 - 1),
+)
+@settings(max_examples=50)
+def test_coded_indices_are_as_wide_as_they_are(density: float, elements: int) -> None:
+    """No message of ours is longer than the model says, to an index."""
+    k = round(density * elements)
+    longest = min(4 * k, _native.longest_code(k, elements))
+    assert longest <= math.ceil(coded_index_bytes(k / elements) * k)
+    assert longest >= coded_index_bytes(k / elements) * k - 8
+
+
+@pytest.mark.parametrize("field", SparseSpeeds.__struct_fields__)
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf])
+def test_impossible_speeds(field: str, value: float) -> None:
+    given = {"select_s_per_element": 0.0, "merge_s_per_entry": 0.0, field: value}
+    with pytest.raises(UserError, match=f"{field} must be finite and at least 0"):
+        SparseSpeeds(**given)
+
+
+def test_merging_weighs_what_selecting_costs() -> None:
+    """Planners read the curve, so a message of high fixed cost is merged with others."""
+    link = Link(alpha_s=0.0, beta_s_per_byte=1e-8, gamma_s_per_byte=0.0)
+    operations = tuple(
+        Operation(name=f"b{i}", phase="backward", duration_s=1e-3, after=(i - 1,) if i else ())
+        for i in range(4)
+    )
+    gradients = tuple(Gradient(name=f"g{i}", elements=1000, ready_after=i) for i in range(4))
+    profile = Profile(
+        model="four",
+        device="cpu",
+        workers=1,
+        iterations=1,
+        operations=operations,
+        gradients=gradients,
+    )
+    for message_s, messages in ((0.0, 4), (1.0, 1)):
+        speeds = SparseSpeeds(select_s_per_element=0.0, merge_s_per_entry=0.0, message_s=message_s)
+        network = Network.of_link(
+            link, workers=8, algorithm="gtop-k-butterfly", density=0.01, sparse=speeds
+        )
+        assert len(Merge().plan(profile, network).messages) == messages

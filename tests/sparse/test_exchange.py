@@ -261,7 +261,7 @@ def cost_of(name: str, ranks: int) -> tuple[int, int]:
 @pytest.mark.parametrize("name", sorted(SPARSE_ALGORITHMS))
 @pytest.mark.parametrize("ranks", range(2, 17))
 def test_rounds_and_contents_are_those_of_the_cost_model(name: str, ranks: int) -> None:
-    assert cost_of(name, ranks) == SPARSE_ALGORITHMS[name](ranks)
+    assert cost_of(name, ranks) == SPARSE_ALGORITHMS[name](ranks)[:2]
 
 
 def test_one_rank_sends_nothing() -> None:

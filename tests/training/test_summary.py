@@ -7,6 +7,7 @@ import json
 import msgspec
 
 from syncline.model.run import Rate, Run
+from syncline.model.suggestion import Suggestion
 from syncline.training.config import TrainingConfig
 from syncline.training.summary import summary_json, summary_text
 
@@ -53,6 +54,24 @@ def test_text() -> None:
         "  decision                planned: merge was predicted to gain 10 %",
         "  report                  out/report.html",
     ]
+
+
+def test_text_of_a_suggestion() -> None:
+    suggested = Suggestion(
+        algorithm="gtop-k-butterfly",
+        density=0.001,
+        iteration_s=0.41,
+        dense_s=1.28,
+        selecting_counted=True,
+    )
+    run = msgspec.structs.replace(RUN, suggestion=suggested)
+    text = summary_text(CONFIG, run)
+    assert (
+        "compression: gtop-k-butterfly at density 0.001 would take 410 ms instead of 1.28 s an "
+        "iteration (3.1x); lossy, so never switched on by itself: see docs/sparse.md"
+    ) in text
+    assert json.loads(summary_json(CONFIG, run))["suggestion"]["dense_s"] == 1.28
+    assert "compression" not in summary_text(CONFIG, RUN)
 
 
 def test_text_of_a_training_that_ended_too_early() -> None:

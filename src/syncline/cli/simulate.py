@@ -21,6 +21,7 @@ from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
 from syncline.planners import PLANNERS, planner_named
 from syncline.planners.auto import CANDIDATES, choose
+from syncline.planners.suggestion import suggestion
 from syncline.report.tables import comparison_table
 from syncline.report.whatif_page import require_place, save_what_if
 from syncline.report.whatif_table import print_what_if
@@ -192,6 +193,7 @@ def _compare(
         predictions=tuple(forecast.prediction for forecast in forecasts),
         chosen=best.prediction.planner,
         reason=reason,
+        suggestion=suggestion(profile, network, best.prediction.iteration_s),
     )
     return comparison, best.timeline
 

@@ -7,14 +7,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
+from syncline.measure.sparse import sparse_speeds
 from syncline.measure.statistics import lower_quartile, median
 from syncline.model.cost import CostCurve
 from syncline.model.fit import fit_cost_curve, fit_pipelined, relative_line
 from syncline.model.network import Link, Measurement, Network
+from syncline.model.sparse_costs import SparseSpeeds
 
 __all__ = ["probe", "probe_sizes"]
 
@@ -64,7 +67,8 @@ def probe(
     Measured are all-reduce of fp32 sums from 256 bytes to ``largest_bytes``, point-to-point
     messages between the first and the last rank (alpha, beta: half a round trip), the rate of
     adding two arrays in memory (gamma), and by how much computing and communicating slow each
-    other (contention). Sizes are measured in sweeps over all of them, so that a disturbance of
+    other (contention), and where tensors are the processor's, how fast the largest elements are
+    selected and merged. Sizes are measured in sweeps over all of them, so that a disturbance of
     some milliseconds spoils one repetition of many sizes and not all repetitions of one; a size's
     time is the lower quartile over the sweeps of the slowest rank's. The curve is fitted piecewise
     by relative error (:func:`syncline.model.fit.fit_cost_curve`).
@@ -101,6 +105,7 @@ def probe(
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
         contention = session.contention()
+        sparse = session.sparse() if session.selects else None
     except RuntimeError as error:
         raise PeerError(
             f"rank {dist.get_rank(group)}: the network probe lost a peer: {error}"
@@ -116,6 +121,7 @@ def probe(
         handing_over_s=median(longer) if longer else 0.0,
         contention=contention,
         link=Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma),
+        sparse=sparse,
         points=tuple(points),
         fit_error=fit.error,
         fit_error_max=fit.error_max,
@@ -288,6 +294,18 @@ class _Session:
         shorter, longer = sorted((computing, communicating))
         found = (together - longer + shorter) / max(shorter, 1e-9)
         return min(max(round(found, 3), 1.0), LARGEST_CONTENTION)
+
+    @property
+    def selects(self) -> bool:
+        """Whether elements are selected where the tensors are: not on a GPU."""
+        return self._device.type == "cpu"
+
+    def sparse(self) -> SparseSpeeds:
+        """Return how fast the slowest rank selects and merges while all of them do."""
+        dist.barrier(group=self._group)
+        own = msgspec.structs.asdict(sparse_speeds())
+        slowest = self._slowest(list(own.values()))
+        return SparseSpeeds(**dict(zip(own, slowest, strict=True)))
 
     def _timed(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()

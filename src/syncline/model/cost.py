@@ -94,6 +94,24 @@ class CostCurve(Value, frozen=True, kw_only=True):
             )
         )
 
+    def less(self, line: CostCurve) -> CostCurve:
+        """Return what is left of a curve without a straight part of it; what rounds below 0 is 0.
+
+        Args:
+            line: of a single segment, that ``in_turn`` has put in.
+        """
+        a_s, b = line.linearised(0)
+        return CostCurve(
+            segments=tuple(
+                CostSegment(
+                    start_bytes=s.start_bytes,
+                    cost_s=max(s.cost_s - a_s - b * s.start_bytes, 0.0),
+                    s_per_byte=max(s.s_per_byte - b, 0.0),
+                )
+                for s in self.segments
+            )
+        )
+
     def segment_at(self, size_bytes: int) -> CostSegment:
         """Return the piece that ``size_bytes`` lies on."""
         index = bisect.bisect_right(self.segments, size_bytes, key=lambda s: s.start_bytes) - 1

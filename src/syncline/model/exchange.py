@@ -14,7 +14,14 @@ from syncline.model.hierarchy import (
 )
 from syncline.model.link import Link
 from syncline.model.parameter_server import parameter_server_line
-from syncline.model.sparse_costs import SPARSE_ALGORITHMS, sparse_line
+from syncline.model.sparse_costs import (
+    INDEX_BYTES,
+    SPARSE_ALGORITHMS,
+    SparseSpeeds,
+    coded_index_bytes,
+    computing_line,
+    sparse_line,
+)
 
 __all__ = ["EXCHANGES", "Exchange", "difference", "hosts_for", "require_exchange", "rescaled"]
 
@@ -49,6 +56,8 @@ class Exchange(Value, frozen=True, kw_only=True):
     """How many hosts the workers are on; None: every worker is on its own."""
     inside: Link | None = None
     """Link between two workers of one host."""
+    speeds: SparseSpeeds | None = None
+    """Of selecting and merging, where a sparse algorithm's is counted."""
 
     def __post_init__(self) -> None:
         require_exchange(self.algorithm)
@@ -60,6 +69,8 @@ class Exchange(Value, frozen=True, kw_only=True):
                 f"a density was given, but {self.algorithm} sends every element; "
                 f"choose one of {', '.join(SPARSE_ALGORITHMS)}"
             )
+        if not sparse and self.speeds is not None:
+            raise UserError(f"speeds of sparse exchange were given, but {self.algorithm} is dense")
         if self.hosts is None:
             return
         if self.hosts < 1 or self.workers % self.hosts:
@@ -84,6 +95,8 @@ class Exchange(Value, frozen=True, kw_only=True):
                 alpha_s=self.link.alpha_s,
                 beta_s_per_byte=self.link.beta_s_per_byte,
                 density=self.density,
+                index_bytes=self.index_bytes,
+                speeds=self.speeds,
             )
         if self.algorithm not in DENSE_ALGORITHMS:
             return parameter_server_line(
@@ -101,6 +114,25 @@ class Exchange(Value, frozen=True, kw_only=True):
             inside=self.inside,
             between=self.link,
             algorithm=self.algorithm,
+        )
+
+    @property
+    def index_bytes(self) -> float:
+        """What an index takes on the wire, of a sparse algorithm."""
+        assert self.density is not None
+        return INDEX_BYTES if self.speeds is None else coded_index_bytes(self.density)
+
+    def computing_curve(self, *, element_bytes: float = 4) -> CostCurve:
+        """Return the part of the cost that is selecting and merging, which no link changes."""
+        if self.speeds is None:
+            return CostCurve.line(0.0, 0.0)
+        assert self.density is not None
+        return computing_line(
+            self.algorithm,
+            workers=self.workers,
+            density=self.density,
+            speeds=self.speeds,
+            element_bytes=element_bytes,
         )
 
 
@@ -130,7 +162,8 @@ def rescaled(
 
     The shape kept is the measured one if ``after`` costs a straight line of the same messages. Else
     (linear pipeline, sparse instead of dense) it is the formula's, multiplied by the ratios of what
-    was measured to the formula before.
+    was measured to the formula before. Selecting and merging are no part of what was measured; they
+    are added as they are.
 
     Args:
         curve: measured, or of the formula.
@@ -141,7 +174,15 @@ def rescaled(
     """
     if before == after:
         return curve
-    old, new = before.curve(), after.curve()
+    computing = after.computing_curve()
+    scaled = _link_rescaled(curve.less(before.computing_curve()), before, after, reference_bytes)
+    return scaled if after.speeds is None else CostCurve.in_turn([scaled, computing])
+
+
+def _link_rescaled(
+    curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
+) -> CostCurve:
+    old, new = (each.curve().less(each.computing_curve()) for each in (before, after))
     old_a_s, old_b = old.linearised(reference_bytes)
     if old_b == 0 or _same(curve, old):
         return new  # a single worker before: there is nothing to scale

@@ -14,7 +14,7 @@ from syncline.model.document import Document, Value
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
 from syncline.model.limits import LARGEST_BYTES, LARGEST_CONTENTION, LARGEST_WORKERS
 from syncline.model.link import Link
-from syncline.model.sparse_costs import SPARSE_ALGORITHMS
+from syncline.model.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 
 __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Link", "Measurement", "Network"]
 
@@ -74,6 +74,9 @@ class Network(Document, frozen=True, kw_only=True):
     """How many hosts the workers are on; None: unknown, or each on its own."""
     inside: Link | None = None
     """Link between two workers of one host."""
+    sparse: SparseSpeeds | None = None
+    """How fast the workers select and merge, where that was measured. The curve of a sparse
+    algorithm counts it then."""
     points: tuple[Measurement, ...] = ()
     """The measured all-reduces that the curve was fitted to."""
     fit_error: float | None = None
@@ -101,7 +104,7 @@ class Network(Document, frozen=True, kw_only=True):
                 )
         require_exchange(self.algorithm)
         if self.link is not None:
-            self._exchange()
+            _ = self.exchange  # checks itself
         elif self.hosts or self.density or self.algorithm not in ALL_REDUCE_ALGORITHMS:
             raise UserError(
                 "network: without a link the curve must be of one of "
@@ -139,6 +142,7 @@ class Network(Document, frozen=True, kw_only=True):
         density: float | None = None,
         hosts: int | None = None,
         inside: Link | None = None,
+        sparse: SparseSpeeds | None = None,
         name: str = "link",
     ) -> Network:
         """Return a network whose exchange costs what a formula says.
@@ -150,6 +154,7 @@ class Network(Document, frozen=True, kw_only=True):
             density: share of the elements sent, for a sparse algorithm.
             hosts: how many hosts the workers are on; None: each on its own.
             inside: link between two workers of one host.
+            sparse: how fast workers select and merge; a sparse algorithm's cost counts it.
             name: what to call it.
 
         Raises:
@@ -162,8 +167,9 @@ class Network(Document, frozen=True, kw_only=True):
             density=density,
             hosts=hosts,
             inside=inside,
+            speeds=sparse if density is not None else None,
         )
-        return cls._of(exchange, exchange.curve(), name=name)
+        return cls._of(exchange, exchange.curve(), name=name, sparse=sparse)
 
     @classmethod
     def _of(
@@ -175,6 +181,7 @@ class Network(Document, frozen=True, kw_only=True):
         backend: str = "unknown",
         contention: float = 1.0,
         handing_over_s: float = 0.0,
+        sparse: SparseSpeeds | None = None,
     ) -> Network:
         return cls(
             name=name,
@@ -188,6 +195,7 @@ class Network(Document, frozen=True, kw_only=True):
             density=exchange.density,
             hosts=exchange.hosts,
             inside=exchange.inside,
+            sparse=sparse,
         )
 
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
@@ -256,7 +264,7 @@ class Network(Document, frozen=True, kw_only=True):
         kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
         if kept and bandwidth_bytes_per_s is None and latency_s is None and inside is None:
             return self
-        before = self._exchange()
+        before = self.exchange
         link = before.link.with_(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
         count = self.workers if workers is None else workers
         if not 1 <= count <= LARGEST_WORKERS:
@@ -277,6 +285,7 @@ class Network(Document, frozen=True, kw_only=True):
             density=density,
             hosts=hosts,
             inside=self.inside if inside is None else inside,
+            speeds=None if density is None else self.sparse,
         )
         if after == before:
             return self
@@ -288,14 +297,20 @@ class Network(Document, frozen=True, kw_only=True):
             backend=self.backend,
             contention=self.contention,
             handing_over_s=self.handing_over_s,
+            sparse=self.sparse,
         )
         if self.pipelined is None:
             return changed
         pipelined = rescaled(self.pipelined, before, after, reference_bytes)
         return msgspec.structs.replace(changed, pipelined=pipelined)
 
-    def _exchange(self) -> Exchange:
-        """Return what the curve is taken to be of, with an inferred link if there is none."""
+    @property
+    def exchange(self) -> Exchange:
+        """What the curve is taken to be of, with an inferred link if there is none.
+
+        Raises:
+            UserError: no link can be inferred.
+        """
         link = self.link
         if link is None:
             if self.workers < 2:
@@ -312,6 +327,7 @@ class Network(Document, frozen=True, kw_only=True):
             density=self.density,
             hosts=self.hosts,
             inside=self.inside,
+            speeds=None if self.density is None else self.sparse,
         )
 
     def _reference_bytes(self) -> int:

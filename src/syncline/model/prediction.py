@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from syncline.errors import UserError
 from syncline.model.document import Document, Value
+from syncline.model.suggestion import Suggestion
 
 __all__ = ["Comparison", "Prediction"]
 
@@ -71,6 +72,8 @@ class Comparison(Document, frozen=True, kw_only=True):
     """The planner that ``auto`` takes."""
     reason: str
     """Why, in a sentence."""
+    suggestion: Suggestion | None = None
+    """What sparse exchange would make of it, which is never chosen."""
 
     def __post_init__(self) -> None:
         if self.chosen not in {p.planner for p in self.predictions}:

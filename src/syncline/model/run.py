@@ -10,6 +10,7 @@ import msgspec
 from syncline.errors import UserError
 from syncline.model.document import Document, Value
 from syncline.model.recipe import Compression
+from syncline.model.suggestion import Suggestion
 
 __all__ = ["Decision", "Event", "Rate", "Run", "Sent"]
 
@@ -96,6 +97,8 @@ class Run(Document, frozen=True, kw_only=True):
     """How gradients were compressed, if that was asked for."""
     sent: Sent | None = None
     """What the compressed steps have sent."""
+    suggestion: Suggestion | None = None
+    """What sparse exchange was predicted to make of it; never switched on by itself."""
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()
     """Rates over the whole run, of Syncline and of whatever it was compared with."""

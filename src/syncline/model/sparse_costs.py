@@ -16,40 +16,108 @@ and 7 agree with Table I and with the algorithms. k is not rounded to whole elem
   needed: ``log2 P (alpha + rho w M beta)``, half of Eq. 7. A merge of overlapping parts would count
   values twice, so surplus workers fold in first: ``floor(log2 P) + 2`` rounds for no power of two.
 
-Selecting and merging are computation and are not counted, as in the paper. For a dense exchange
-(Eq. 5) take the ring of ``ALL_REDUCE_ALGORITHMS``, which is the same without gamma.
+The paper counts no selecting and merging, though selecting takes as long as computing on two of its
+models (Fig. 11). With :class:`SparseSpeeds` they are counted, on the worker on which they take
+longest, and so is our coding of the indices: MG-WFBP, section 8, asks for merging that knows what
+compressing costs. For a dense exchange (Eq. 5) take the ring of ``ALL_REDUCE_ALGORITHMS``, which is
+the same without gamma.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from syncline.errors import UserError, did_you_mean
 from syncline.model.cost import CostCurve
+from syncline.model.document import Value
 from syncline.model.rounds import doubling_rounds, folded_rounds, require_workers
 
-__all__ = ["SPARSE_ALGORITHMS", "sparse_line"]
+__all__ = [
+    "INDEX_BYTES",
+    "SPARSE_ALGORITHMS",
+    "SparseSpeeds",
+    "SparseWork",
+    "coded_index_bytes",
+    "computing_line",
+    "sparse_line",
+]
+
+INDEX_BYTES = 4
+"""Of an index as it is."""
+CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16
+"""Of an index as a distance; a distance of so many elements takes 4 bytes more."""
 
 
-def _top_k(workers: int) -> tuple[int, int]:
-    return doubling_rounds(workers), workers - 1
+class SparseSpeeds(Value, frozen=True, kw_only=True):
+    """How fast a worker selects and merges; see :func:`syncline.measure.sparse.sparse_speeds`.
+
+    Raises:
+        UserError: on construction, if a time is negative or not finite.
+    """
+
+    select_s_per_element: float
+    """Seconds an element of the dense message: it is checked, added to its residual, selected or
+    not, and the average is written into its place."""
+    merge_s_per_entry: float
+    """Seconds an entry that a merge is given, with writing and reading it on the wire."""
+    message_s: float = 0.0
+    """Seconds a message, whatever its size."""
+    round_s: float = 0.0
+    """Seconds a round, whatever its size, beside the link's startup."""
+
+    def __post_init__(self) -> None:
+        for field in ("select_s_per_element", "merge_s_per_entry", "message_s", "round_s"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(
+                    f"speeds of sparse exchange: {field} must be finite and at least 0, found "
+                    f"{value}"
+                )
 
 
-def _gtop_k(workers: int) -> tuple[int, int]:
-    return 2 * doubling_rounds(workers), 2 * doubling_rounds(workers)
+class SparseWork(NamedTuple):
+    """What an exchange comes to on the worker on which it takes longest."""
+
+    startups: int
+    """Rounds one after another."""
+    vectors: int
+    """Vectors of k entries that pass its link one after another."""
+    merged: int
+    """Vectors of k entries that its merges are given."""
 
 
-def _gtop_k_butterfly(workers: int) -> tuple[int, int]:
-    return folded_rounds(workers), folded_rounds(workers)
+def _top_k(workers: int) -> SparseWork:
+    rounds = doubling_rounds(workers)
+    # The gathered vectors are added up in pairs, and nothing is dropped: P vectors a level.
+    return SparseWork(rounds, workers - 1, workers * rounds)
 
 
-SPARSE_ALGORITHMS: dict[str, Callable[[int], tuple[int, int]]] = {
+def _gtop_k(workers: int) -> SparseWork:
+    rounds = doubling_rounds(workers)
+    return SparseWork(2 * rounds, 2 * rounds, 2 * rounds)
+
+
+def _gtop_k_butterfly(workers: int) -> SparseWork:
+    # A worker that took in a surplus one merges once more, and hands the result back at the end.
+    return SparseWork(folded_rounds(workers), folded_rounds(workers), 2 * doubling_rounds(workers))
+
+
+SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
     "top-k": _top_k,
     "gtop-k": _gtop_k,
     "gtop-k-butterfly": _gtop_k_butterfly,
 }
-"""name -> workers -> (startups, selections of k elements sent one after another)."""
+"""name -> workers -> what there is to do."""
+
+
+def coded_index_bytes(density: float) -> float:
+    """Return the bytes that an index takes at most in our coding, per entry of a large message.
+
+    Indices travel as distances of 16 bits where that is shorter (:mod:`syncline.sparse.wire`).
+    """
+    return min(float(INDEX_BYTES), CODED_INDEX_BYTES + 4 / (ESCAPE * density))
 
 
 def sparse_line(
@@ -60,7 +128,8 @@ def sparse_line(
     beta_s_per_byte: float,
     density: float,
     element_bytes: int = 4,
-    index_bytes: int = 4,
+    index_bytes: float | None = None,
+    speeds: SparseSpeeds | None = None,
 ) -> CostCurve:
     """Return the cost of a sparse exchange as a line in the bytes of the dense message.
 
@@ -71,18 +140,16 @@ def sparse_line(
         beta_s_per_byte: transmission time between two workers.
         density: rho, above 0 and at most 1: the share of elements that each worker sends.
         element_bytes: width of a value.
-        index_bytes: width of an index.
+        index_bytes: width of an index; by default 4 without speeds, as in the paper, and as we
+            code it with them.
+        speeds: of selecting and merging, which are not counted if None.
 
     Raises:
         UserError: the algorithm is unknown, or a value is out of its range.
     """
-    if algorithm not in SPARSE_ALGORITHMS:
-        hint = did_you_mean(algorithm, SPARSE_ALGORITHMS)
-        known = ", ".join(SPARSE_ALGORITHMS)
-        raise UserError(f"unknown sparse exchange {algorithm!r}{hint} (known: {known})")
-    require_workers(workers)
-    if not (math.isfinite(density) and 0 < density <= 1):
-        raise UserError(f"density must be above 0 and at most 1, found {density}")
+    work = _work_of(algorithm, workers, density)
+    if index_bytes is None:
+        index_bytes = INDEX_BYTES if speeds is None else coded_index_bytes(density)
     if element_bytes < 1 or index_bytes < 0:
         raise UserError(
             "a sparse exchange needs elements of at least 1 byte and indices of at least 0, found "
@@ -90,6 +157,47 @@ def sparse_line(
         )
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
-    startups, selections = SPARSE_ALGORITHMS[algorithm](workers)
     sent_share = density * (1 + index_bytes / element_bytes)
-    return CostCurve.line(startups * alpha_s, selections * sent_share * beta_s_per_byte)
+    link = CostCurve.line(work.startups * alpha_s, work.vectors * sent_share * beta_s_per_byte)
+    if speeds is None:
+        return link
+    return CostCurve.in_turn(
+        [
+            link,
+            computing_line(
+                algorithm,
+                workers=workers,
+                density=density,
+                element_bytes=element_bytes,
+                speeds=speeds,
+            ),
+        ]
+    )
+
+
+def computing_line(
+    algorithm: str, *, workers: int, density: float, speeds: SparseSpeeds, element_bytes: float = 4
+) -> CostCurve:
+    """Return what selecting and merging cost, as a line in the bytes of the dense message.
+
+    ``message_s + startups round_s + (select + merged rho merge) M / element_bytes``. Arguments and
+    errors are those of :func:`sparse_line`.
+    """
+    work = _work_of(algorithm, workers, density)
+    if workers == 1:
+        return CostCurve.line(0.0, 0.0)
+    an_element_s = speeds.select_s_per_element + work.merged * density * speeds.merge_s_per_entry
+    return CostCurve.line(
+        speeds.message_s + work.startups * speeds.round_s, an_element_s / element_bytes
+    )
+
+
+def _work_of(algorithm: str, workers: int, density: float) -> SparseWork:
+    if algorithm not in SPARSE_ALGORITHMS:
+        hint = did_you_mean(algorithm, SPARSE_ALGORITHMS)
+        known = ", ".join(SPARSE_ALGORITHMS)
+        raise UserError(f"unknown sparse exchange {algorithm!r}{hint} (known: {known})")
+    require_workers(workers)
+    if not (math.isfinite(density) and 0 < density <= 1):
+        raise UserError(f"density must be above 0 and at most 1, found {density}")
+    return SPARSE_ALGORITHMS[algorithm](workers)

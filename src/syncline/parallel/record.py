@@ -73,6 +73,7 @@ def record_of(ddp: DistributedDataParallel) -> Run:
         overhead_iterations=overhead,
         compression=None if ddp._compressing is None else ddp._compressing.compression,
         sent=None if ddp._compressing is None else ddp._compressing.sent,
+        suggestion=tuning.comparison.suggestion if tuning.comparison else None,
         events=tuple(tuning.events),
     )
 

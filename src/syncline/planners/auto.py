@@ -13,6 +13,7 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
 from syncline.planners.ddp import Ddp
+from syncline.planners.suggestion import suggestion
 from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import Forecast, predict
 
@@ -48,7 +49,8 @@ def choose(
 
     The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
     kept unless the predicted gain over them exceeds twice the standard error of the measured
-    iteration time (when the profile has one).
+    iteration time (when the profile has one). What compression would gain is predicted too, but
+    never taken.
 
     Args:
         profile: what the worker computes.
@@ -95,6 +97,7 @@ def choose(
         predictions=predictions,
         chosen=chosen,
         reason=reason,
+        suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
     )
     return Choice(comparison, plans[chosen], forecasts[chosen], plans, deferring)
 

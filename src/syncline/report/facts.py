@@ -68,6 +68,8 @@ class PlannerTable(Value, frozen=True):
     rows: tuple[PlannerRow, ...]
     chosen: str
     reason: str
+    suggestion: str = ""
+    """What sparse exchange would gain, in a sentence; empty where that was not predicted."""
 
 
 class Check(Value, frozen=True):

@@ -89,6 +89,9 @@ def planners_section(_: Bundle, summary: Summary) -> Html | None:
             typeset(planners.reason.rstrip(". ") + "."),
             class_="why",
         ),
+        tag("p", tag("b", "Compression: "), typeset(f"{planners.suggestion}."), class_="why")
+        if planners.suggestion
+        else "",
     )
 
 

@@ -127,6 +127,7 @@ def planner_table(comparison: Comparison) -> PlannerTable:
         ),
         chosen=comparison.chosen,
         reason=comparison.reason,
+        suggestion=comparison.suggestion.sentence if comparison.suggestion else "",
     )
 
 

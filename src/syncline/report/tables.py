@@ -128,6 +128,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         _title(where),
         _below(_table(columns, cells, left=frozenset({0, 1}), marked=marked)),
         _below(_text(f"* {planners.chosen}: {planners.reason}")),
+        *([_text(f"compression: {planners.suggestion}")] if planners.suggestion else ()),
     )
 
 

@@ -69,7 +69,8 @@ def _left_out(points: Iterable[Change], network: Network) -> Iterable[str]:
             "Converting gradients to and from the type in which they travel is not charged, nor is "
             "what the sum loses in it."
         )
-    if network.density is not None or any(change.density is not None for change in points):
+    sparse = network.density is not None or any(change.density is not None for change in points)
+    if sparse and network.sparse is None:
         yield "Selecting and merging the elements of a sparse exchange is not charged."
     if any(change.compute_scale != 1 for change in points):
         yield "A compute scale leaves reading, copying and the host's launching as they are."

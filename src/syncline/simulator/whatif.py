@@ -15,6 +15,7 @@ import msgspec
 
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
+from syncline.model.exchange import Exchange
 from syncline.model.network import Link, Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
@@ -49,8 +50,8 @@ __all__ = [
 
 MOST_POINTS = 5000
 """Points of one sweep."""
-INDEX_BYTES = 4
-"""Of the index that travels with each element of a sparse exchange."""
+ELEMENT_BYTES = 4
+"""Of the elements that the cost of a sparse exchange counts."""
 
 Planner = Callable[[Profile, Network], Plan]
 
@@ -186,8 +187,8 @@ class WhatIfSimulator:
     def network_at(self, change: Change) -> Network:
         """Return the network as it is at a point.
 
-        The cost of a sparse exchange counts elements of 4 bytes with an index as wide; where
-        elements are of another width, the index still takes 4 bytes, and the cost is corrected.
+        The cost of a sparse exchange counts elements of 4 bytes; where they are of another width,
+        the index still takes the bytes it took, and the cost is corrected.
         """
         network = self.network.with_(
             workers=change.workers,
@@ -201,11 +202,10 @@ class WhatIfSimulator:
         if network.density is None or not elements:
             return network
         width = profile.gradient_bytes / elements
-        rate = (1 + INDEX_BYTES / width) / 2
-        if rate == 1:
+        if width == ELEMENT_BYTES:
             return network
         curves = {
-            name: None if curve is None else curve.rebased(curve.startup_s, rate)
+            name: None if curve is None else of_width(curve, network.exchange, width)
             for name, curve in (
                 ("all_reduce", network.all_reduce),
                 ("pipelined", network.pipelined),
@@ -295,6 +295,15 @@ class WhatIfSimulator:
                 strategy=change.strategy,
             )
         return self._alone_s[key]
+
+
+def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> CostCurve:
+    """Return the curve of a sparse exchange of elements of 4 bytes for those of another width."""
+    index_bytes = exchange.index_bytes
+    rate = (1 + index_bytes / element_bytes) / (1 + index_bytes / ELEMENT_BYTES)
+    link = curve.less(exchange.computing_curve())
+    link = link.rebased(link.startup_s, rate)
+    return CostCurve.in_turn([link, exchange.computing_curve(element_bytes=element_bytes)])
 
 
 def _setting(change: Change, network: Network) -> Setting:

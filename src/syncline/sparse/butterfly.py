@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from syncline.sparse.exchange import Content, Outcome, Share, Step, join
+from syncline.sparse.exchange import Content, Joined, Outcome, Share, Step, join
 from syncline.sparse.vector import SparseVector, total
 
 __all__ = ["butterfly"]
@@ -48,23 +48,47 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
         held = joined.kept
         returned += [joined.dropped, joined.remainder]
 
-    contribution = held
+    contribution = _Contribution(held, share.length)
     number = rank // 2 if rank < 2 * surplus else rank - surplus
     bit = 1
     while bit < ranks - surplus:
         other = number ^ bit
         partner = 2 * other if other < surplus else other + surplus
-        (theirs,) = yield Step(partner, (held,), partner, 1)
+        (theirs,) = yield Step(partner, (held,), partner, 1, contribution.take_back)
         joined = join(held, theirs, share)
         held = joined.kept
-        if isinstance(contribution, SparseVector):
-            back, contribution = contribution.divided(joined.dropped.indices)
-            returned.append(back)
-            if number % (2 * bit) == 0 and len(joined.remainder):
-                returned.append(joined.remainder)
-                contribution = total(share.length, [contribution, joined.remainder.negated()])
+        contribution.joined(joined, keeps_remainder=number % (2 * bit) == 0)
         bit *= 2
 
     if rank < 2 * surplus:
-        yield Step(send_to=rank + 1, contents=(held,))
-    return Outcome(held, total(share.length, returned))
+        yield Step(send_to=rank + 1, contents=(held,), meanwhile=contribution.take_back)
+    contribution.take_back()
+    return Outcome(held, total(share.length, [*returned, *contribution.returned]))
+
+
+class _Contribution:
+    """What a rank has given to what is held, and what of it came back.
+
+    Nothing of it is needed for the next round, so it is worked out while that is under way.
+    """
+
+    def __init__(self, own: Content, length: int) -> None:
+        self._own = own
+        self._length = length
+        self._joined: list[tuple[Joined, bool]] = []
+        self.returned: list[SparseVector] = []
+
+    def joined(self, joined: Joined, *, keeps_remainder: bool) -> None:
+        self._joined.append((joined, keeps_remainder))
+
+    def take_back(self) -> None:
+        """Take back what was dropped of it in the rounds so far."""
+        done, self._joined = self._joined, []
+        if not isinstance(self._own, SparseVector):
+            return
+        for joined, keeps_remainder in done:
+            back, self._own = self._own.divided(joined.dropped.indices)
+            self.returned.append(back)
+            if keeps_remainder and len(joined.remainder):
+                self.returned.append(joined.remainder)
+                self._own = total(self._length, [self._own, joined.remainder.negated()])

@@ -131,9 +131,12 @@ class Courier:
                 works.append(self._group.recv([received], step.receive_from, 0))
             if step.send_to is not None:
                 messages = [wire.write(content) for content in step.contents]
-                sent = torch.from_numpy(np.concatenate(messages))
+                whole = messages[0] if len(messages) == 1 else np.concatenate(messages)
+                sent = torch.from_numpy(whole)
                 works.append(self._group.send([sent], step.send_to, 0))
                 self.sent_bytes += sent.numel()
+            if step.meanwhile is not None:
+                step.meanwhile()
             for work in works:
                 if work.wait(self._timeout) is False:
                     raise PeerError("the exchange was aborted")

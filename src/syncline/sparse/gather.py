@@ -31,11 +31,17 @@ def all_gather(share: Share) -> Generator[Step, tuple[Content, ...], list[Conten
 
 
 def summed(contents: Sequence[Content], length: int) -> Content:
-    """Return the sum in the order of ranks, or the refusal of the lowest rank that refused."""
+    """Return the sum of neighbours in pairs, or the refusal of the lowest rank that refused.
+
+    In pairs, since sums grow: ``P k log2 P`` entries are read, and not ``P^2 k / 2``.
+    """
     refusals = [content for content in contents if isinstance(content, Refusal)]
     if refusals:
         return min(refusals)
-    return total(length, [c for c in contents if isinstance(c, SparseVector)])
+    sums = [content for content in contents if isinstance(content, SparseVector)]
+    while len(sums) > 1:
+        sums = [total(length, sums[first : first + 2]) for first in range(0, len(sums), 2)]
+    return total(length, sums)
 
 
 def top_k(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:

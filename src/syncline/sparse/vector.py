@@ -130,5 +130,5 @@ def total(length: int, vectors: Iterable[SparseVector]) -> SparseVector:
     result, everything = SparseVector.empty(length), Quota((length,), (length,))
     for vector in vectors:
         if len(vector):
-            result, _ = merged(result, vector, everything)
+            result = merged(result, vector, everything)[0] if len(result) else vector
     return result

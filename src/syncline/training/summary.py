@@ -63,6 +63,8 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
     if run.compression is not None and run.sent is not None:
         lines.append(_line("compression", _compression(config, run)))
     lines.append(_line("decision", f"{run.decision}: {run.reason}"))
+    if run.suggestion is not None and run.compression is None:
+        lines.append(_line("suggestion", f"compression: {run.suggestion.sentence}"))
     lines.append(_line("report", str(report_path(config))))
     return "\n".join(lines)
 
@@ -87,6 +89,7 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "deferred": run.deferred,
         "compression": None if run.compression is None else msgspec.to_builtins(run.compression),
         "sent": None if run.sent is None else msgspec.to_builtins(run.sent),
+        "suggestion": None if run.suggestion is None else msgspec.to_builtins(run.suggestion),
         "results": run.results,
         "rates": [msgspec.to_builtins(rate) for rate in run.rates],
         "speed_up": None if ratio is None else ratio[0],
