@@ -1,4 +1,4 @@
-"""A rank of ``benchmarks.soak``: collectives drawn from a seed that all ranks share, all checked."""
+"""A rank of ``benchmarks.soak``: collectives drawn from a seed that all ranks share, checked."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def work(rank: int, folder: Path, soak: Soak) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "notes"), soak.ranks)
     groups = [
-        Group(
-            store, rank, soak.ranks, name=f"{number}", timeout_s=TIMEOUT_S, transport=transport
-        )
+        Group(store, rank, soak.ranks, name=f"{number}", timeout_s=TIMEOUT_S, transport=transport)
         for number, transport in enumerate(soak.transports)
     ]
     chance = random.Random(soak.seed)
