@@ -17,6 +17,7 @@ BENCHMARKS = (
     "overlap_overhead",
     "kill_resume",
     "group_faults",
+    "soak",
     "prediction_error",
     "shaped_link",
     "bsp_profile",

@@ -51,13 +51,15 @@ def _portable(arguments: Sequence[str]) -> list[str]:
     return [Path(a).name if a.startswith("/") else a for a in arguments]
 
 
-def save(name: str, measured: dict[str, Any]) -> None:
-    """Write the raw results of a benchmark."""
+def save(name: str, measured: dict[str, Any], *, module: str | None = None) -> None:
+    """Write the raw results of a benchmark, of another module's where the name is another."""
     RESULTS.mkdir(exist_ok=True)
     record = {
         "benchmark": name,
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "command": " ".join(["python -m", f"benchmarks.{name}", *_portable(sys.argv[1:])]),
+        "command": " ".join(
+            ["python -m", f"benchmarks.{module or name}", *_portable(sys.argv[1:])]
+        ),
         "machine": machine(),
         **measured,
     }

@@ -18,6 +18,10 @@ namespace {
 constexpr int number_bits = 24;
 constexpr int call_bits = 24;
 constexpr std::chrono::seconds longest_close{2};
+// Small messages, and over TCP fragments, UCX keeps in memory until somebody takes them. So a rank
+// sends no more ahead of its peer than this many, and a peer says every so often how many it took.
+constexpr std::uint64_t most_ahead = 32;
+constexpr std::uint64_t taken_at_once = most_ahead / 4;
 constexpr ucp_tag_t number_mask = (ucp_tag_t{1} << number_bits) - 1;
 constexpr ucp_tag_t call_mask = (ucp_tag_t{1} << call_bits) - 1;
 
@@ -133,20 +137,20 @@ UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, 
         throw failure(ucx_, ("reach rank " + std::to_string(peer)).c_str(), status);
     }
     listen();
-    say({Word::hello, -1, 0});
+    say({Word::hello});
     const ucp_request_param_t nothing{};
     connecting_ = ucx_.ep_flush_nbx(endpoint_, &nothing);
 }
 
 UcxLink::~UcxLink() {
-    const auto pending = [&](void* request) {
-        return UCS_PTR_IS_PTR(request) && ucx_.request_check_status(request) == UCS_INPROGRESS;
+    const auto saying = [&] {
+        return std::ranges::any_of(saying_, [&](const auto& s) { return pending(s.request); });
     };
     const auto deadline = Clock::now() + longest_close;
     const auto progress_while = [&](auto&& any) {
         while (any() && Clock::now() < deadline) worker_->progress();
     };
-    if (broken_.empty() && !gave_up_) say({Word::left, -1, 0});
+    if (broken_.empty() && !gave_up_) say({Word::left});
     // What is under way must not write to memory that is gone: cancel it, and see it end.
     for (const auto& receipt : receipts_) {
         ucx_.request_cancel(worker_->handle(), receipt->request);
@@ -155,22 +159,21 @@ UcxLink::~UcxLink() {
     // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
     // one that is told that this rank has given up takes no more than that.
     if (gave_up_) {
-        progress_while([&] { return broken_.empty() && std::ranges::any_of(saying_, pending); });
+        progress_while([&] { return broken_.empty() && saying(); });
     }
     ucp_request_param_t parameters{};
     parameters.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     parameters.flags = broken_.empty() && !gave_up_ ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
     void* closing = ucx_.ep_close_nbx(endpoint_, &parameters);
     progress_while([&] {
-        return pending(closing) || pending(listening_) || pending(connecting_) ||
-               std::ranges::any_of(saying_, pending) ||
+        return pending(closing) || pending(listening_) || pending(connecting_) || saying() ||
                std::ranges::any_of(sends_, [&](const auto& s) { return pending(s.request); }) ||
                std::ranges::any_of(receipts_, [&](const auto& r) { return pending(r->request); });
     });
     if (UCS_PTR_IS_PTR(closing)) ucx_.request_free(closing);
     if (UCS_PTR_IS_PTR(connecting_)) ucx_.request_free(connecting_);
     if (listening_ != nullptr) ucx_.request_free(listening_);
-    for (void* request : saying_) ucx_.request_free(request);
+    for (const Saying& each : saying_) ucx_.request_free(each.request);
     for (const Sending& sending : sends_) {
         if (sending.request != nullptr) ucx_.request_free(sending.request);
     }
@@ -186,15 +189,23 @@ void UcxLink::fail(ucs_status_t status) {
                           ucx_.status_string(status) + ")";
 }
 
+bool UcxLink::pending(void* request) const {
+    return UCS_PTR_IS_PTR(request) && ucx_.request_check_status(request) == UCS_INPROGRESS;
+}
+
 void UcxLink::say(const Notice& notice) {
-    said_.push_back(std::make_unique<Notice>(notice));
+    while (!saying_.empty() && !pending(saying_.front().request)) {
+        ucx_.request_free(saying_.front().request);
+        saying_.pop_front();
+    }
+    auto kept = std::make_unique<Notice>(notice);
     ucp_request_param_t parameters{};
-    void* request = ucx_.tag_send_nbx(endpoint_, said_.back().get(), sizeof notice,
-                                      notice_tag(rank_), &parameters);
+    void* request = ucx_.tag_send_nbx(endpoint_, kept.get(), sizeof notice, notice_tag(rank_),
+                                      &parameters);
     if (UCS_PTR_IS_ERR(request)) {
         fail(UCS_PTR_STATUS(request));
     } else if (request != nullptr) {
-        saying_.push_back(request);
+        saying_.push_back({std::move(kept), request});
     }
 }
 
@@ -219,8 +230,9 @@ void UcxLink::hear() {
         listening_ = nullptr;
         if (status != UCS_OK) return fail(status);
         if (heard_.word == Word::given_up) {
-            verdict_ = Verdict{heard_.culprit, heard_.disagrees != 0};
+            verdict_ = heard_.verdict;
         }
+        taken_ = std::max(taken_, heard_.taken);
         greeted_ = greeted_ || heard_.word == Word::ready;
         left_ = left_ || heard_.word == Word::left;
         listen();
@@ -239,16 +251,15 @@ bool UcxLink::connected() {
     }
     if (!ready_ && broken_.empty()) {
         ready_ = true;
-        say({Word::ready, -1, 0});
+        say({Word::ready});
     }
-    return greeted_ && std::ranges::all_of(saying_, [&](void* request) {
-               return ucx_.request_check_status(request) != UCS_INPROGRESS;
-           });
+    return greeted_ &&
+           std::ranges::none_of(saying_, [&](const Saying& each) { return pending(each.request); });
 }
 
 void UcxLink::give_up(const Verdict& verdict) {
     gave_up_ = true;
-    if (broken_.empty()) say({Word::given_up, verdict.culprit, verdict.disagrees ? 1 : 0});
+    if (broken_.empty()) say({Word::given_up, verdict});
 }
 
 std::optional<Verdict> UcxLink::given_up() {
@@ -263,7 +274,8 @@ ucp_tag_t UcxLink::tag(std::int32_t from, std::uint64_t number, const Call& call
 
 bool UcxLink::can_send() {
     if (sends_.size() >= window_) reap();
-    return broken_.empty() && sends_.size() < window_;
+    if (sent_ - taken_ >= most_ahead) hear();
+    return broken_.empty() && sends_.size() < window_ && sent_ - taken_ < most_ahead;
 }
 
 void UcxLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) {
@@ -347,6 +359,10 @@ std::uint64_t UcxLink::received() {
         ucx_.request_free(receipt->request);
         accept(*receipt);
         ++received_;
+    }
+    if (received_ - told_ >= taken_at_once && broken_.empty() && !gave_up_) {
+        told_ = received_;
+        say({Word::taken, {-1, false}, received_});
     }
     return received_;
 }

@@ -90,16 +90,22 @@ class UcxLink final : public Link {
     enum class Word : std::int32_t {
         hello,  // makes UCX connect the two
         ready,  // they are connected, as the one who says it sees it
+        taken,  // so many fragments
         given_up,
         left,
     };
     struct Notice {
         Word word;
-        std::int32_t culprit;
-        std::int32_t disagrees;
+        Verdict verdict{-1, false};
+        std::uint64_t taken = 0;
+    };
+    struct Saying {
+        std::unique_ptr<Notice> notice;  // which UCX is still reading
+        void* request;
     };
 
     void say(const Notice& notice);
+    [[nodiscard]] bool pending(void* request) const;
     void listen();
     // Take in what the peer has said.
     void hear();
@@ -117,8 +123,7 @@ class UcxLink final : public Link {
     ucp_ep_h endpoint_ = nullptr;
     std::string broken_;
 
-    std::deque<std::unique_ptr<Notice>> said_;  // which UCX may still be reading
-    std::vector<void*> saying_;
+    std::deque<Saying> saying_;
     Notice heard_{};
     void* listening_ = nullptr;  // null: for nothing more
     std::optional<Verdict> verdict_;
@@ -130,9 +135,11 @@ class UcxLink final : public Link {
 
     std::deque<Sending> sends_;
     std::uint64_t sent_ = 0;
+    std::uint64_t taken_ = 0;  // by the peer, as it has said
     std::deque<std::unique_ptr<Receipt>> receipts_;
     std::uint64_t posted_ = 0;
     std::uint64_t received_ = 0;
+    std::uint64_t told_ = 0;  // of those received
     std::vector<std::byte> scratch_;
 };
 

@@ -192,6 +192,32 @@ def test_what_was_sent_before_leaving_arrives(transport: Transport, count: int) 
     root.close()
 
 
+AHEAD_BYTES = 32 * 64 * 1024
+"""So much UCX may have to keep for a rank that takes nothing."""
+
+
+def test_a_rank_sends_only_so_much_ahead_of_one_that_takes_nothing() -> None:
+    first, second = pair("ucx")
+    first.send(jobs.elements(torch.ones(AHEAD_BYTES // 4)), peer=1).wait()
+    with pytest.raises(PeerError, match="rank 1 did not send, or take, what it should"):
+        first.send(jobs.elements(torch.ones(1)), peer=1).wait(0.3)
+    first.close()
+    second.close()
+
+
+def test_what_was_held_back_follows_when_it_is_taken() -> None:
+    first, second = pair("ucx")
+    values = torch.arange(3.5 * AHEAD_BYTES / 4)
+    for _ in range(3):
+        sent = first.send(jobs.elements(values), peer=1)
+        taken = torch.zeros_like(values)
+        second.receive(jobs.elements(taken), peer=0).wait()
+        sent.wait()
+        assert torch.equal(taken, values)
+    first.close()
+    second.close()
+
+
 @both
 def test_survivors_go_on_in_a_new_group(transport: Transport) -> None:
     store = dist.HashStore()

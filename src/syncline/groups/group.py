@@ -164,7 +164,7 @@ class Group:
             ways = []
             if worker is not None:
                 ways = addresses(worker, store, name, rank, remote, deadline)
-            crowded = len(near) > _processors()
+            crowded = len(reception.neighbours) > _processors()
             segment = _new_segment(len(near))
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._peers: list[Introduced] = []

@@ -1,0 +1,88 @@
+"""Mixed collectives in several groups for minutes: every result right, nothing growing.
+
+``python -m benchmarks.soak [--minutes 10]`` runs ranks that share two groups by shared memory and
+one by UCX over TCP on the loopback device. All ranks draw the same collectives, sizes, dtypes,
+reductions, roots and algorithms, start them in one order, up to four under way at once, and check
+every result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import save
+from benchmarks.soak_worker import Soak, work
+
+GRACE_S = 120.0
+"""For the ranks to start and to end."""
+
+
+def run(soak: Soak) -> dict[str, Any]:
+    """Let all ranks work; return what they did and held.
+
+    Raises:
+        RuntimeError: a rank failed or hangs.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.soak_worker"])
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes = [
+            context.Process(target=work, args=(rank, folder, soak), daemon=True)
+            for rank in range(soak.ranks)
+        ]
+        for process in processes:
+            process.start()
+        deadline_s = time.monotonic() + soak.seconds + GRACE_S
+        for process in processes:
+            process.join(max(deadline_s - time.monotonic(), 0))
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+            process.join()
+        if any(code != 0 for code in codes):
+            raise RuntimeError(f"exit codes {codes}; None: the rank hung")
+        ranks = [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(soak.ranks)]
+    return {
+        "ranks": soak.ranks,
+        "groups": soak.transports,
+        "took_s": time.monotonic() - began_s,
+        "collectives": ranks[0]["collectives"],
+        "descriptors": [rank["descriptors"] for rank in ranks],
+        "memory_bytes": [rank["memory_bytes"] for rank in ranks],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    found = run(
+        Soak(
+            ranks=options.ranks,
+            seconds=options.minutes * 60,
+            seed=options.seed,
+            transports=("auto", "ucx", "auto"),
+        )
+    )
+    each = Counter(found["collectives"])
+    print(f"{each.total()} collectives in {found['took_s']:.0f} s, all results right")
+    for name, count in sorted(each.items()):
+        print(f"  {count:7} {name}")
+    print("open descriptors of each rank, when warm and at the end:", found["descriptors"])
+    print("resident bytes of each rank, when warm and at the end:", found["memory_bytes"])
+    save("soak", found)
+
+
+if __name__ == "__main__":
+    main()
