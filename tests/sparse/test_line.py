@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import pytest
 
+from syncline.errors import PeerError
 from syncline.sparse.line import Line
 
 
 def test_jobs_run_in_order_on_a_thread_of_their_own() -> None:
-    line, done = Line("a line"), []
+    line, done = Line("a line", timeout_s=30), []
     for number in range(50):
         line.put(lambda n=number: done.append((n, threading.current_thread().name)), lambda: None)
     line.join()
@@ -18,7 +20,7 @@ def test_jobs_run_in_order_on_a_thread_of_their_own() -> None:
 
 
 def test_no_job_runs_after_one_that_failed() -> None:
-    line, done, ended = Line("a line"), [], []
+    line, done, ended = Line("a line", timeout_s=30), [], []
 
     def fails() -> None:
         raise ValueError("the first")
@@ -35,6 +37,47 @@ def test_no_job_runs_after_one_that_failed() -> None:
 
 
 def test_a_line_without_jobs() -> None:
-    line = Line("a line")
+    line = Line("a line", timeout_s=30)
     line.check()
     line.join()
+
+
+def test_a_line_that_waits_keeps_nothing_of_its_last_job() -> None:
+    class State:
+        def work(self) -> None:
+            pass
+
+    line, state = Line("a line", timeout_s=30), State()
+    gone = weakref.ref(state)
+    line.put(state.work, state.work)
+    line.join()
+    del state
+    assert gone() is None
+
+
+def test_waiting_for_a_job_ends() -> None:
+    line, release = Line("a line", timeout_s=0.05), threading.Event()
+    done: list[int] = []
+    line.put(lambda: (release.wait(30), None)[1], lambda: done.append(1))
+    line.put(lambda: done.append(2), lambda: done.append(3))
+    for _ in range(2):
+        with pytest.raises(PeerError, match=r"not ended within .* resume all ranks"):
+            line.join()
+    thread = line._thread
+    assert thread is not None
+    line.close()
+    release.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert done == [1, 3]
+
+
+def test_what_follows_a_job_may_fail_too() -> None:
+    line = Line("a line", timeout_s=30)
+
+    def fails() -> None:
+        raise ValueError("afterwards")
+
+    line.put(lambda: None, fails)
+    with pytest.raises(ValueError, match="afterwards"):
+        line.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from syncline.errors import UserError
+from syncline.measure.exchange import timeout_of
 from syncline.model.recipe import Recipe
 from syncline.sparse.layout import exchanged_parameters
 from syncline.sparse.line import Line
@@ -20,6 +22,10 @@ from syncline.sparse.reducer import Gradient, flat
 from syncline.sparse.session import Scaler, Session, resharded
 
 __all__ = ["GTopKState", "resharded"]
+
+PATIENCE = 2
+"""Timeouts of the group that an exchange may take: what its own waits raise names the peer, so they
+come first."""
 
 Future = torch.futures.Future
 
@@ -73,7 +79,9 @@ class GTopKState:
         self._session = Session(recipe, elements, base, check=check, refused=refused)
         if scaler is not None:
             self._session.follow(scaler)
-        self._line = Line("syncline-sparse")
+        timeout_s = timeout_of(base).total_seconds()
+        self._line = Line("syncline-sparse", timeout_s=PATIENCE * timeout_s)
+        weakref.finalize(self, self._line.close)
         self._exchanged: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
         """Buckets of this step that DDP does not know of yet."""
         self._message = 0
@@ -86,7 +94,11 @@ class GTopKState:
         return self._step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must save; every rank saves its own."""
+        """Return what this rank must save; every rank saves its own.
+
+        Raises:
+            PeerError: a rank failed, or did not answer in time.
+        """
         self._line.join()
         return self._session.state_dict()
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
+
+from syncline.errors import PeerError
 
 __all__ = ["Line"]
 
@@ -14,20 +17,24 @@ Job = Callable[[], None]
 class Line:
     """Runs jobs in the order in which they were put; after a failure, no more of them.
 
-    The thread is started by the first job and does not keep the program from ending.
+    The thread is started by the first job and does not keep the program from ending. It ends with
+    :meth:`close`, and while it waits for a job it keeps nothing of the last one alive.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, timeout_s: float) -> None:
         """Make a line.
 
         Args:
             name: of its thread.
+            timeout_s: how long a job may take while somebody waits for it.
         """
         self._name = name
-        self._jobs: SimpleQueue[tuple[Job, Job]] = SimpleQueue()
+        self._timeout_s = timeout_s
+        self._jobs: SimpleQueue[tuple[Job, Job] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        self._waiting = 0
+        self._put = 0
+        self._ended = 0
         self._error: BaseException | None = None
 
     def put(self, job: Job, ended: Job) -> None:
@@ -38,7 +45,7 @@ class Line:
             ended: called in any case, on the line's thread.
         """
         with self._changed:
-            self._waiting += 1
+            self._put += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
@@ -49,9 +56,17 @@ class Line:
 
         Raises:
             BaseException: what the first job that failed has raised, on every call from then on.
+            PeerError: no job has ended for as long as one may take; on every call from then on.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting == 0)
+            while self._ended < self._put:
+                if not self._changed.wait_for(partial(self._beyond, self._ended), self._timeout_s):
+                    self._error = self._error or PeerError(
+                        f"{self._name}: an exchange has not ended within {self._timeout_s:.0f} s; "
+                        "a peer has stopped, see the other ranks' output, and resume all ranks "
+                        "from the last checkpoint"
+                    )
+                    break
         self.check()
 
     def check(self) -> None:
@@ -59,16 +74,28 @@ class Line:
         if self._error is not None:
             raise self._error
 
+    def close(self) -> None:
+        """Let the thread end after the jobs that were put; without waiting."""
+        self._jobs.put(None)
+
+    def _beyond(self, ended: int) -> bool:
+        return self._ended > ended
+
     def _serve(self) -> None:
-        while True:
-            job, ended = self._jobs.get()
-            try:
-                if self._error is None:
-                    job()
-            except BaseException as error:
-                self._error = error
-            finally:
-                ended()
-                with self._changed:
-                    self._waiting -= 1
-                    self._changed.notify_all()
+        while (work := self._jobs.get()) is not None:
+            self._carry_out(*work)
+            del work  # before the next one is waited for: it may be the last
+            with self._changed:
+                self._ended += 1
+                self._changed.notify_all()
+
+    def _carry_out(self, job: Job, ended: Job) -> None:
+        try:
+            if self._error is None:
+                job()
+        except BaseException as error:
+            self._error = self._error or error
+        try:
+            ended()
+        except BaseException as error:
+            self._error = self._error or error
