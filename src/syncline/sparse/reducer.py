@@ -224,21 +224,28 @@ class SparseReducer:
         """Add gradients to their residuals and take the largest out of these."""
         taken = []
         for unit, k in zip(self._units(gradients), quota.counts, strict=True):
-            found = select([self._part(g) for g in unit], k, momentum=self._recipe.momentum)
+            kept = [self._kept_of(gradient) for gradient in unit]
+            parts = [_part(g, *each) for g, each in zip(unit, kept, strict=True)]
+            found = select(parts, k, momentum=self._recipe.momentum)
             if not found.finite:
                 return Refusal(self.courier.rank, OVERFLOW, self._numbers[unit[0].name])
             taken.append(found.taken)
         return joined(taken)
 
-    def _part(self, gradient: Gradient) -> Part:
+    def _kept_of(self, gradient: Gradient) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the residual, and the velocity if there is one, to select from.
+
+        Zeros for a gradient of zeros, so that nothing is sent: DDP passes nothing on to a parameter
+        that no rank has used, so it would be lost.
+        """
         residual = self.residuals.of(gradient.name)
         velocity = self.residuals.velocity_of(gradient.name)
-        return Part(
-            residual.data_ptr(),
-            residual.numel(),
-            gradient.values.data_ptr(),
-            0 if velocity is None else velocity.data_ptr(),
-        )
+        if not _is_zero(gradient.values):
+            return residual, velocity
+        if velocity is None:
+            return torch.zeros_like(residual), None
+        residual += velocity.mul_(self._recipe.momentum)
+        return torch.zeros_like(residual), torch.zeros_like(velocity)
 
     def _passes_on(self, delivered: Content) -> bool:
         """Say whether a refusal is left to whoever looks at the gradients."""
@@ -336,6 +343,21 @@ class SparseReducer:
                     f"{after[index]:g}; please report it, with the recipe"
                 )
             start += values.numel()
+
+
+def _part(gradient: Gradient, residual: torch.Tensor, velocity: torch.Tensor | None) -> Part:
+    """Return what :func:`select` works on; the tensors must outlive it."""
+    return Part(
+        residual.data_ptr(),
+        residual.numel(),
+        gradient.values.data_ptr(),
+        0 if velocity is None else velocity.data_ptr(),
+    )
+
+
+def _is_zero(values: torch.Tensor) -> bool:
+    """Say whether all values are 0; nearly always the first says no."""
+    return values.numel() > 0 and float(values[0]) == 0 and not bool(values.any())
 
 
 def _digest_of(*what: object) -> int:
