@@ -10,9 +10,11 @@ import pytest
 from syncline.model.network import PRESETS
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
+from syncline.model.recipe import Compression, Recipe
 from syncline.model.timeline import Timeline
 from syncline.planners import PLANNERS
 from syncline.planners.auto import CANDIDATES, choose
+from syncline.planners.compressed import compressed
 from syncline.simulator.predict import predict
 from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
 
@@ -71,6 +73,27 @@ def test_a_plan_of_ones_own(run: Run, profile: Path, tmp_path: Path) -> None:
     comparison = Comparison.from_json(result.out)
     assert comparison.of("single").messages == 1
     assert comparison.reason == f"the plan in {path}"
+
+
+@pytest.mark.parametrize(
+    ("compression", "said"),
+    [
+        (Recipe(density=0.001), "the plan's messages are sparse, and the network says what dense"),
+        ("bfloat16", "the plan's messages travel as bfloat16, which is simulated with --wire"),
+    ],
+    ids=["sparse", "16 bits"],
+)
+def test_a_lossy_plan_is_not_simulated_at_what_dense_messages_cost(
+    run: Run, profile: Path, network: Path, tmp_path: Path, compression: Compression, said: str
+) -> None:
+    path = tmp_path / "plan.json"
+    compressed(PLANNERS["merge"].plan(PROFILE, LINKED), compression).save(path)
+    result = run("simulate", profile, network, "--plan", path)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+    sparse = ("--algorithm", "gtop-k", "--density", "0.001")
+    result = run("simulate", profile, network, "--plan", path, *sparse)
+    assert result.code == (0 if isinstance(compression, Recipe) else 2)
 
 
 def test_a_plan_and_a_planner(run: Run, profile: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
@@ -103,11 +103,16 @@ def simulate(
             workers=counts[0] if counts else None,
             algorithm=algorithms[0] if algorithms else None,
         )
+        _require_priced(plan, [net.density])
         comparison, timeline = _compare(loaded, net, names, plan, plan_file)
         output: Comparison | WhatIf = comparison
     else:
         base = network_argument(network)
         points = what_if.changes(base.workers)
+        exchanges = {(point.algorithm, point.density) for point in points}
+        _require_priced(
+            plan, [base.with_(algorithm=a, density=density).density for a, density in exchanges]
+        )
         if report is not None:
             require_place(Path(report))
         output, timeline = _sweep(loaded, base, names, plan, points, point, notes)
@@ -164,6 +169,25 @@ def _planners(text: str) -> tuple[str, ...] | None:
         if name in names[:index]:
             raise UserError(f"--planner names {name!r} twice; name it once")
     return tuple(names)
+
+
+def _require_priced(plan: Plan | None, densities: Iterable[float | None]) -> None:
+    """Make sure that a plan of lossy messages is not simulated at what dense ones cost.
+
+    Raises:
+        UserError: it would be.
+    """
+    payloads = {message.payload for message in plan.messages} - {"dense"} if plan else set()
+    if payloads == {"sparse"} and None in set(densities):
+        raise UserError(
+            "the plan's messages are sparse, and the network says what dense ones cost; give "
+            "--density 0.001, or whichever the recipe has, and --algorithm"
+        )
+    if payloads - {"sparse"}:
+        raise UserError(
+            f"the plan's messages travel as {', '.join(sorted(payloads))}, which is simulated with "
+            "--wire and a planner instead of --plan"
+        )
 
 
 def _compare(
