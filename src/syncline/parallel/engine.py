@@ -202,18 +202,16 @@ class Engine:
         for tensor in self.layout.buckets[bucket]:
             self.tensor_ready(tensor)
 
-    def _touch(self, round_: _Round, messages: Iterable[int]) -> None:
-        complete = []
+    def _touch(self, round_: _Round, messages: Sequence[int]) -> None:
+        complete = [message for message in messages if round_.missing[message] == 1]
+        if complete:
+            # Before the messages count as complete: the issuer looks without waiting to be told.
+            mark, now_ns = self._carrier.mark(), time.perf_counter_ns()
+            for message in complete:
+                round_.marks[message].append(mark)
+                round_.ready_ns[message] = now_ns
         for message in messages:
             round_.missing[message] -= 1
-            if not round_.missing[message]:
-                round_.ready_ns[message] = time.perf_counter_ns()
-                complete.append(message)
-        if not complete:
-            return
-        mark = self._carrier.mark()
-        for message in complete:
-            round_.marks[message].append(mark)
         if self._awaited in complete:
             with self._lock:
                 self._for_issuer.notify()
