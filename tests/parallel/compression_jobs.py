@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -169,6 +170,55 @@ def decides(given: str | dict[str, Any], slow: bool) -> dict[str, Any]:
     }
 
 
+def resumed_without_dense_steps() -> bool:
+    """Say whether a training that dense buckets had won compresses where no step may be dense."""
+    ddp, optimizer = begun({"density": 0.05}, check=False)
+    state = ddp.compression_state_dict()
+    ddp.load_compression_state_dict({**state, "decided": True, "plan": None})
+    steps = steps_to_steady(ddp, optimizer)
+    assert ddp._compressing is not None
+    return ddp.plan is not None and ddp.plan.is_lossy and ddp._compressing.steps == steps
+
+
+class Branches(nn.Module):
+    """One of two layers in turn, on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 9), nn.Linear(6, 9)
+
+    def forward(self, inputs: torch.Tensor, *, first: bool) -> torch.Tensor:
+        """Return what one of them makes of the inputs."""
+        found: torch.Tensor = (self.first if first else self.second)(inputs)
+        return found
+
+
+def left_out(given: dict[str, Any]) -> list[bool]:
+    """Say of steps that leave a parameter out whether its residual stays as it is."""
+    torch.manual_seed(3)
+    ddp = DistributedDataParallel(
+        Branches(), compression=Recipe(**given), check=False, find_unused_parameters=True
+    )
+    checked_conservation(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    assert ddp._compressing is not None
+    assert ddp._compressing._session is not None
+    residual = ddp._compressing._session.reducer.residuals.of("second.weight")
+    same = []
+    step = 0
+    while ddp.measuring or step % 4:
+        before = residual.clone()
+        optimizer.zero_grad()
+        ddp(torch.randn(5, 6), first=step % 2 == 1).square().sum().backward()
+        optimizer.step()
+        if step % 2 == 1:
+            assert ddp.module.second.weight.grad is None
+            same.append(bool(before.any()) and torch.equal(before, residual))
+        step += 1
+        assert step < 500
+    return same
+
+
 def refused(case: str) -> str:
     """Return what is said where this rank, or another, gives something that cannot be used."""
     rank = dist.get_rank()
@@ -194,6 +244,10 @@ def refused(case: str) -> str:
     if case == "whole model":
         arguments["compression"] = Recipe(density=0.1, unit="model")
         arguments["plan"] = plain_plan()
+    if case == "planner of several":
+        arguments |= {"compression": Recipe(density=0.1, unit="model"), "planner": "merge"}
+    if case in ("other 16 bits", "a recipe's state", "other model's plan"):
+        arguments["compression"] = "float16"
     if case == "several dtypes":
         arguments["delay_all_reduce_named_params"] = [
             (f"wide.{name}", p) for name, p in model.wide.named_parameters()
@@ -213,6 +267,22 @@ def refused(case: str) -> str:
             ddp.load_compression_state_dict({**ddp.compression_state_dict(), "step": rank})
         if case == "other rank's state":
             ddp.load_compression_state_dict({**ddp.compression_state_dict(), "rank": 5})
+        if case == "other 16 bits":
+            ddp.load_compression_state_dict(
+                {**ddp.compression_state_dict(), "compression": "bfloat16"}
+            )
+        if case == "a recipe's state":
+            other = DistributedDataParallel(
+                MODELS["plain"](), compression=Recipe(density=0.1), check=False
+            )
+            ddp.load_compression_state_dict(other.compression_state_dict())
+        if case == "other model's plan":
+            plan = compressed(plain_plan(), "float16")
+            tensors = (msgspec.structs.replace(plan.tensors[0], name="another"), *plan.tensors[1:])
+            plan = msgspec.structs.replace(plan, tensors=tensors)
+            ddp.load_compression_state_dict(
+                {**ddp.compression_state_dict(), "decided": True, "plan": plan.to_json()}
+            )
         if case == "nan" and rank == 1:
             ddp.module.wide.weight.register_hook(lambda grad: grad * float("nan"))
         train(ddp, optimizer, 1)

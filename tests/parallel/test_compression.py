@@ -40,6 +40,7 @@ def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) ->
     assert plan.is_lossy
     run = Run.from_json(found[0]["run"])
     assert run.decision == "planned"
+    assert run.suggestion is None
     assert run.sent is not None
     assert run.sent.steps > 6
     if isinstance(given, dict):
@@ -108,6 +109,18 @@ def test_a_compressed_plan_that_is_faster_stays(workers: WorkerPool) -> None:
         assert found["decided"] == (True, True)
 
 
+@pytest.mark.parametrize("unit", ["layer", "model"])
+def test_what_no_rank_uses_in_a_step_keeps_its_residual(workers: WorkerPool, unit: str) -> None:
+    """DDP would not hand it what the exchange delivers."""
+    for same in workers.run(jobs.left_out, 2, {"density": 0.1, "unit": unit}):
+        assert len(same) > 10
+        assert all(same)
+
+
+def test_no_step_is_dense_unasked(workers: WorkerPool) -> None:
+    assert workers.run(jobs.resumed_without_dense_steps, 2) == [True, True]
+
+
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -119,6 +132,10 @@ def test_a_compressed_plan_that_is_faster_stays(workers: WorkerPool) -> None:
         ("lossy plan", "UserError: the plan has lossy messages; that must be asked for"),
         ("other payload", "UserError: the plan's messages travel as bfloat16, compression is gtop"),
         ("whole model", "UserError: a recipe with unit 'model' selects from all gradients at once"),
+        ("planner of several", "message; the planner 'merge' makes several: take 'single'"),
+        ("other 16 bits", "MismatchError: the state is of a compression by bfloat16, the wrapper"),
+        ("a recipe's state", "MismatchError: the state is of a compression by a recipe, the wra"),
+        ("other model's plan", "MismatchError: the plan of the state does not fit: the plan for"),
         ("several dtypes", "UserError: gradients cannot be compressed here: some parameters are"),
         ("hook", "UserError: register_comm_hook is not available"),
         ("states differ", "MismatchError: the compression's state is "),

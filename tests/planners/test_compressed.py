@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.network import Network
+from syncline.model.network import Link, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.recipe import Recipe
+from syncline.model.sparse_costs import SparseSpeeds
 from syncline.planners.compressed import choose_compressed, compressed, compressing
 from syncline.planners.ddp import Ddp
 from syncline.planners.overlap import Overlap
@@ -131,3 +132,23 @@ def test_a_recipe_for_the_whole_model_makes_one_message() -> None:
     recipe = Recipe(density=0.01, unit="model")
     choice = choose_compressed(PROFILE, SLOW, recipe, ddp=Ddp(), defers=True)
     assert len(choice.plan.messages) == 1
+    with pytest.raises(UserError, match="take the planner 'single'"):
+        choose_compressed(PROFILE, SLOW, recipe, planner=Wfbp(), ddp=Ddp(), defers=True)
+
+
+def test_measured_selecting_and_merging_is_counted() -> None:
+    """In what messages cost, and so in the prediction; and nothing is suggested where it is on."""
+    link = Link(alpha_s=1e-3, beta_s_per_byte=1e-7, gamma_s_per_byte=0.0)
+    speeds = SparseSpeeds(select_s_per_element=1e-6, merge_s_per_entry=1e-6, message_s=2e-3)
+    found = {}
+    for known in (None, speeds):
+        network = Network.of_link(link, workers=4, sparse=known)
+        costs = compressing(network, SPARSE)
+        choice = choose_compressed(PROFILE, network, SPARSE, ddp=Ddp(), defers=False)
+        assert choice.comparison.suggestion is None
+        assert choice.network == costs
+        best = choice.comparison.of(choice.plan.planner)
+        found[known is not None] = (costs.all_reduce.seconds(4_000_000), best.iteration_s)
+    # A million elements are selected from, and some thousands merged.
+    assert found[True][0] - found[False][0] > 1.0
+    assert found[True][1] - found[False][1] > PROFILE.gradient_bytes / 4 * 1e-6 / 2

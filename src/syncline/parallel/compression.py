@@ -13,10 +13,12 @@ from torch import nn
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.plan import Plan
-from syncline.model.recipe import Compression, Recipe, Rounded
+from syncline.model.recipe import Compression, Recipe, Rounded, told
 from syncline.model.run import Sent
 from syncline.parallel.compressor import Compressor, RoundedCompressor, SparseCompressor
+from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
+from syncline.planners.single import Single
 from syncline.sparse.courier import Courier
 from syncline.sparse.layout import require_exchangeable
 from syncline.sparse.session import Scaler, Session, own_group
@@ -142,10 +144,11 @@ class Compressing:
             plan: that runs; None for DDP's dense buckets.
             decided: whether measuring is over.
         """
-        kept = {"steps": self._rounded_steps} if self._session is None else {}
-        session = {} if self._session is None else self._session.state_dict()
+        if self._session is None:
+            kept: dict[str, Any] = {"compression": self.compression, "steps": self._rounded_steps}
+        else:
+            kept = self._session.state_dict()
         return {
-            **session,
             **kept,
             "decided": decided,
             "plan": None if plan is None or not decided else plan.to_json(),
@@ -157,13 +160,14 @@ class Compressing:
         Raises:
             MismatchError: it is of another recipe, model, rank or number of ranks.
         """
+        saved = state.get("compression") if "recipe" not in state else "a recipe"
+        if saved != (self.compression if self._session is None else "a recipe"):
+            raise MismatchError(
+                f"the state is of a compression by {saved}, the wrapper's is "
+                f"{told(self.compression)}; give the wrapper the compression that it was saved with"
+            )
         if self._session is not None:
             self._session.load_state_dict(state)
-        elif "steps" not in state:
-            raise MismatchError(
-                f"the state of a compression is not of {self.compression}; give the wrapper the "
-                "compression that it was saved with"
-            )
         else:
             self._rounded_steps = state["steps"]
         self._first_step = self.steps
@@ -176,7 +180,12 @@ class Compressing:
 
 
 def refused_compression(
-    module: nn.Module, compression: Compression | None, plan: Plan | None, *, check: bool
+    module: nn.Module,
+    compression: Compression | None,
+    plan: Plan | None,
+    *,
+    planner: str,
+    check: bool,
 ) -> UserError | None:
     """Return the error for a compression that cannot be used, or None if it can.
 
@@ -184,6 +193,7 @@ def refused_compression(
         module: the model.
         compression: what was given as such.
         plan: that was given, if one was.
+        planner: the name of the one that makes the plan otherwise.
         check: whether dense steps will be made to compare with.
     """
     if compression is None:
@@ -202,6 +212,12 @@ def refused_compression(
         return UserError(
             "a recipe with momentum replaces the optimizer's, which the dense steps of the check "
             "would lack; give check=False, so that every step is compressed"
+        )
+    whole = isinstance(compression, Recipe) and compression.unit == "model"
+    if whole and plan is None and planner not in (Auto.NAME, Single.NAME):
+        return UserError(
+            "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
+            f"message; the planner {planner!r} makes several: take 'single', or leave it out"
         )
     ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     exchanged = {

@@ -116,7 +116,7 @@ class DistributedDataParallel(TorchDDP):
             },
             self._arguments,
             _refusal(planner, plan, profile, network, self._arguments)
-            or refused_compression(module, compression, plan, check=check),
+            or refused_compression(module, compression, plan, planner=planner, check=check),
         )
         self._conductor: Conductor | None = None
         self._compressing: Compressing | None = None
@@ -374,7 +374,7 @@ class DistributedDataParallel(TorchDDP):
 
         Raises:
             UserError: no compression was asked for, or training has begun.
-            MismatchError: the state is of another recipe, model, rank or number of ranks.
+            MismatchError: the state is of another compression, model, rank or number of ranks.
         """
         compressing = self._require_compression()
         assert self._conductor is not None
@@ -384,7 +384,10 @@ class DistributedDataParallel(TorchDDP):
                 "the first forward pass"
             )
         decided, plan = compressing.load_state_dict(state)
-        if decided:
+        if plan is not None:
+            self._require_fitting(plan, "plan of the state")
+        # Without the check no step is to be dense, so what had won when there was one is no matter.
+        if decided and (plan is not None or self._settings.check):
             self._tuning.resume(plan)
 
     def _require_compression(self) -> Compressing:
@@ -561,10 +564,6 @@ class DistributedDataParallel(TorchDDP):
         return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes, from_the_last=keeps)
 
     def _check_given(self) -> None:
-        tensors = [
-            Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
-            for name, p in self._exchanged_parameters().items()
-        ]
         workers = dist.get_world_size(self.process_group)
         plan, profile = self._settings.plan, self._settings.profile
         network = self._settings.network
@@ -576,13 +575,19 @@ class DistributedDataParallel(TorchDDP):
         if profile is not None:
             plan = Ddp().plan(profile, Network.line(workers=workers, a_s=0, b_s_per_byte=0))
         if plan is not None:
-            difference = plan.difference(tensors, workers)
-            if difference is not None:
-                what = "profile" if profile is not None else "plan"
-                raise MismatchError(
-                    f"the given {what} does not fit: {difference}; "
-                    "profile and plan this model at this worker count again"
-                )
+            self._require_fitting(plan, "given profile" if profile is not None else "given plan")
+
+    def _require_fitting(self, plan: Plan, what: str) -> None:
+        tensors = [
+            Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
+            for name, p in self._exchanged_parameters().items()
+        ]
+        difference = plan.difference(tensors, dist.get_world_size(self.process_group))
+        if difference is not None:
+            raise MismatchError(
+                f"the {what} does not fit: {difference}; "
+                "profile and plan this model at this worker count again"
+            )
 
     def _build_params_for_reducer(self) -> Any:
         parameters, sparse = super()._build_params_for_reducer()

@@ -143,10 +143,13 @@ def choose_compressed(
         ddp: DDP's buckets, for the comparison.
         others: planners beside those of ``auto``.
         defers: whether the forward pass can wait for single gradients.
+
+    Raises:
+        UserError: the recipe selects from the whole model, and the planner makes several messages.
     """
     costs = compressing(network, compression)
     planners = [*CANDIDATES, *others] if planner is None else [planner]
-    if isinstance(compression, Recipe) and compression.unit == "model":
+    if planner is None and isinstance(compression, Recipe) and compression.unit == "model":
         planners = [Single()]
     made = [compressed(each.plan(profile, costs), compression) for each in planners]
     plans = {plan.planner: plan for plan in made}

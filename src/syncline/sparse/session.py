@@ -223,6 +223,11 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
     """
     if ranks < 1:
         raise UserError(f"states are shared out to at least 1 rank, found {ranks}")
+    if any("recipe" not in state for state in states):
+        raise UserError(
+            "only what sparse exchange has left behind can be shared out; 16 bits leave nothing, "
+            "so go on with other ranks without loading these states"
+        )
     ordered = sorted(states, key=lambda state: int(state["rank"]))
     expected = list(range(ordered[0]["ranks"] if ordered else 1))
     found = [state["rank"] for state in ordered]
