@@ -109,6 +109,18 @@ def test_gradients_are_memory_of_their_own() -> None:
     assert len({grad.data_ptr() for grad in grads}) == len(grads) == 4
 
 
+def test_a_gradient_is_always_made_in_the_same_memory() -> None:
+    clock = FakeTime().clock()
+    model = Replayed(layers(), clock)
+    places = []
+    for _ in range(2):
+        model.zero_grad()
+        model().backward()
+        places.append([p.grad.data_ptr() for p in model.parameters() if p.grad is not None])
+    assert places[0] == places[1]
+    assert len(places[0]) == 4
+
+
 def test_shapes_can_be_given() -> None:
     module = Replayed(layers(), FakeTime().clock(), shapes={"c.weight": (5, 2)})
     module().backward()

@@ -43,6 +43,9 @@ class Replayed(nn.Module):
     Submodules that own parameters are called just before the operation that first needs one of
     them, so that whatever waits for parameters in hooks of modules does so there.
 
+    A gradient is always made in the same memory, and is gone with the next backward pass: set
+    gradients to None before it, as ``zero_grad`` does.
+
     Args:
         profile: what to replay; its gradients get the names that :func:`module_names` gives them.
         clock: the emulated device; by default one of its own.
@@ -135,7 +138,8 @@ class Replayed(nn.Module):
             for index in reversed(owned[path]):
                 gradient = self.profile.gradients[index]
                 name = gradient.name.rpartition(".")[2]
-                parts.append(_Part(self.work, index, gradient.ready_after, name))
+                made = torch.zeros(gradient.elements, dtype=getattr(torch, gradient.dtype))
+                parts.append(_Part(self.work, made, index, gradient.ready_after, name))
             yield _Visit(owner, first_need(path), tuple(parts))
 
 
@@ -143,6 +147,8 @@ class _Part(NamedTuple):
     """One gradient, as the backward pass makes it."""
 
     work: Work
+    made: Tensor
+    """Where it is made, of shape (elements,)."""
     tensor: int
     """Its index in ready order."""
     ready_after: int
@@ -180,17 +186,16 @@ class _Ready(Function):
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, part: _Part, value: float, parameter: Tensor) -> Tensor:
-        ctx.part, ctx.value = part, value
-        ctx.shape, ctx.dtype, ctx.device = parameter.shape, parameter.dtype, parameter.device
+        ctx.part, ctx.value, ctx.shape = part, value, parameter.shape
         return token.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Tensor]:
         part: _Part = ctx.part
         part.work.backward(part.ready_after)
-        # One element seen as many: torch makes the whole tensor where it keeps the gradient.
-        made = torch.full((), ctx.value, dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
-        return gradient, None, None, made
+        # Always in the same memory, as a device's allocator would: fresh pages of hundreds of MB
+        # would cost more than all that a worker does besides. torch keeps this very tensor.
+        return gradient, None, None, part.made.fill_(ctx.value).view(ctx.shape)
 
 
 class _End(Function):
