@@ -109,6 +109,25 @@ def test_gradients_are_memory_of_their_own() -> None:
     assert len({grad.data_ptr() for grad in grads}) == len(grads) == 4
 
 
+def test_a_large_gradient_is_always_made_in_the_same_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("syncline.replay.model.RECYCLED_BYTES", 0)
+    model = Replayed(layers(), FakeTime().clock())
+    places = []
+    for iteration in range(2):
+        model.zero_grad()
+        model().backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        places.append([grad.data_ptr() for grad in grads])
+        for index, gradient in enumerate(model.profile.gradients):
+            grad = model.get_parameter(gradient.name).grad
+            assert grad is not None
+            assert torch.equal(grad, torch.full_like(grad, gradient_value(0, iteration, index)))
+    assert places[0] == places[1]
+    assert len(set(places[0])) == 4
+
+
 def test_shapes_can_be_given() -> None:
     module = Replayed(layers(), FakeTime().clock(), shapes={"c.weight": (5, 2)})
     module().backward()

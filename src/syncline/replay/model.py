@@ -35,6 +35,11 @@ def gradient_value(rank: int, iteration: int, tensor: int) -> float:
     return float(1 + (rank + iteration + tensor) % VALUES)
 
 
+RECYCLED_BYTES = 32 * 1024 * 1024
+"""More than this malloc takes from the kernel anew each time, which clears every page. A device's
+allocator does not, and on the host it would take half a second of an iteration of VGG-16."""
+
+
 class Replayed(nn.Module):
     """A module with the gradients of a profile, which computes nothing and takes as long.
 
@@ -42,6 +47,9 @@ class Replayed(nn.Module):
     ``backward()`` runs the backward operations and hands out every gradient when the profile says.
     Submodules that own parameters are called just before the operation that first needs one of
     them, so that whatever waits for parameters in hooks of modules does so there.
+
+    A large gradient is always made in the same memory, and is gone with the next backward pass:
+    set gradients to None before it, as ``zero_grad`` does.
 
     Args:
         profile: what to replay; its gradients get the names that :func:`module_names` gives them.
@@ -135,7 +143,10 @@ class Replayed(nn.Module):
             for index in reversed(owned[path]):
                 gradient = self.profile.gradients[index]
                 name = gradient.name.rpartition(".")[2]
-                parts.append(_Part(self.work, index, gradient.ready_after, name))
+                large = gradient.size_bytes > RECYCLED_BYTES
+                dtype = getattr(torch, gradient.dtype)
+                made = torch.zeros(gradient.elements, dtype=dtype) if large else None
+                parts.append(_Part(self.work, made, index, gradient.ready_after, name))
             yield _Visit(owner, first_need(path), tuple(parts))
 
 
@@ -143,6 +154,8 @@ class _Part(NamedTuple):
     """One gradient, as the backward pass makes it."""
 
     work: Work
+    made: Tensor | None
+    """Where a large one is made, of shape (elements,)."""
     tensor: int
     """Its index in ready order."""
     ready_after: int
@@ -188,8 +201,12 @@ class _Ready(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Tensor]:
         part: _Part = ctx.part
         part.work.backward(part.ready_after)
-        # One element seen as many: torch makes the whole tensor where it keeps the gradient.
-        made = torch.full((), ctx.value, dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
+        if part.made is None:
+            # One element seen as many: torch makes the whole tensor where it keeps the gradient.
+            made = torch.full((), ctx.value, dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
+        else:
+            # torch keeps this very tensor.
+            made = part.made.fill_(ctx.value).view(ctx.shape)
         return gradient, None, None, made
 
 
