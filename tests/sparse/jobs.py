@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -303,6 +305,20 @@ def refusals(case: str) -> str:
     except SynclineError as error:
         return f"{type(error).__name__}: {error}"
     return "trained"
+
+
+def freed() -> tuple[bool, bool]:
+    """Say whether a state and its thread are gone once nothing refers to the state."""
+    wrapped = DistributedDataParallel(model())
+    state = GTopKState(wrapped, Recipe(density=0.1))
+    wrapped.register_comm_hook(state, gtopk)
+    train(wrapped, range(2))
+    thread, gone = state._line._thread, weakref.ref(state)
+    assert thread is not None
+    del wrapped, state
+    gc.collect()
+    thread.join(30)
+    return gone() is None, not thread.is_alive()
 
 
 def lost_peer() -> str:

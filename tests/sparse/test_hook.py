@@ -129,3 +129,7 @@ def test_a_lost_peer_is_told_from_backward(workers: WorkerPool) -> None:
     first, last = workers.run(jobs.lost_peer, 2)
     assert "PeerError: rank 0 lost a peer" in first
     assert last == "absent"
+
+
+def test_nothing_is_left_of_a_state_that_is_dropped(workers: WorkerPool) -> None:
+    assert workers.run(jobs.freed, 2) == [(True, True), (True, True)]
