@@ -11,6 +11,7 @@ from benchmarks.convergence_table import DENSE, Curves, figure_of
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 __all__ = ["draw"]
 
@@ -52,9 +53,12 @@ def draw(models: dict[str, dict[str, Curves]], path: Path) -> None:
             axis.set(xlabel="epoch", ylabel=figure_name)
             if figure_name.endswith("perplexity"):
                 axis.set_yscale("log")
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter("{x:g}")
             else:
                 axis.set_ylim(bottom=max(0.0, median(rows[0]) - 0.05), top=1.005)
         axis.set_title(TITLES[model], fontsize=10, loc="left")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=110)

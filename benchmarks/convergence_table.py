@@ -12,7 +12,8 @@ __all__ = ["DENSE", "LAST", "figure_of", "final", "table", "within"]
 
 DENSE = "dense"
 LAST = 3
-"""The figure of a training is the median of its last epochs: one epoch's jumps by a few images."""
+"""The accuracy of a training is the median of its last epochs: one epoch's jumps by a few images.
+Of the perplexity, which falls to the end, the last counts."""
 
 Curves = dict[str, list[dict[str, float]]]
 """Figures after every epoch, by seed."""
@@ -27,7 +28,8 @@ def figure_of(curves: Curves) -> str:
 def final(curves: Curves) -> list[float]:
     """Return every seed's figure."""
     name = figure_of(curves)
-    return [median([epoch[name] for epoch in curve[-LAST:]]) for curve in curves.values()]
+    last = LAST if name.endswith("accuracy") else 1
+    return [median([epoch[name] for epoch in curve[-last:]]) for curve in curves.values()]
 
 
 def within(dense: list[float], sparse: list[float], *, higher_is_better: bool) -> bool:
