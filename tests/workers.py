@@ -41,7 +41,8 @@ class WorkerPool:
         """
         while len(self._workers) < workers:
             self._start()
-        with tempfile.TemporaryDirectory() as folder:
+        # A worker may still be closing its store, which makes the file anew.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             store = os.path.join(folder, "store")  # noqa: PTH118
             for rank in range(workers):
                 message = (job.__module__, job.__name__, args, rank, workers, store)
