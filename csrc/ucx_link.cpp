@@ -200,8 +200,8 @@ void UcxLink::say(const Notice& notice) {
     }
     auto kept = std::make_unique<Notice>(notice);
     ucp_request_param_t parameters{};
-    void* request = ucx_.tag_send_nbx(endpoint_, kept.get(), sizeof notice, notice_tag(rank_),
-                                      &parameters);
+    void* request =
+        ucx_.tag_send_nbx(endpoint_, kept.get(), sizeof notice, notice_tag(rank_), &parameters);
     if (UCS_PTR_IS_ERR(request)) {
         fail(UCS_PTR_STATUS(request));
     } else if (request != nullptr) {
