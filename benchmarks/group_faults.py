@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import random
 import signal
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from benchmarks.common import median, save, spread
 from benchmarks.group_faults_worker import Trial, work
+from benchmarks.ranks import exit_codes
 from syncline.groups import Choice, Transport
 
 DEADLINE_S = 60.0
@@ -65,27 +65,13 @@ def run(trial: Trial) -> dict[str, Any]:
     Raises:
         RuntimeError: a survivor hangs, dies, or says something else.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.group_faults_worker"])
     before = _things()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        processes = [
-            context.Process(target=work, args=(rank, folder, trial), daemon=True)
-            for rank in range(trial.ranks)
-        ]
-        for process in processes:
-            process.start()
-        deadline = time.monotonic() + DEADLINE_S
-        for process in processes:
-            process.join(max(deadline - time.monotonic(), 0))
-        hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
-        for process in processes:
-            process.kill()
-            process.join()
-        codes = [process.exitcode for process in processes]
+        codes = exit_codes(work, trial.ranks, folder, trial, DEADLINE_S)
+        hanging = [rank for rank, code in enumerate(codes) if code is None]
         expected = [-signal.SIGKILL if rank == trial.victim else 0 for rank in range(trial.ranks)]
-        if hanging or codes != expected:
+        if codes != expected:
             raise RuntimeError(f"{trial}: ranks {hanging} hang, exit codes {codes}")
         killed_s = float((folder / "killed").read_text())
         seen = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import tempfile
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import save
+from benchmarks.ranks import exit_codes
 from benchmarks.soak_worker import Soak, work
 
 GRACE_S = 120.0
@@ -30,24 +30,10 @@ def run(soak: Soak) -> dict[str, Any]:
     Raises:
         RuntimeError: a rank failed or hangs.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.soak_worker"])
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        processes = [
-            context.Process(target=work, args=(rank, folder, soak), daemon=True)
-            for rank in range(soak.ranks)
-        ]
-        for process in processes:
-            process.start()
-        deadline_s = time.monotonic() + soak.seconds + GRACE_S
-        for process in processes:
-            process.join(max(deadline_s - time.monotonic(), 0))
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
-            process.join()
+        codes = exit_codes(work, soak.ranks, folder, soak, soak.seconds + GRACE_S)
         if any(code != 0 for code in codes):
             raise RuntimeError(f"exit codes {codes}; None: the rank hung")
         ranks = [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(soak.ranks)]
