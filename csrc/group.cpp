@@ -288,7 +288,9 @@ bool Group::progress_sends(Peer& peer) {
             transfer.fresh ? operation.request_.input : operation.request_.work;
         side.under_way.push_back({cursor.operation.get(), number, to - from});
         const bool changes = transfer.exchanged && (operation.in_place() || !transfer.fresh);
-        peer.link->send(source + from, to - from, operation.call(), !changes);
+        std::optional<Copies> copies;
+        if (transfer.copy_of) copies = {*transfer.copy_of, cursor.offset};
+        peer.link->send(source + from, to - from, operation.call(), !changes, copies);
         cursor.offset += to - from;
         settle(side, peer.link->released());
         return true;

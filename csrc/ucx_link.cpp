@@ -291,7 +291,8 @@ bool UcxLink::can_send() {
     return broken_.empty() && sends_.size() < window_ && sent_ - taken_ < most_ahead;
 }
 
-void UcxLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) {
+void UcxLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+                   const std::optional<Copies>&) {
     Sending& sending = sends_.emplace_back(Sending{call, nullptr, {}});
     if (!may_borrow) {
         sending.copy.assign(data, data + bytes);

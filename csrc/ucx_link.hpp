@@ -59,7 +59,8 @@ class UcxLink final : public Link {
 
     [[nodiscard]] std::size_t fragment_bytes() const override { return fragment_bytes_; }
     [[nodiscard]] bool can_send() override;
-    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) override;
+    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+              const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
     [[nodiscard]] bool has_come() override { return !come_.empty(); }
