@@ -10,8 +10,11 @@ from syncline.sparse.exchange import Refusal
 
 __all__ = ["NOT_FINITE", "OVERFLOW", "is_by_gradient", "refusal_error"]
 
-NOT_FINITE, OVERFLOW = 2, 3
-"""Reasons of refusals; the detail is the parameter, in the order of the model."""
+NOT_FINITE = 2
+"""The reason of a refusal: a gradient holds an infinity or NaN; the detail is the parameter, in the
+order of the model."""
+OVERFLOW = 3
+"""Residual and gradient add up to that; the detail is one of the parameters of the unit."""
 
 
 def is_by_gradient(refusal: Refusal) -> bool:
