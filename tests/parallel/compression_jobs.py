@@ -371,8 +371,15 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
     ]
 
 
-def scaled(kind: str, recipe: dict[str, Any], bad: int) -> list[str]:
-    """Return what differs between a training with a scaler and one that leaves a step out."""
+def scaled(kind: str, recipe: dict[str, Any], bad: int, several: int = 1) -> list[str]:
+    """Return what differs between a training with a scaler and one that leaves a step out.
+
+    Args:
+        kind: ``"hook"`` or the wrapper.
+        recipe: of the exchange.
+        bad: the step in which a gradient of one rank and of one optimizer is infinite.
+        several: optimizers, each of as many parameters as the others.
+    """
     net = {}
     states = {}
     for scaling in (True, False):
@@ -390,20 +397,22 @@ def scaled(kind: str, recipe: dict[str, Any], bad: int) -> list[str]:
             if scaling:
                 model.scaled_by(scaler)
             state_dict = model.compression_state_dict
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        parameters = [*model.parameters()]
+        optimizers = [torch.optim.SGD(parameters[n::several], lr=0.05) for n in range(several)]
         for step in range(bad + 6):
             if step == bad and not scaling:
                 continue
             inputs, targets = batch(step)
             inputs = inputs * 0.5
-            optimizer.zero_grad()
+            model.zero_grad()
             loss = cross_entropy(model(inputs), targets)
             if step == bad and dist.get_rank() == 1:
                 loss = loss + module.norm.weight.sum() * float("inf")
             scaler.scale(loss).backward()
             if step == bad:
                 assert all(bool(p.grad.isinf().all()) for p in module.parameters())
-            scaler.step(optimizer)
+            for optimizer in optimizers:
+                scaler.step(optimizer)
             scaler.update()
         net[scaling] = dict(module.named_parameters())
         states[scaling] = state_dict()

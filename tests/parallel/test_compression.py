@@ -181,3 +181,9 @@ def test_a_step_that_a_scaler_skips_leaves_no_trace(
     workers: WorkerPool, kind: str, recipe: dict[str, Any], bad: int
 ) -> None:
     assert workers.run(jobs.scaled, 2, kind, recipe, bad) == [[], []]
+
+
+@pytest.mark.parametrize("kind", ["hook", "wrapper"])
+def test_all_of_several_optimizers_skip_a_step(workers: WorkerPool, kind: str) -> None:
+    """Also those of whose gradients none is infinite; all residuals are those of before."""
+    assert workers.run(jobs.scaled, 2, kind, {"density": 0.05}, 9, 3) == [[], []]
