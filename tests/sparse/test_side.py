@@ -12,6 +12,8 @@ from syncline.sparse.host_memory import HostMemory
 from syncline.sparse.memory import Tracked
 from syncline.sparse.side import CudaSide, Side, side_of
 from syncline.sparse.torch_memory import TorchMemory
+from syncline.sparse.vector import SparseVector
+from tests.sparse.vectors import assert_same
 
 needs_a_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
@@ -85,11 +87,12 @@ def test_work_on_a_gpu_comes_after_its_marks_and_before_what_follows() -> None:
     gradient[7] = -3.0
     mark = side.mark()
     with side.after([mark]):
-        found = side.memory.take([Tracked(residual, gradient)], 5, momentum=0.0)
-    assert found.vector.indices.tolist() == [7]
-    assert found.vector.values.tolist() == [-3.0]
+        found = side.memory.take([[Tracked(residual, gradient)]], [5], momentum=0.0)
+    assert isinstance(found, SparseVector)
+    assert found.indices.tolist() == [7]
+    assert found.values.tolist() == [-3.0]
     with side.after(()):
-        side.memory.write([gradient], found.vector)
+        side.memory.write([gradient], found)
     torch.cuda.default_stream(device).wait_event(side.mark())
     assert float(gradient.sum()) == -3.0
     assert not bool(residual.any())
@@ -102,10 +105,11 @@ def test_a_gpu_takes_the_same_as_the_native_core(elements: int) -> None:
     rows = [torch.randn(elements, generator=generator).round(decimals=2) for _ in range(3)]
     native, there = Tracked(*(row.clone() for row in rows)), Tracked(*(row.cuda() for row in rows))
     k = max(1, elements // 1000)
-    expected = HostMemory().take([native], k, momentum=0.9)
-    found = TorchMemory().take([there], k, momentum=0.9)
-    assert found.vector.indices.tolist() == expected.vector.indices.tolist()
-    assert found.vector.values.tolist() == expected.vector.values.tolist()
+    expected = HostMemory().take([[native]], [k], momentum=0.9)
+    found = TorchMemory().take([[there]], [k], momentum=0.9)
+    assert isinstance(found, SparseVector)
+    assert isinstance(expected, SparseVector)
+    assert_same(found, expected)
     for ours, theirs in zip(there, native, strict=True):
         assert ours is not None
         assert theirs is not None

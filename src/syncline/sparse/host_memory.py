@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from syncline.sparse.memory import Taken, Tracked
+from syncline.sparse.memory import Tracked, Unit
 from syncline.sparse.selection import Part, first_not_finite, select
-from syncline.sparse.vector import SparseVector
+from syncline.sparse.vector import SparseVector, joined
 
 __all__ = ["HostMemory"]
 
@@ -30,19 +30,17 @@ class HostMemory:
             for values in tensors
         ]
 
-    def take(self, unit: Sequence[Tracked], k: int, *, momentum: float) -> Taken:
-        """Add gradients to residuals, take out the k of largest magnitude, in one pass."""
-        parts = [
-            Part(
-                each.residual.data_ptr(),
-                each.residual.numel(),
-                each.gradient.data_ptr(),
-                0 if each.velocity is None else each.velocity.data_ptr(),
-            )
-            for each in unit
-        ]
-        found = select(parts, k, momentum=momentum)
-        return Taken(found.taken, found.finite)
+    def take(
+        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
+    ) -> SparseVector | int:
+        """Add gradients to residuals, take out those of largest magnitude, in one pass a unit."""
+        taken = []
+        for number, (unit, k) in enumerate(zip(units, counts, strict=True)):
+            found = select([_part(each) for each in unit], k, momentum=momentum)
+            if not found.finite:
+                return number
+            taken.append(found.taken)
+        return joined(taken)
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that these tensors make up one after the other."""
@@ -55,3 +53,13 @@ class HostMemory:
         lengths = [tensor.numel() for tensor in tensors]
         for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
             tensor.zero_().numpy()[part.indices] = part.values
+
+
+def _part(each: Tracked) -> Part:
+    """Return what :func:`select` works on; the tensors must outlive it."""
+    return Part(
+        each.residual.data_ptr(),
+        each.residual.numel(),
+        each.gradient.data_ptr(),
+        0 if each.velocity is None else each.velocity.data_ptr(),
+    )

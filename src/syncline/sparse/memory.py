@@ -9,7 +9,7 @@ import torch
 
 from syncline.sparse.vector import SparseVector
 
-__all__ = ["Memory", "Taken", "Tracked"]
+__all__ = ["Memory", "Tracked", "Unit"]
 
 
 class Tracked(NamedTuple):
@@ -22,13 +22,8 @@ class Tracked(NamedTuple):
     none has."""
 
 
-class Taken(NamedTuple):
-    """What was taken out of residuals."""
-
-    vector: SparseVector
-    finite: bool
-    """Whether all residuals are, after the addition; else nothing was taken. Nobody looks where
-    nothing is wanted."""
+Unit = Sequence[Tracked]
+"""What is selected from together: the parts of a vector, one after the other."""
 
 
 class Memory(Protocol):
@@ -43,16 +38,24 @@ class Memory(Protocol):
     def are_zero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Say of each tensor whether all it has are zeros, and it has any."""
 
-    def take(self, unit: Sequence[Tracked], k: int, *, momentum: float) -> Taken:
-        """Add gradients to residuals, take out the k of largest magnitude, and leave zeros.
+    def take(
+        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
+    ) -> SparseVector | int:
+        """Add gradients to residuals, take out those of largest magnitude, and leave zeros.
 
         Of equal magnitudes the lower index is taken. Zeros are never taken, so there may be fewer.
 
         Args:
-            unit: what is selected from together: the parts of a vector, one after the other.
-            k: how many, from 0 on; more than there are elements means all.
+            units: which make up a vector, one after the other.
+            counts: k, how many are taken of each unit, from 0 on; more than it has elements means
+                all.
             momentum: of the velocities, where there are some: those become ``momentum * velocity +
                 gradient``, are what is added, and are cleared where an element is taken.
+
+        Returns:
+            What was taken, of the length of all units; or the number of a unit in which an infinity
+            or NaN came out of the addition, after which residuals are of no use. Nobody looks at
+            units of which nothing is wanted.
         """
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:

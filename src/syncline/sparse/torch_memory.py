@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from syncline.sparse.memory import Taken, Tracked
+from syncline.sparse.memory import Unit
 from syncline.sparse.selection import require_selectable
-from syncline.sparse.torch_selection import INFINITE, largest, magnitudes
+from syncline.sparse.torch_selection import largest, magnitudes
 from syncline.sparse.vector import SparseVector
 
 __all__ = ["TorchMemory"]
@@ -34,12 +34,18 @@ class TorchMemory:
         norms = _largest_of_each(tensors)
         return [t.numel() > 0 and norm == 0 for t, norm in zip(tensors, norms, strict=True)]
 
-    def take(self, unit: Sequence[Tracked], k: int, *, momentum: float) -> Taken:
-        """Add gradients to residuals, take out the k of largest magnitude, and leave zeros."""
-        require_selectable(sum(each.residual.numel() for each in unit))
-        residuals = [each.residual for each in unit]
-        velocities = [each.velocity for each in unit if each.velocity is not None]
-        added = [each.gradient for each in unit]
+    def take(
+        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
+    ) -> SparseVector | int:
+        """Add gradients to residuals, take out those of largest magnitude, and leave zeros."""
+        lengths = [sum(each.residual.numel() for each in unit) for unit in units]
+        require_selectable(sum(lengths))
+        every = [each for unit in units for each in unit]
+        if not every:
+            return SparseVector.empty(0)
+        residuals = [each.residual for each in every]
+        velocities = [each.velocity for each in every if each.velocity is not None]
+        added = [each.gradient for each in every]
         if velocities:
             # A product and a sum, each rounded, as on the CPU: no fused multiply-add.
             torch._foreach_mul_(velocities, momentum)
@@ -48,18 +54,17 @@ class TorchMemory:
         torch._foreach_add_(residuals, added)
         together = _joined(residuals)
         magnitude = magnitudes(together)
-        indices = largest(magnitude, k)
-        finite = bool((magnitude[indices] < INFINITE).all())
-        length = together.numel()
-        if not finite:
-            return Taken(SparseVector.empty(length), finite=False)
-        values = together[indices].cpu().numpy()
-        _clear(residuals, together, indices)
+        there = largest(magnitude, lengths, counts)
+        values = together[there].cpu().numpy()
+        indices = there.cpu().numpy().astype(np.uint32)
+        # What is not finite is larger than all else, so wherever something is wanted it is found.
+        odd = indices[~np.isfinite(values)]
+        if len(odd):
+            return int(np.searchsorted(np.cumsum(lengths), odd[0], side="right"))
+        _clear(residuals, together, there)
         if velocities:
-            _clear(velocities, _joined(velocities), indices)
-        return Taken(
-            SparseVector(length, indices.cpu().numpy().astype(np.uint32), values), finite=True
-        )
+            _clear(velocities, _joined(velocities), there)
+        return SparseVector(sum(lengths), indices, values)
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that these tensors make up one after the other."""

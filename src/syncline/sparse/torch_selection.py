@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-__all__ = ["INFINITE", "largest", "magnitudes"]
+__all__ = ["largest", "magnitudes"]
 
-INFINITE = 0x7F800000
-"""Magnitude of an infinity; those above are NaN."""
 MAGNITUDE_BITS = 0x7FFFFFFF
 LINE_ELEMENTS = 16
 """Elements of a sample that lie together."""
@@ -27,36 +26,73 @@ def magnitudes(values: torch.Tensor) -> torch.Tensor:
     return values.view(torch.int32) & MAGNITUDE_BITS
 
 
-def largest(magnitude: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the indices of the k largest magnitudes that are not zero, ascending.
+def largest(magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """Return the indices of the largest magnitudes of each part that are not zero, ascending.
 
-    A threshold is guessed from a sample, a little low; what is above it is compacted, and the k
-    largest of that are the result. So ``torch.topk`` sees some thousands of candidates instead of
-    everything. If the guess was too high, everything that is not zero is a candidate: the result is
-    exact whatever the guess. The host waits for the device once, for the number of candidates, and
-    again for that of the result.
+    A threshold for each part is guessed from a sample, a little low; what is above it is compacted,
+    and the k largest of that are found by sorting, for all parts at once. So some thousands of
+    candidates are sorted instead of everything. Where a guess was too high, everything of that part
+    that is not zero is a candidate: the result is exact whatever the guesses. The host waits for
+    the device a few times, however many parts there are.
 
     Args:
-        magnitude: of shape (elements,), int32, none below 0.
-        k: how many; more than there are elements means all.
+        magnitude: of shape (elements,), int32, none below 0: the parts one after the other.
+        lengths: of the parts, in elements.
+        counts: k, how many of each part; more than it has elements means all.
 
     Returns:
-        int64, of shape (at most k,). Of equal magnitudes the lower index is taken.
+        int64, of shape (at most the sum of the counts,). Of equal magnitudes the lower index is
+        taken.
     """
-    k = min(k, magnitude.numel())
-    if k == 0:
-        return magnitude.new_empty(0, dtype=torch.int64)
-    guess = _guessed(magnitude, k)
-    candidates = torch.nonzero(magnitude > (0 if guess is None else guess)).view(-1)
-    if guess is not None and len(candidates) < k:
-        candidates = torch.nonzero(magnitude).view(-1)
-    if len(candidates) <= k:
+    device = magnitude.device
+    guesses = _guesses(magnitude, lengths, counts)
+    ends = torch.tensor(lengths, device=device).cumsum(0)
+    while True:
+        candidates = torch.nonzero(magnitude > _expanded(guesses, lengths, device)).view(-1)
+        parts = torch.searchsorted(ends, candidates, right=True)
+        found = torch.bincount(parts, minlength=len(lengths)).tolist()
+        lacking = [n for n in guesses if found[n] < counts[n]]
+        if not lacking:
+            break
+        for part in lacking:
+            del guesses[part]
+    wanted = torch.tensor(counts, device=device)
+    if all(n <= k for n, k in zip(found, counts, strict=True)):
         return candidates
-    near = magnitude[candidates]
-    cut = torch.topk(near, k, sorted=False).values.amin()
-    above, ties = near > cut, near == cut
-    # Which of several equal ones topk returns is left open; here they count in their order.
-    return candidates[above | (ties & (ties.cumsum(0) <= k - above.sum()))]
+    # By part, then from the largest on; the sort is stable, so of equal ones by index.
+    order = (parts * (MAGNITUDE_BITS + 1) + (MAGNITUDE_BITS - magnitude[candidates])).argsort(
+        stable=True
+    )
+    sizes = torch.tensor(found, device=device)
+    firsts = sizes.cumsum(0) - sizes
+    ordered = parts[order]
+    ranks = torch.arange(len(order), device=device) - firsts[ordered]
+    return candidates[order[ranks < wanted[ordered]].sort().values]
+
+
+def _expanded(
+    guesses: dict[int, torch.Tensor], lengths: Sequence[int], device: torch.device
+) -> torch.Tensor:
+    """Return the threshold of every element, or the one of all."""
+    thresholds = torch.zeros(len(lengths), dtype=torch.int32, device=device)
+    if guesses:
+        thresholds[torch.tensor([*guesses], device=device)] = torch.stack([*guesses.values()])
+    if len(lengths) == 1:
+        return thresholds
+    repeats = torch.tensor(lengths, device=device)
+    return thresholds.repeat_interleave(repeats, output_size=sum(lengths))
+
+
+def _guesses(
+    magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """Return guessed thresholds, each of shape (), of the parts that are worth it, by number."""
+    found = {}
+    for number, (part, k) in enumerate(zip(magnitude.split([*lengths]), counts, strict=True)):
+        guess = _guessed(part, k)
+        if guess is not None:
+            found[number] = guess
+    return found
 
 
 def _guessed(magnitude: torch.Tensor, k: int) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from syncline.model.recipe import Recipe
 from syncline.sparse.gradient import Gradient
 from syncline.sparse.memory import Memory, Tracked
 from syncline.sparse.residuals import Residuals
-from syncline.sparse.vector import Quota, SparseVector, joined
+from syncline.sparse.vector import Quota, SparseVector
 
 __all__ = ["Treatment"]
 
@@ -64,15 +64,13 @@ class Treatment:
         """
         zero = self._memory.are_zero([gradient.values for gradient in gradients])
         tracked = {g.name: self._tracked(g, z) for g, z in zip(gradients, zero, strict=True)}
-        taken = []
-        for unit, k in zip(self._units(gradients), quota.counts, strict=True):
-            found = self._memory.take(
-                [tracked[gradient.name] for gradient in unit], k, momentum=self._recipe.momentum
-            )
-            if not found.finite:
-                return unit[0].name
-            taken.append(found.vector)
-        return joined(taken)
+        units = self._units(gradients)
+        found = self._memory.take(
+            [[tracked[gradient.name] for gradient in unit] for unit in units],
+            quota.counts,
+            momentum=self._recipe.momentum,
+        )
+        return found if isinstance(found, SparseVector) else units[found][0].name
 
     def _units(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
         """Return what is clipped and selected from together."""

@@ -63,11 +63,14 @@ def _on_a_device(values: torch.Tensor, gradient: torch.Tensor, k: int) -> dict[s
 
     def fused() -> None:
         memory.first_not_finite([gradient])
-        memory.take([tracked], k, momentum=0.0)
+        memory.take([[tracked]], [k], momentum=0.0)
 
-    found = values[largest(magnitudes(values), k)]
+    def select_largest() -> torch.Tensor:
+        return largest(magnitudes(values), [len(values)], [k])
+
+    found = values[select_largest()]
     _require_same(float(found.abs().sum(dtype=torch.float64)), values, k)
-    return {SELECT: lambda: largest(magnitudes(values), k), FUSED: fused}
+    return {SELECT: select_largest, FUSED: fused}
 
 
 def _require_same(found: float, values: torch.Tensor, k: int) -> None:
