@@ -18,9 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +170,7 @@ class Emulated(nn.Module):
 
 
 class Clock:
-    """Adds up how long a function takes, and what it returns if that is to be called too."""
+    """Adds up how long a function takes."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.spent_s = 0.0
@@ -180,13 +178,9 @@ class Clock:
         setattr(owner, name, self)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        found = self._timed(self._call, *arguments, **named)
-        return partial(self._timed, found) if callable(found) else found
-
-    def _timed(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         began_s = time.perf_counter()
         try:
-            return call(*arguments, **named)
+            return self._call(*arguments, **named)
         finally:
             self.spent_s += time.perf_counter() - began_s
 
@@ -200,8 +194,8 @@ def training(published: Published, name: str, job: dict[str, Any]) -> dict[str, 
     reducing = communicating = None
     if name != DENSE:
         state = GTopKState(model, Recipe(density=DENSITY, algorithm=name))
-        reducing = Clock(state._session, "prepare")
-        communicating = Clock(state._session.reducer.courier, "run")
+        reducing = Clock(state._reducer, "reduce")
+        communicating = Clock(state._reducer._courier, "run")
         model.register_comm_hook(state, gtopk)
     steps_s, spent = [], []
     for number in range(UNTIMED + job["iterations"]):
@@ -226,7 +220,7 @@ def training(published: Published, name: str, job: dict[str, Any]) -> dict[str, 
     # state's thread holds the state.
     del model.reducer, model.logger
     if name != DENSE:
-        state._session.reducer.residuals._residuals.clear()
+        state._reducer.residuals._residuals.clear()
     return {
         "iterations_s": slowest_s,
         "compress_s": median(split[0]),
