@@ -185,6 +185,8 @@ class SparseReducer:
             return
         delivered = self._accepted(outcome, names)
         self.residuals.add(names, outcome.returned)
+        if self._recipe.factor_masking and isinstance(own, SparseVector):
+            self._mask(names, own, delivered)
         if before is not None:
             self._require_conserved(gradients, before, delivered)
         ranks = self.courier.ranks
@@ -193,6 +195,20 @@ class SparseReducer:
         ):
             flat = values.zero_().numpy()
             flat[part.indices] = part.values / ranks
+
+    def _mask(self, names: Sequence[str], own: SparseVector, delivered: SparseVector) -> None:
+        """Clear the velocities of what this rank has sent and all have got: factor masking.
+
+        What was sent and dropped waits on with its velocity, as if it had not been selected. In
+        Deep Gradient Compression, 3.3, everything that is sent is delivered; here, where gradients
+        differ, most is not, and would be sent again and again without momentum.
+        """
+        arrived, _ = own.divided(delivered.indices)
+        lengths = [self._elements[name] for name in names]
+        for name, part in zip(names, arrived.parts(lengths), strict=True):
+            velocity = self.residuals.velocity_of(name)
+            if velocity is not None:
+                velocity.numpy()[part.indices] = 0
 
     def _quota(self, lengths: Sequence[int], step: int) -> Quota:
         """Return how many are exchanged, of each parameter or of all together."""
@@ -226,9 +242,15 @@ class SparseReducer:
         for unit, k in zip(self._units(gradients), quota.counts, strict=True):
             kept = [self._kept_of(gradient) for gradient in unit]
             parts = [_part(g, *each) for g, each in zip(unit, kept, strict=True)]
-            found = select(parts, k, momentum=self._recipe.momentum)
+            moves = self._recipe.momentum > 0
+            # Velocities go on, so what is taken is cleared here.
+            found = select(parts, k, momentum=self._recipe.momentum, clear=not moves)
             if not found.finite:
                 return Refusal(self.courier.rank, OVERFLOW, self._numbers[unit[0].name])
+            if moves:
+                lengths = [part.elements for part in parts]
+                for (residual, _), own in zip(kept, found.taken.parts(lengths), strict=True):
+                    residual.numpy()[own.indices] = 0
             taken.append(found.taken)
         return joined(taken)
 
