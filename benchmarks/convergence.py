@@ -2,7 +2,8 @@
 
 Four workers train each model from the same weights on the same batches: with torch's
 DistributedDataParallel alone, and with ``syncline.hooks.gtopk`` at several densities. Accuracy or
-perplexity after every epoch is kept for three seeds. A run that was stopped goes on where it was.
+perplexity after every epoch is kept for three seeds. A run that was stopped goes on where it was;
+what was measured with another case is thrown away.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import datetime as dt
 import json
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,89 +25,73 @@ from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import RESULTS, machine
+from benchmarks.convergence_cases import (
+    CASES,
+    WORKERS,
+    config_of,
+    recipe_of,
+    told,
+    training_of,
+)
 from benchmarks.convergence_picture import draw
 from benchmarks.convergence_table import DENSE, table
 from syncline.hooks import GTopKState, Recipe, gtopk
-from syncline.model.recipe import PAPER_WARMUP
-from syncline.training.config import TrainingConfig
 from syncline.training.data.seeds import seed_from
 from syncline.training.group import Worker
 from syncline.training.replica import Replica
-from syncline.training.task import task_of
 from syncline.training.wrap import sgd
 
-WORKERS = 4
 SEEDS = (0, 1, 2)
 TIMEOUT = dt.timedelta(hours=1)
 """Long, as a run may stand still while something else is measured."""
+PATH = RESULTS / "convergence.json"
+
+Curve = list[dict[str, float]]
+"""The figures after every epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model on data, and what is varied."""
-
-    data: str
-    densities: tuple[float, ...]
-    hyper: dict[str, float] = field(default_factory=dict)
-    warmup_epochs: float = 1.0
-    """Of each density of the warm-up."""
-
-
-CASES = {
-    "resnet20": Case(data="digits", densities=(0.01, 0.001), hyper={"epochs": 40}),
-    "lstm": Case(
-        data="text",
-        densities=(0.01, 0.005, 0.001),
-        hyper={"epochs": 4, "batch_size": 10, "learning_rate": 2.0},
-        warmup_epochs=0.2,
-    ),
-    "transformer": Case(
-        data="text",
-        densities=(0.01, 0.001),
-        hyper={"epochs": 2, "batch_size": 4, "learning_rate": 0.1},
-        warmup_epochs=0.1,
-    ),
-    "vgg16": Case(
-        data="digits",
-        densities=(0.01, 0.001),
-        hyper={"epochs": 5, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 0.5},
-        warmup_epochs=0.25,
-    ),
-}
-"""Trainings that end in minutes: fewer epochs of smaller batches than the papers'."""
-
-
-def recipe_of(case: Case, config: TrainingConfig, steps_per_epoch: int, density: float) -> Recipe:
-    """Return how a density is trained: the paper's warm-up, then the density itself."""
-    return Recipe(
-        density=density,
-        warmup=PAPER_WARMUP,
-        warmup_steps=max(round(case.warmup_epochs * steps_per_epoch), 1),
-        momentum=config.hyper.momentum,
-        clip_norm=config.hyper.clip_norm,
-        unit="model",
-    )
-
-
-def train(rank: int, model: str, density: float | None, seed: int, folder: str) -> None:
-    """Train once as one of the workers; rank 0 leaves the curve in ``folder``."""
+def work(rank: int, model: str, densities: Sequence[float | None], seed: int, store: str) -> None:
+    """Train with one exchange after the other as one of the workers; rank 0 writes results down."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), WORKERS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=TIMEOUT)
-    case = CASES[model]
-    config = TrainingConfig.of(
-        model, case.data, workers=WORKERS, seed=seed, device="cpu", overrides=case.hyper
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, WORKERS),
+        rank=rank,
+        world_size=WORKERS,
+        timeout=TIMEOUT,
     )
-    task = task_of(config)
+    for density in densities:
+        start_s = time.perf_counter()
+        curve = train(rank, model, density, seed)
+        if rank == 0:
+            record = json.loads(PATH.read_text())
+            record["models"][model].setdefault(name_of(density), {})[str(seed)] = curve
+            write(record | {"date": dt.datetime.now(tz=dt.UTC).date().isoformat()})
+            took_s = time.perf_counter() - start_s
+            print(model, name_of(density), seed, curve[-1], f"{took_s:.0f} s", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(rank: int, model: str, density: float | None, seed: int) -> Curve:
+    """Train once, dense where there is no density; return the figures after every epoch."""
+    config = config_of(model, seed)
+    task = training_of(model, config)
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.build())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(seed, rank))
     if density is not None:
-        recipe = recipe_of(case, config, task.steps_per_epoch, density)
+        recipe = recipe_of(model, config, task.steps_per_epoch, density)
         ddp.register_comm_hook(GTopKState(ddp, recipe), gtopk)
-        # The recipe's momentum and clipping take the place of the optimizer's.
-        hyper = msgspec.structs.replace(config.hyper, momentum=0.0, clip_norm=None)
+        # The recipe's momentum and clipping take the place of the optimizer's. Its weight decay
+        # went through the momentum too, and was as many times as strong.
+        hyper = msgspec.structs.replace(
+            config.hyper,
+            momentum=0.0,
+            clip_norm=None,
+            weight_decay=config.hyper.weight_decay / (1 - config.hyper.momentum),
+        )
         config = msgspec.structs.replace(config, hyper=hyper)
     worker = Worker(rank=rank, workers=WORKERS, device=torch.device("cpu"))
     replica = Replica(
@@ -125,10 +110,7 @@ def train(rank: int, model: str, density: float | None, seed: int, folder: str) 
             losses += replica.run_block([step], after_twin=False)
         loss = worker.sum(sum(losses) / len(losses))[0] / WORKERS
         curve.append({"training loss": loss, **replica.evaluate()})
-    if rank == 0:
-        (Path(folder) / "curve.json").write_text(json.dumps(curve))
-    dist.barrier()
-    dist.destroy_process_group()
+    return curve
 
 
 def name_of(density: float | None) -> str:
@@ -139,60 +121,74 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this long")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no seed after this long")
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     arguments = parser.parse_args()
-    path = RESULTS / "convergence.json"
-    record = read(path)
-    end_s = time.monotonic() + 60 * arguments.minutes
-    models = arguments.models.split(",")
-    for seed in map(int, arguments.seeds.split(",")):
-        for model in models:
-            for density in (None, *CASES[model].densities):
-                curves = record["models"].setdefault(model, {}).setdefault(name_of(density), {})
-                if arguments.report or str(seed) in curves or time.monotonic() > end_s:
-                    continue
-                start_s = time.perf_counter()
-                curves[str(seed)] = run(model, density, seed)
-                took_s = time.perf_counter() - start_s
-                print(model, name_of(density), seed, curves[str(seed)][-1], f"{took_s:.0f} s")
-                path.write_text(json.dumps(record, indent=1) + "\n")
-    Console().print(table(record["models"]))
-    draw(record["models"], RESULTS / "convergence.png")
+    if arguments.report:
+        write(prepared(read()))
+    else:
+        measure(
+            arguments.models.split(","),
+            [int(seed) for seed in arguments.seeds.split(",")],
+            until_s=time.monotonic() + 60 * arguments.minutes,
+        )
+    measured = json.loads(PATH.read_text())["models"]
+    Console().print(table(measured))
+    draw(measured, RESULTS / "convergence.png")
 
 
-def run(model: str, density: float | None, seed: int) -> list[dict[str, float]]:
-    """Train once on processes of its own; return the figures after every epoch."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train, (model, density, seed, folder), nprocs=WORKERS)
-        curve: list[dict[str, float]] = json.loads((Path(folder) / "curve.json").read_text())
-    return curve
+def measure(models: Sequence[str], seeds: Sequence[int], *, until_s: float) -> None:
+    """Train what is missing, each seed of a model by processes of its own."""
+    write(prepared(read()))
+    for model in models:
+        for seed in seeds:
+            found = read()["models"][model]
+            missing = [
+                density
+                for density in (None, *CASES[model].densities)
+                if str(seed) not in found.get(name_of(density), {})
+            ]
+            if not missing or time.monotonic() > until_s:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                store = str(Path(folder) / "store")
+                mp.spawn(work, (model, missing, seed, store), nprocs=WORKERS)
 
 
-def read(path: Path) -> dict[str, Any]:
+def prepared(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record that holds nothing of other cases than the present ones."""
+    cases = {model: json.loads(json.dumps(told(model))) for model in CASES}
+    models = {}
+    for model, case in CASES.items():
+        same = record["cases"].get(model) == cases[model]
+        kept = record["models"].get(model, {}) if same else {}
+        names = [name_of(density) for density in (None, *case.densities)]
+        models[model] = {name: kept.get(name, {}) for name in names}
+    return record | {"cases": cases, "models": models}
+
+
+def read() -> dict[str, Any]:
     """Return what was measured before, or an empty record."""
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
+    if PATH.exists():
+        found: dict[str, Any] = json.loads(PATH.read_text())
         return found
     return {
         "benchmark": "convergence",
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "date": "",
         "command": "python -m benchmarks.convergence",
         "machine": machine(),
         "workers": WORKERS,
         "algorithm": Recipe(density=1.0).algorithm,
-        "cases": {
-            name: {
-                "data": case.data,
-                "warmup_epochs_each": case.warmup_epochs,
-                "hyper": msgspec.to_builtins(
-                    TrainingConfig.of(name, case.data, overrides=dict(case.hyper)).hyper
-                ),
-            }
-            for name, case in CASES.items()
-        },
+        "cases": {},
         "models": {},
     }
+
+
+def write(record: dict[str, Any]) -> None:
+    """Write a record to its file, whole or not at all."""
+    part = PATH.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(PATH)
 
 
 if __name__ == "__main__":
