@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import itertools
 import json
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -27,6 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.common import RESULTS, machine
 from benchmarks.convergence_cases import (
     CASES,
+    VARIANTS,
+    VARIED,
+    VARIED_DENSITY,
+    VARIED_EPOCHS,
     WORKERS,
     config_of,
     recipe_of,
@@ -34,7 +39,7 @@ from benchmarks.convergence_cases import (
     training_of,
 )
 from benchmarks.convergence_picture import draw
-from benchmarks.convergence_table import DENSE, table
+from benchmarks.convergence_table import DENSE, Curves, table
 from syncline.hooks import GTopKState, Recipe, gtopk
 from syncline.training.data.seeds import seed_from
 from syncline.training.group import Worker
@@ -50,8 +55,23 @@ Curve = list[dict[str, float]]
 """The figures after every epoch."""
 
 
-def work(rank: int, model: str, densities: Sequence[float | None], seed: int, store: str) -> None:
-    """Train with one exchange after the other as one of the workers; rank 0 writes results down."""
+class Job(NamedTuple):
+    """A training, and where its curve is kept in the record."""
+
+    place: tuple[str, str]
+    """Such as the models' curves, and those of one of them."""
+    name: str
+    model: str
+    density: float | None
+    """None: dense."""
+    changes: dict[str, Any]
+    """Of the recipe."""
+    epochs: int | None
+    """None: the case's."""
+
+
+def work(rank: int, jobs: Sequence[Job], seed: int, store: str) -> None:
+    """Train one job after the other as one of the workers; rank 0 writes results down."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -60,42 +80,43 @@ def work(rank: int, model: str, densities: Sequence[float | None], seed: int, st
         world_size=WORKERS,
         timeout=TIMEOUT,
     )
-    for density in densities:
+    for job in jobs:
         start_s = time.perf_counter()
-        curve = train(rank, model, density, seed)
+        curve = train(rank, job, seed)
         if rank == 0:
-            record = json.loads(PATH.read_text())
-            record["models"][model].setdefault(name_of(density), {})[str(seed)] = curve
+            record = read()
+            curves_of(record, job)[str(seed)] = curve
             write(record | {"date": dt.datetime.now(tz=dt.UTC).date().isoformat()})
             took_s = time.perf_counter() - start_s
-            print(model, name_of(density), seed, curve[-1], f"{took_s:.0f} s", flush=True)
+            print(*job.place, job.name, seed, curve[-1], f"{took_s:.0f} s", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train(rank: int, model: str, density: float | None, seed: int) -> Curve:
-    """Train once, dense where there is no density; return the figures after every epoch."""
-    config = config_of(model, seed)
-    task = training_of(model, config)
+def train(rank: int, job: Job, seed: int) -> Curve:
+    """Train once; return the figures after every epoch."""
+    config = config_of(job.model, seed, job.epochs)
+    task = training_of(job.model, config)
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.build())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(seed, rank))
-    if density is not None:
-        recipe = recipe_of(model, config, task.steps_per_epoch, density)
+    if job.density is not None:
+        recipe = recipe_of(job.model, config, task.steps_per_epoch, job.density, **job.changes)
         ddp.register_comm_hook(GTopKState(ddp, recipe), gtopk)
         # The recipe's momentum and clipping take the place of the optimizer's. Its weight decay
         # went through the momentum too, and was as many times as strong.
-        hyper = msgspec.structs.replace(
-            config.hyper,
-            momentum=0.0,
-            clip_norm=None,
-            weight_decay=config.hyper.weight_decay / (1 - config.hyper.momentum),
-        )
+        hyper = msgspec.structs.replace(config.hyper, clip_norm=None)
+        if recipe.momentum:
+            hyper = msgspec.structs.replace(
+                hyper,
+                momentum=0.0,
+                weight_decay=hyper.weight_decay / (1 - hyper.momentum),
+            )
         config = msgspec.structs.replace(config, hyper=hyper)
     worker = Worker(rank=rank, workers=WORKERS, device=torch.device("cpu"))
     replica = Replica(
-        name=DENSE if density is None else f"gTop-k {density:g}",
+        name=job.name,
         ddp=ddp,
         optimizer=sgd(ddp.module, config),
         task=task,
@@ -121,50 +142,71 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    parser.add_argument("--variants", action="store_true", help="train with other recipes instead")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no seed after this long")
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     arguments = parser.parse_args()
-    if arguments.report:
-        write(prepared(read()))
-    else:
-        measure(
-            arguments.models.split(","),
-            [int(seed) for seed in arguments.seeds.split(",")],
-            until_s=time.monotonic() + 60 * arguments.minutes,
-        )
-    measured = json.loads(PATH.read_text())["models"]
-    Console().print(table(measured))
-    draw(measured, RESULTS / "convergence.png")
+    models = arguments.models.split(",")
+    jobs = variants() if arguments.variants else list(itertools.chain(*map(jobs_of, models)))
+    seeds = [] if arguments.report else [int(seed) for seed in arguments.seeds.split(",")]
+    measure(jobs, seeds, until_s=time.monotonic() + 60 * arguments.minutes)
+    record = read()
+    Console().print(table(record["models"]))
+    Console().print(table(record["variants"]))
+    draw(record["models"], RESULTS / "convergence.png")
 
 
-def measure(models: Sequence[str], seeds: Sequence[int], *, until_s: float) -> None:
+def measure(jobs: Sequence[Job], seeds: Sequence[int], *, until_s: float) -> None:
     """Train what is missing, each seed of a model by processes of its own."""
     write(prepared(read()))
-    for model in models:
-        for seed in seeds:
-            found = read()["models"][model]
-            missing = [
-                density
-                for density in (None, *CASES[model].densities)
-                if str(seed) not in found.get(name_of(density), {})
-            ]
+    for seed in seeds:
+        for _, group in itertools.groupby(jobs, lambda job: job.place):
+            record = read()
+            missing = [job for job in group if str(seed) not in curves_of(record, job)]
             if not missing or time.monotonic() > until_s:
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                store = str(Path(folder) / "store")
-                mp.spawn(work, (model, missing, seed, store), nprocs=WORKERS)
+                mp.spawn(work, (missing, seed, str(Path(folder) / "store")), nprocs=WORKERS)
+
+
+def jobs_of(model: str) -> list[Job]:
+    """Return a model's trainings."""
+    densities = (None, *CASES[model].densities)
+    return [Job(("models", model), name_of(d), model, d, {}, None) for d in densities]
+
+
+def variants() -> list[Job]:
+    """Return the short trainings with other recipes."""
+    return [
+        Job(
+            ("variants", VARIED),
+            name,
+            VARIED,
+            None if changes is None else VARIED_DENSITY,
+            changes or {},
+            VARIED_EPOCHS,
+        )
+        for name, changes in VARIANTS.items()
+    ]
+
+
+def curves_of(record: dict[str, Any], job: Job) -> Curves:
+    """Return where the curves of a job are kept."""
+    part, model = job.place
+    found: Curves = record[part][model][job.name]
+    return found
 
 
 def prepared(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record that holds nothing of other cases than the present ones."""
     cases = {model: json.loads(json.dumps(told(model))) for model in CASES}
-    models = {}
-    for model, case in CASES.items():
+    made: dict[str, Any] = {"models": {}, "variants": {}}
+    for job in [*itertools.chain(*map(jobs_of, CASES)), *variants()]:
+        part, model = job.place
         same = record["cases"].get(model) == cases[model]
-        kept = record["models"].get(model, {}) if same else {}
-        names = [name_of(density) for density in (None, *case.densities)]
-        models[model] = {name: kept.get(name, {}) for name in names}
-    return record | {"cases": cases, "models": models}
+        kept = record.get(part, {}).get(model, {}) if same else {}
+        made[part].setdefault(model, {})[job.name] = kept.get(job.name, {})
+    return record | {"cases": cases} | made
 
 
 def read() -> dict[str, Any]:
@@ -181,6 +223,7 @@ def read() -> dict[str, Any]:
         "algorithm": Recipe(density=1.0).algorithm,
         "cases": {},
         "models": {},
+        "variants": {},
     }
 
 

@@ -16,7 +16,20 @@ from syncline.training.models.lstm import LstmLanguageModel
 from syncline.training.models.transformer import TransformerLanguageModel
 from syncline.training.task import Task, TextTask, task_of
 
-__all__ = ["CASES", "WORKERS", "Case", "Cut", "config_of", "recipe_of", "told", "training_of"]
+__all__ = [
+    "CASES",
+    "VARIANTS",
+    "VARIED",
+    "VARIED_DENSITY",
+    "VARIED_EPOCHS",
+    "WORKERS",
+    "Case",
+    "Cut",
+    "config_of",
+    "recipe_of",
+    "told",
+    "training_of",
+]
 
 WORKERS = 4
 
@@ -91,6 +104,27 @@ CASES = {
 """Trainings that end in minutes on two cores."""
 
 
+VARIED, VARIED_DENSITY, VARIED_EPOCHS = "lstm", 0.01, 8
+"""What of the recipe matters is looked at in a training so short that it shows."""
+
+SMALL_ELEMENTS = 1024
+
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "dense": None,
+    "momentum correction": {},
+    "and factor masking": {"factor_masking": True},
+    "the optimizer's momentum": {"momentum": 0.0},
+    "and small tensors dense": {"momentum": 0.0, "dense_below_elements": SMALL_ELEMENTS},
+    "and unit=layer": {"momentum": 0.0, "unit": "layer"},
+    "and unit=layer, small tensors dense": {
+        "momentum": 0.0,
+        "unit": "layer",
+        "dense_below_elements": SMALL_ELEMENTS,
+    },
+}
+"""Changes of the recipe."""
+
+
 def told(model: str) -> dict[str, Any]:
     """Return a case as it is written down, so that results of another are known as such."""
     case = CASES[model]
@@ -103,11 +137,12 @@ def told(model: str) -> dict[str, Any]:
     }
 
 
-def config_of(model: str, seed: int) -> TrainingConfig:
-    """Return how a model is trained without compression."""
+def config_of(model: str, seed: int, epochs: int | None = None) -> TrainingConfig:
+    """Return how a model is trained without compression, for so many epochs or the case's."""
     case = CASES[model]
+    hyper = dict(case.hyper) if epochs is None else case.hyper | {"epochs": epochs}
     return TrainingConfig.of(
-        model, case.data, workers=WORKERS, seed=seed, device="cpu", overrides=dict(case.hyper)
+        model, case.data, workers=WORKERS, seed=seed, device="cpu", overrides=hyper
     )
 
 
@@ -125,13 +160,15 @@ def training_of(model: str, config: TrainingConfig) -> Task:
     )
 
 
-def recipe_of(model: str, config: TrainingConfig, steps_per_epoch: int, density: float) -> Recipe:
+def recipe_of(
+    model: str, config: TrainingConfig, steps_per_epoch: int, density: float, **changes: Any
+) -> Recipe:
     """Return how a density is trained: what is higher of the paper's warm-up, then the density."""
-    return Recipe(
-        density=density,
-        warmup=tuple(d for d in PAPER_WARMUP if d > density),
-        warmup_steps=max(round(CASES[model].warmup_epochs * steps_per_epoch), 1),
-        momentum=config.hyper.momentum,
-        clip_norm=config.hyper.clip_norm,
-        unit="model",
-    )
+    usual = {
+        "warmup": tuple(d for d in PAPER_WARMUP if d > density),
+        "warmup_steps": max(round(CASES[model].warmup_epochs * steps_per_epoch), 1),
+        "momentum": config.hyper.momentum,
+        "clip_norm": config.hyper.clip_norm,
+        "unit": "model",
+    }
+    return Recipe(density=density, **(usual | changes))

@@ -59,7 +59,7 @@ def table(models: dict[str, dict[str, Curves]]) -> Any:
                 judged = "yes" if good else "NO"
             shown.add_row(
                 model,
-                name if name == DENSE else f"gTop-k, density {name}",
+                name,
                 figure,
                 str(len(found)),
                 f"{median([*found.values()]):.4g}",
