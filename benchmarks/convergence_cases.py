@@ -74,7 +74,7 @@ CASES = {
         data="text",
         densities=(0.01, 0.005, 0.001),
         hyper={
-            "epochs": 24,
+            "epochs": 40,
             "batch_size": 4,
             "learning_rate": 1.5,
             "clip_norm": 1.0,
