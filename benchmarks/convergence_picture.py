@@ -53,8 +53,8 @@ def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
         seeds = [[epoch[figure] for epoch in curve] for curve in curves.values()]
         by_epoch = list(zip(*seeds, strict=True))
         epochs = range(1, len(by_epoch) + 1)
-        said = f"{len(seeds)} seed" + "s" * (len(seeds) > 1)
-        if name == DENSE:
+        said = f"median of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+        if name == DENSE and len(seeds) > 1:
             axis.fill_between(
                 epochs,
                 list(map(min, by_epoch)),
@@ -62,7 +62,7 @@ def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
                 color=COLOURS[name],
                 alpha=0.2,
                 lw=0,
-                label=f"dense, from best to worst of {said}",
+                label=f"dense, best to worst of {len(seeds)} seeds",
             )
         axis.plot(
             epochs,
@@ -70,9 +70,7 @@ def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
             STYLES[name],
             color=COLOURS[name],
             lw=1.5,
-            label=f"dense, median of {said}"
-            if name == DENSE
-            else f"density {name}, median of {said}",
+            label=f"{name if name == DENSE else f'density {name}'}, {said}",
         )
         ends += [value for seed in seeds for value in seed[len(seed) // 4 :]]
         axis.set(xlabel="epoch", ylabel=figure)
