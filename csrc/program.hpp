@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct Transfer {
     // For a send: whether the rank changes a block in the step in which it sends it. Two ranks that
     // do so with each other would wait in a circle for their blocks to be read.
     bool exchanged = false;
+    // For a send: the first of those that send the same, if there are others.
+    std::optional<std::uint32_t> copy_of;
 };
 
 class Program {
@@ -60,13 +63,6 @@ class Program {
     // Which blocks the rank changes.
     [[nodiscard]] bool changes(std::int32_t block) const {
         return changed_[static_cast<std::size_t>(block)];
-    }
-
-    // Where a block begins in a vector of `length` elements; as Schedule.block_offsets has it.
-    [[nodiscard]] std::size_t offset(std::int32_t block, std::size_t length) const {
-        const auto index = static_cast<std::size_t>(block);
-        const auto count = static_cast<std::size_t>(blocks_);
-        return index * (length / count) + index * (length % count) / count;
     }
 
   private:
