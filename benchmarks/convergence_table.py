@@ -56,7 +56,7 @@ def table(models: dict[str, dict[str, Curves]]) -> Any:
             if name != DENSE and dense:
                 better = figure.endswith("accuracy")
                 good = within([*dense.values()], [*found.values()], higher_is_better=better)
-                judged = "yes" if good else "NO"
+                judged = ("yes" if good else "NO") + " (one dense run)" * (len(dense) == 1)
             shown.add_row(
                 model,
                 name,
