@@ -2,19 +2,21 @@
 
 Four workers train each model from the same weights on the same batches: with torch's
 DistributedDataParallel alone, and with ``syncline.hooks.gtopk`` at several densities. Accuracy or
-perplexity after every epoch is kept for three seeds. A run that was stopped goes on where it was.
+perplexity after every epoch is kept for three seeds. A run that was stopped goes on where it was;
+what was measured with another case is thrown away.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
+import itertools
 import json
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -24,93 +26,97 @@ from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import RESULTS, machine
+from benchmarks.convergence_cases import (
+    CASES,
+    VARIANTS,
+    VARIED,
+    VARIED_DENSITY,
+    VARIED_EPOCHS,
+    WORKERS,
+    config_of,
+    recipe_of,
+    told,
+    training_of,
+)
 from benchmarks.convergence_picture import draw
-from benchmarks.convergence_table import DENSE, table
+from benchmarks.convergence_table import DENSE, Curves, table
 from syncline.hooks import GTopKState, Recipe, gtopk
-from syncline.model.recipe import PAPER_WARMUP
-from syncline.training.config import TrainingConfig
 from syncline.training.data.seeds import seed_from
 from syncline.training.group import Worker
 from syncline.training.replica import Replica
-from syncline.training.task import task_of
 from syncline.training.wrap import sgd
 
-WORKERS = 4
 SEEDS = (0, 1, 2)
 TIMEOUT = dt.timedelta(hours=1)
 """Long, as a run may stand still while something else is measured."""
+PATH = RESULTS / "convergence.json"
+
+Curve = list[dict[str, float]]
+"""The figures after every epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model on data, and what is varied."""
+class Job(NamedTuple):
+    """A training, and where its curve is kept in the record."""
 
-    data: str
-    densities: tuple[float, ...]
-    hyper: dict[str, float] = field(default_factory=dict)
-    warmup_epochs: float = 1.0
-    """Of each density of the warm-up."""
-
-
-CASES = {
-    "resnet20": Case(data="digits", densities=(0.01, 0.001), hyper={"epochs": 40}),
-    "lstm": Case(
-        data="text",
-        densities=(0.01, 0.005, 0.001),
-        hyper={"epochs": 4, "batch_size": 10, "learning_rate": 2.0},
-        warmup_epochs=0.2,
-    ),
-    "transformer": Case(
-        data="text",
-        densities=(0.01, 0.001),
-        hyper={"epochs": 2, "batch_size": 4, "learning_rate": 0.1},
-        warmup_epochs=0.1,
-    ),
-    "vgg16": Case(
-        data="digits",
-        densities=(0.01, 0.001),
-        hyper={"epochs": 5, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 0.5},
-        warmup_epochs=0.25,
-    ),
-}
-"""Trainings that end in minutes: fewer epochs of smaller batches than the papers'."""
+    place: tuple[str, str]
+    """Such as the models' curves, and those of one of them."""
+    name: str
+    model: str
+    density: float | None
+    """None: dense."""
+    changes: dict[str, Any]
+    """Of the recipe."""
+    epochs: int | None
+    """None: the case's."""
 
 
-def recipe_of(case: Case, config: TrainingConfig, steps_per_epoch: int, density: float) -> Recipe:
-    """Return how a density is trained: the paper's warm-up, then the density itself."""
-    return Recipe(
-        density=density,
-        warmup=PAPER_WARMUP,
-        warmup_steps=max(round(case.warmup_epochs * steps_per_epoch), 1),
-        momentum=config.hyper.momentum,
-        clip_norm=config.hyper.clip_norm,
-        unit="model",
-    )
-
-
-def train(rank: int, model: str, density: float | None, seed: int, folder: str) -> None:
-    """Train once as one of the workers; rank 0 leaves the curve in ``folder``."""
+def work(rank: int, jobs: Sequence[Job], seed: int, store: str) -> None:
+    """Train one job after the other as one of the workers; rank 0 writes results down."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), WORKERS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=TIMEOUT)
-    case = CASES[model]
-    config = TrainingConfig.of(
-        model, case.data, workers=WORKERS, seed=seed, device="cpu", overrides=case.hyper
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, WORKERS),
+        rank=rank,
+        world_size=WORKERS,
+        timeout=TIMEOUT,
     )
-    task = task_of(config)
+    for job in jobs:
+        start_s = time.perf_counter()
+        curve = train(rank, job, seed)
+        if rank == 0:
+            record = read()
+            curves_of(record, job)[str(seed)] = curve
+            write(record | {"date": dt.datetime.now(tz=dt.UTC).date().isoformat()})
+            took_s = time.perf_counter() - start_s
+            print(*job.place, job.name, seed, curve[-1], f"{took_s:.0f} s", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(rank: int, job: Job, seed: int) -> Curve:
+    """Train once; return the figures after every epoch."""
+    config = config_of(job.model, seed, job.epochs)
+    task = training_of(job.model, config)
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.build())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(seed, rank))
-    if density is not None:
-        recipe = recipe_of(case, config, task.steps_per_epoch, density)
+    if job.density is not None:
+        recipe = recipe_of(job.model, config, task.steps_per_epoch, job.density, **job.changes)
         ddp.register_comm_hook(GTopKState(ddp, recipe), gtopk)
-        # The recipe's momentum and clipping take the place of the optimizer's.
-        hyper = msgspec.structs.replace(config.hyper, momentum=0.0, clip_norm=None)
+        # The recipe's momentum and clipping take the place of the optimizer's. Its weight decay
+        # went through the momentum too, and was as many times as strong.
+        hyper = msgspec.structs.replace(config.hyper, clip_norm=None)
+        if recipe.momentum:
+            hyper = msgspec.structs.replace(
+                hyper,
+                momentum=0.0,
+                weight_decay=hyper.weight_decay / (1 - hyper.momentum),
+            )
         config = msgspec.structs.replace(config, hyper=hyper)
     worker = Worker(rank=rank, workers=WORKERS, device=torch.device("cpu"))
     replica = Replica(
-        name=DENSE if density is None else f"gTop-k {density:g}",
+        name=job.name,
         ddp=ddp,
         optimizer=sgd(ddp.module, config),
         task=task,
@@ -125,10 +131,7 @@ def train(rank: int, model: str, density: float | None, seed: int, folder: str) 
             losses += replica.run_block([step], after_twin=False)
         loss = worker.sum(sum(losses) / len(losses))[0] / WORKERS
         curve.append({"training loss": loss, **replica.evaluate()})
-    if rank == 0:
-        (Path(folder) / "curve.json").write_text(json.dumps(curve))
-    dist.barrier()
-    dist.destroy_process_group()
+    return curve
 
 
 def name_of(density: float | None) -> str:
@@ -139,60 +142,96 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after this long")
+    parser.add_argument("--variants", action="store_true", help="train with other recipes instead")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no seed after this long")
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     arguments = parser.parse_args()
-    path = RESULTS / "convergence.json"
-    record = read(path)
-    end_s = time.monotonic() + 60 * arguments.minutes
     models = arguments.models.split(",")
-    for seed in map(int, arguments.seeds.split(",")):
-        for model in models:
-            for density in (None, *CASES[model].densities):
-                curves = record["models"].setdefault(model, {}).setdefault(name_of(density), {})
-                if arguments.report or str(seed) in curves or time.monotonic() > end_s:
-                    continue
-                start_s = time.perf_counter()
-                curves[str(seed)] = run(model, density, seed)
-                took_s = time.perf_counter() - start_s
-                print(model, name_of(density), seed, curves[str(seed)][-1], f"{took_s:.0f} s")
-                path.write_text(json.dumps(record, indent=1) + "\n")
+    jobs = variants() if arguments.variants else list(itertools.chain(*map(jobs_of, models)))
+    seeds = [] if arguments.report else [int(seed) for seed in arguments.seeds.split(",")]
+    measure(jobs, seeds, until_s=time.monotonic() + 60 * arguments.minutes)
+    record = read()
     Console().print(table(record["models"]))
+    Console().print(table(record["variants"]))
     draw(record["models"], RESULTS / "convergence.png")
 
 
-def run(model: str, density: float | None, seed: int) -> list[dict[str, float]]:
-    """Train once on processes of its own; return the figures after every epoch."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train, (model, density, seed, folder), nprocs=WORKERS)
-        curve: list[dict[str, float]] = json.loads((Path(folder) / "curve.json").read_text())
-    return curve
+def measure(jobs: Sequence[Job], seeds: Sequence[int], *, until_s: float) -> None:
+    """Train what is missing, each seed of a model by processes of its own."""
+    write(prepared(read()))
+    for seed in seeds:
+        for _, group in itertools.groupby(jobs, lambda job: job.place):
+            record = read()
+            missing = [job for job in group if str(seed) not in curves_of(record, job)]
+            if not missing or time.monotonic() > until_s:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                mp.spawn(work, (missing, seed, str(Path(folder) / "store")), nprocs=WORKERS)
 
 
-def read(path: Path) -> dict[str, Any]:
+def jobs_of(model: str) -> list[Job]:
+    """Return a model's trainings."""
+    densities = (None, *CASES[model].densities)
+    return [Job(("models", model), name_of(d), model, d, {}, None) for d in densities]
+
+
+def variants() -> list[Job]:
+    """Return the short trainings with other recipes."""
+    return [
+        Job(
+            ("variants", VARIED),
+            name,
+            VARIED,
+            None if changes is None else VARIED_DENSITY,
+            changes or {},
+            VARIED_EPOCHS,
+        )
+        for name, changes in VARIANTS.items()
+    ]
+
+
+def curves_of(record: dict[str, Any], job: Job) -> Curves:
+    """Return where the curves of a job are kept."""
+    part, model = job.place
+    found: Curves = record[part][model][job.name]
+    return found
+
+
+def prepared(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record that holds nothing of other cases than the present ones."""
+    cases = {model: json.loads(json.dumps(told(model))) for model in CASES}
+    made: dict[str, Any] = {"models": {}, "variants": {}}
+    for job in [*itertools.chain(*map(jobs_of, CASES)), *variants()]:
+        part, model = job.place
+        same = record["cases"].get(model) == cases[model]
+        kept = record.get(part, {}).get(model, {}) if same else {}
+        made[part].setdefault(model, {})[job.name] = kept.get(job.name, {})
+    return record | {"cases": cases} | made
+
+
+def read() -> dict[str, Any]:
     """Return what was measured before, or an empty record."""
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
+    if PATH.exists():
+        found: dict[str, Any] = json.loads(PATH.read_text())
         return found
     return {
         "benchmark": "convergence",
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "date": "",
         "command": "python -m benchmarks.convergence",
         "machine": machine(),
         "workers": WORKERS,
         "algorithm": Recipe(density=1.0).algorithm,
-        "cases": {
-            name: {
-                "data": case.data,
-                "warmup_epochs_each": case.warmup_epochs,
-                "hyper": msgspec.to_builtins(
-                    TrainingConfig.of(name, case.data, overrides=dict(case.hyper)).hyper
-                ),
-            }
-            for name, case in CASES.items()
-        },
+        "cases": {},
         "models": {},
+        "variants": {},
     }
+
+
+def write(record: dict[str, Any]) -> None:
+    """Write a record to its file, whole or not at all."""
+    part = PATH.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(PATH)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Curves of convergence: a panel a model, a line an exchange, seeds as a band."""
+"""Curves of convergence: a panel a model, a line an exchange, the dense seeds as a band."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -11,17 +12,19 @@ from benchmarks.convergence_table import DENSE, Curves, figure_of
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
 __all__ = ["draw"]
 
-COLOURS = {DENSE: "#555555", "0.01": "#2b62a8", "0.005": "#3a8f5c", "0.001": "#b8421a"}
+COLOURS = {DENSE: "#444444", "0.01": "#2b62a8", "0.005": "#2e8b57", "0.001": "#c0471b"}
+STYLES = {DENSE: "-", "0.01": "-", "0.005": "--", "0.001": "-."}
 TITLES = {
-    "resnet20": "ResNet-20, digits",
-    "vgg16": "VGG-16, digits",
-    "lstm": "LSTM, 2 layers, text",
-    "transformer": "Transformer, text",
+    "resnet20": "ResNet-20 on digits",
+    "vgg16": "VGG-16 on digits",
+    "lstm": "LSTM, 2 layers, on text",
+    "transformer": "Transformer on text",
 }
+COLUMNS = 2
 
 
 def draw(models: dict[str, dict[str, Curves]], path: Path) -> None:
@@ -29,37 +32,60 @@ def draw(models: dict[str, dict[str, Curves]], path: Path) -> None:
     shown = {m: c for m, c in models.items() if any(c.values())}
     if not shown:
         return
+    rows = -(-len(shown) // COLUMNS)
     figure, axes = plt.subplots(
-        1, len(shown), figsize=(4.2 * len(shown), 3.6), layout="constrained", squeeze=False
+        rows, COLUMNS, figsize=(10, 3.7 * rows), layout="constrained", squeeze=False
     )
-    for axis, (model, by_density) in zip(axes[0], shown.items(), strict=True):
-        for name, curves in by_density.items():
-            if not curves:
-                continue
-            figure_name = figure_of(curves)
-            rows = [[epoch[figure_name] for epoch in curve] for curve in curves.values()]
-            epochs = range(1, len(rows[0]) + 1)
-            columns = list(zip(*rows, strict=True))
-            label = DENSE if name == DENSE else f"gTop-k, density {name}"
-            axis.plot(epochs, list(map(median, columns)), color=COLOURS[name], label=label, lw=1.4)
-            axis.fill_between(
-                epochs,
-                list(map(min, columns)),
-                list(map(max, columns)),
-                color=COLOURS[name],
-                alpha=0.15,
-                lw=0,
-            )
-            axis.set(xlabel="epoch", ylabel=figure_name)
-            if figure_name.endswith("perplexity"):
-                axis.set_yscale("log")
-                axis.yaxis.set_major_formatter("{x:g}")
-                axis.yaxis.set_minor_formatter("{x:g}")
-            else:
-                axis.set_ylim(bottom=max(0.0, median(rows[0]) - 0.05), top=1.005)
-        axis.set_title(TITLES[model], fontsize=10, loc="left")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, frameon=False)
+    for axis, (model, by_density) in zip(axes.flat, shown.items(), strict=False):
+        _panel(axis, model, by_density)
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
+    ends: list[float] = []
+    for name, curves in by_density.items():
+        if not curves:
+            continue
+        figure = figure_of(curves)
+        seeds = [[epoch[figure] for epoch in curve] for curve in curves.values()]
+        by_epoch = list(zip(*seeds, strict=True))
+        epochs = range(1, len(by_epoch) + 1)
+        said = f"median of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+        if name == DENSE and len(seeds) > 1:
+            axis.fill_between(
+                epochs,
+                list(map(min, by_epoch)),
+                list(map(max, by_epoch)),
+                color=COLOURS[name],
+                alpha=0.2,
+                lw=0,
+                label=f"dense, best to worst of {len(seeds)} seeds",
+            )
+        axis.plot(
+            epochs,
+            list(map(median, by_epoch)),
+            STYLES[name],
+            color=COLOURS[name],
+            lw=1.5,
+            label=f"{name if name == DENSE else f'density {name}'}, {said}",
+        )
+        ends += [value for seed in seeds for value in seed[len(seed) // 4 :]]
+        axis.set(xlabel="epoch", ylabel=figure)
+        # The first epochs would press the rest into a line.
+        room = 0.06 * (max(ends) - min(ends))
+        if figure.endswith("perplexity"):
+            axis.set_yscale("log")
+            axis.set_ylim(min(ends) - room, max(ends) + room)
+            axis.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
+        else:
+            axis.set_ylim(min(ends) - room, 1 + room / 2)
+            axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axis.set_title(TITLES[model], fontsize=10, loc="left")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, frameon=False)

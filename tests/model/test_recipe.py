@@ -26,6 +26,7 @@ from syncline.model.sparse_costs import SPARSE_ALGORITHMS
         ({"unit": "bucket"}, "unit is one of layer, message, model, found 'bucket'"),
         ({"wire": "int8"}, "wire is one of float32, bfloat16, float16, found 'int8'"),
         ({"momentum": 1.0}, "momentum is from 0 to below 1, found 1.0"),
+        ({"factor_masking": True}, "factor_masking clears velocities"),
         ({"clip_norm": 0.0}, "clip_norm is above 0 or None, found 0.0"),
         ({"dense_below_elements": -1}, "dense_below_elements is at least 0, found -1"),
     ],

@@ -151,8 +151,8 @@ def trained(
     return losses, {n: p.clone() for n, p in net.state_dict().items()}, kept.state_dict()
 
 
-def train(wrapped: nn.Module, steps: range) -> list[float]:
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+def train(wrapped: nn.Module, steps: range, *, momentum: float = 0.0) -> list[float]:
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=momentum)
     losses = []
     for step in steps:
         device = next(wrapped.parameters()).device
@@ -197,14 +197,23 @@ def on_a_gpu(recipe: dict[str, Any]) -> dict[str, Any]:
     return {"losses": losses, "parameters": {n: p.cpu().numpy() for n, p in parameters.items()}}
 
 
+def velocities_and_changes(recipe: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return which velocities are 0 after a step, and which parameters have changed."""
+    before = torch.cat([p.detach().flatten() for p in model().parameters()])
+    _, parameters, state = trained(recipe, 1)
+    velocities = torch.cat([state["velocities"][name] for name in parameters])
+    after = torch.cat([p.flatten() for p in parameters.values()])
+    return (velocities == 0).numpy(), (after != before).numpy()
+
+
 def plain(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
-def unhooked(steps: int) -> tuple[list[float], Any]:
+def unhooked(steps: int, momentum: float = 0.0) -> tuple[list[float], Any]:
     """Train with DDP's own exchange."""
     net = model()
-    losses = train(DistributedDataParallel(net), range(steps))
+    losses = train(DistributedDataParallel(net), range(steps), momentum=momentum)
     return losses, plain(net.state_dict())
 
 

@@ -20,6 +20,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "naive": {"density": 0.05, "algorithm": "gtop-k-naive"},
     "warm-up": {"density": 0.01, "warmup": (0.5, 0.1), "warmup_steps": 2},
     "momentum": {"density": 0.05, "momentum": 0.9, "clip_norm": 1.0},
+    "factor masking": {"density": 0.05, "momentum": 0.9, "factor_masking": True, "unit": "model"},
     "partly dense": {"density": 0.05, "dense_names": ("*.bias",), "dense_below_elements": 40},
     "all dense": {"density": 0.05, "dense_names": ("*",)},
 }
@@ -77,6 +78,33 @@ def test_density_one_is_plain_averaging(workers: WorkerPool, unit: str) -> None:
         for name, values in parameters.items():
             np.testing.assert_allclose(values, others[name], rtol=1e-4, atol=1e-6)
         assert not any(residual.any() for residual in residuals.values())
+
+
+def test_momentum_of_everything_is_the_optimizer_s(workers: WorkerPool) -> None:
+    sparse = workers.run(jobs.hooked, 3, {"density": 1.0, "momentum": 0.9}, 5)
+    dense = workers.run(jobs.unhooked, 3, 5, 0.9)
+    for (losses, parameters, _), (expected, others) in zip(sparse, dense, strict=True):
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        for name, values in parameters.items():
+            np.testing.assert_allclose(values, others[name], rtol=1e-4, atol=1e-6)
+
+
+def test_factor_masking_clears_what_was_delivered_only(workers: WorkerPool) -> None:
+    recipe = RECIPES["factor masking"]
+    found = workers.run(jobs.velocities_and_changes, 4, recipe)
+    changed = found[0][1]
+    assert changed.any()
+    for cleared, _ in found:
+        # What was sent and dropped goes on.
+        assert not (cleared & ~changed).any()
+    assert np.array_equal(np.any([cleared for cleared, _ in found], axis=0), changed)
+
+
+def test_velocities_go_on_without_factor_masking(workers: WorkerPool) -> None:
+    recipe = RECIPES["factor masking"] | {"factor_masking": False}
+    for cleared, changed in workers.run(jobs.velocities_and_changes, 2, recipe):
+        assert changed.any()
+        assert not cleared.any()
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,13 @@ class Recipe(Value, frozen=True, kw_only=True):
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type in which values travel. What rounding takes stays in the residuals."""
     momentum: float = 0.0
-    """Momentum correction and factor masking where above 0: what is selected from accumulates each
-    worker's own velocity instead of its gradient, and an element's velocity is cleared when it is
-    sent. The optimizer then has no momentum of its own. Deep Gradient Compression, 3.2 and 3.3."""
+    """Momentum correction where above 0: what is selected from accumulates each worker's own
+    velocity instead of its gradient. The optimizer then has no momentum of its own. Deep Gradient
+    Compression, 3.2."""
+    factor_masking: bool = False
+    """Whether an element's velocity is cleared when it is delivered. It then ends with every
+    update, and the less rare these are the less of the momentum is left. Deep Gradient Compression,
+    3.3."""
     clip_norm: float | None = None
     """The most that the norm of a unit's average gradient may be, as for clipping without
     compression. Each worker clips its own to ``clip_norm * sqrt(P)`` before it is added: where
@@ -80,6 +84,11 @@ class Recipe(Value, frozen=True, kw_only=True):
             )
         if not 0 <= self.momentum < 1:
             raise UserError(f"recipe: momentum is from 0 to below 1, found {self.momentum}")
+        if self.factor_masking and self.momentum == 0:
+            raise UserError(
+                "recipe: factor_masking clears velocities, which there are with momentum above 0 "
+                "only; give momentum, or leave it out"
+            )
         if self.clip_norm is not None and not (
             math.isfinite(self.clip_norm) and self.clip_norm > 0
         ):

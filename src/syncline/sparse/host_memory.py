@@ -36,9 +36,14 @@ class HostMemory:
         """Add gradients to residuals, take out those of largest magnitude, in one pass a unit."""
         taken = []
         for number, (unit, k) in enumerate(zip(units, counts, strict=True)):
-            found = select([_part(each) for each in unit], k, momentum=momentum)
+            moves = any(each.velocity is not None for each in unit)
+            # Velocities go on, so what is taken is cleared here.
+            parts = [_part(each) for each in unit]
+            found = select(parts, k, momentum=momentum, clear=not moves)
             if not found.finite:
                 return number
+            if moves:
+                self.clear([each.residual for each in unit], found.taken)
             taken.append(found.taken)
         return joined(taken)
 
@@ -47,6 +52,12 @@ class HostMemory:
         lengths = [tensor.numel() for tensor in tensors]
         for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
             tensor.numpy()[part.indices] += part.values
+
+    def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+        """Set to zero what a vector has entries of, which these tensors make up."""
+        lengths = [tensor.numel() for tensor in tensors]
+        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+            tensor.numpy()[part.indices] = 0
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Let these tensors, one after the other, be this vector."""

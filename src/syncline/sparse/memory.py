@@ -50,7 +50,7 @@ class Memory(Protocol):
             counts: k, how many are taken of each unit, from 0 on; more than it has elements means
                 all.
             momentum: of the velocities, where there are some: those become ``momentum * velocity +
-                gradient``, are what is added, and are cleared where an element is taken.
+                gradient``, and are what is added.
 
         Returns:
             What was taken, of the length of all units; or the number of a unit in which an infinity
@@ -60,6 +60,9 @@ class Memory(Protocol):
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that these tensors make up one after the other."""
+
+    def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+        """Set to zero what a vector has entries of, which these tensors make up."""
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Let these tensors, one after the other, be this vector."""

@@ -170,6 +170,8 @@ class SparseReducer:
             self._accept(delivered, gradients)
             return
         self.residuals.add(names, outcome.returned)
+        if self._recipe.factor_masking and isinstance(own, SparseVector):
+            self._treatment.mask(names, own, delivered)
         if conservation is not None:
             conservation.require(delivered)
         averages = delivered.values / np.float32(self.courier.ranks)

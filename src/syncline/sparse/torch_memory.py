@@ -62,8 +62,6 @@ class TorchMemory:
         if len(odd):
             return int(np.searchsorted(np.cumsum(lengths), odd[0], side="right"))
         _clear(residuals, together, there)
-        if velocities:
-            _clear(velocities, _joined(velocities), there)
         return SparseVector(sum(lengths), indices, values)
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
@@ -71,6 +69,11 @@ class TorchMemory:
         for tensor, indices, values in _placed(tensors, vector):
             # Each index occurs once, so there is no order of additions to choose.
             tensor.index_put_((indices,), tensor[indices] + values)
+
+    def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+        """Set to zero what a vector has entries of, which these tensors make up."""
+        for tensor, indices, _ in _placed(tensors, vector):
+            tensor.index_fill_(0, indices, 0)
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Let these tensors, one after the other, be this vector."""

@@ -72,6 +72,22 @@ class Treatment:
         )
         return found if isinstance(found, SparseVector) else units[found][0].name
 
+    def mask(self, names: Sequence[str], own: SparseVector, delivered: SparseVector) -> None:
+        """Clear the velocities of what this rank has sent and all have got: factor masking.
+
+        What was sent and dropped waits on with its velocity, as if it had not been selected. In
+        Deep Gradient Compression, 3.3, everything that is sent is delivered; here, where gradients
+        differ, most is not, and would be sent again and again without momentum.
+
+        Args:
+            names: of the parameters of a message, all with a velocity.
+            own: what this rank has sent of them.
+            delivered: what all ranks have got.
+        """
+        arrived, _ = own.divided(delivered.indices)
+        velocities = [self._residuals.velocity_of(name) for name in names]
+        self._memory.clear([each for each in velocities if each is not None], arrived)
+
     def _units(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
         """Return what is clipped and selected from together."""
         if self._recipe.unit == "layer":

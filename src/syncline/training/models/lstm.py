@@ -23,10 +23,20 @@ class LstmLanguageModel(nn.Module):
     and the output share their matrix (Press and Wolf), as those papers do.
     """
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(
+        self, vocabulary: int, *, hidden: int | None = None, dropout: float | None = None
+    ) -> None:
+        """Build a model of the size for the vocabulary, or of another one.
+
+        Args:
+            vocabulary: number of tokens.
+            hidden: units a layer; None: as said above.
+            dropout: share of units that is dropped; None: as said above.
+        """
         super().__init__()
         words = vocabulary >= WORD_VOCABULARY
-        hidden, dropout = (650, 0.5) if words else (200, 0.2)
+        hidden = (650 if words else 200) if hidden is None else hidden
+        dropout = (0.5 if words else 0.2) if dropout is None else dropout
         self.embedding = nn.Embedding(vocabulary, hidden)
         self.dropout = nn.Dropout(dropout)
         self.lstm = nn.LSTM(hidden, hidden, num_layers=2, dropout=dropout, batch_first=True)

@@ -21,21 +21,37 @@ class TransformerLanguageModel(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        width: int | None = None,
+        layers: int = LAYERS,
+        dropout: float = 0.1,
+    ) -> None:
+        """Build a model of the size for the vocabulary, or of another one.
+
+        Args:
+            vocabulary: number of tokens.
+            width: channels, a multiple of 4; None: as said above.
+            layers: blocks.
+            dropout: share of channels that is dropped.
+        """
         super().__init__()
-        width = 256 if vocabulary >= WORD_VOCABULARY else 128
+        if width is None:
+            width = 256 if vocabulary >= WORD_VOCABULARY else 128
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(WINDOW, width)
         block = nn.TransformerEncoderLayer(
             width,
             nhead=4,
             dim_feedforward=4 * width,
-            dropout=0.1,
+            dropout=dropout,
             activation="gelu",
             batch_first=True,
             norm_first=True,
         )
-        self.blocks = nn.TransformerEncoder(block, LAYERS, enable_nested_tensor=False)
+        self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embedding.weight

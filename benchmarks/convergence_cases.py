@@ -1,0 +1,174 @@
+"""What is trained for the convergence of gTop-k, and how: models, data, densities, recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from syncline.model.recipe import PAPER_WARMUP, Recipe
+from syncline.training.config import TrainingConfig
+from syncline.training.models.lstm import LstmLanguageModel
+from syncline.training.models.transformer import TransformerLanguageModel
+from syncline.training.task import Task, TextTask, task_of
+
+__all__ = [
+    "CASES",
+    "VARIANTS",
+    "VARIED",
+    "VARIED_DENSITY",
+    "VARIED_EPOCHS",
+    "WORKERS",
+    "Case",
+    "Cut",
+    "config_of",
+    "recipe_of",
+    "told",
+    "training_of",
+]
+
+WORKERS = 4
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "lstm": LstmLanguageModel,
+    "transformer": TransformerLanguageModel,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A smaller model on the beginning of a text, so that steps are cheap and there can be many."""
+
+    tokens: int
+    """Of the training text."""
+    window: int
+    """Tokens a window."""
+    size: dict[str, float]
+    """Arguments of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model on data, and what is varied."""
+
+    data: str
+    densities: tuple[float, ...]
+    hyper: dict[str, float | str] = field(default_factory=dict)
+    warmup_epochs: float = 1.0
+    """Of each density of the warm-up."""
+    cut: Cut | None = None
+    """For text; None: the model and the text as they are."""
+
+
+CASES = {
+    "resnet20": Case(
+        data="digits",
+        densities=(0.01, 0.001),
+        hyper={"epochs": 20, "batch_size": 8},
+    ),
+    "lstm": Case(
+        data="text",
+        densities=(0.01, 0.005, 0.001),
+        hyper={
+            "epochs": 40,
+            "batch_size": 4,
+            "learning_rate": 1.5,
+            "clip_norm": 1.0,
+            "warmup_epochs": 1,
+        },
+        cut=Cut(tokens=40_000, window=16, size={"hidden": 48, "dropout": 0.3}),
+    ),
+    "transformer": Case(
+        data="text",
+        densities=(0.01, 0.001),
+        hyper={
+            "epochs": 24,
+            "batch_size": 4,
+            "learning_rate": 0.3,
+            "clip_norm": 1.0,
+            "warmup_epochs": 1,
+        },
+        cut=Cut(tokens=40_000, window=16, size={"width": 32, "layers": 2, "dropout": 0.1}),
+    ),
+    "vgg16": Case(
+        data="digits",
+        densities=(0.01, 0.001),
+        hyper={"epochs": 5, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 0.5},
+        warmup_epochs=0.25,
+    ),
+}
+"""Trainings that end in minutes on two cores."""
+
+
+VARIED, VARIED_DENSITY, VARIED_EPOCHS = "lstm", 0.01, 8
+"""What of the recipe matters is looked at in a training so short that it shows."""
+
+SMALL_ELEMENTS = 1024
+
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "dense": None,
+    "momentum correction": {},
+    "and factor masking": {"factor_masking": True},
+    "the optimizer's momentum": {"momentum": 0.0},
+    "and small tensors dense": {"momentum": 0.0, "dense_below_elements": SMALL_ELEMENTS},
+    "and unit=layer": {"momentum": 0.0, "unit": "layer"},
+    "and unit=layer, small tensors dense": {
+        "momentum": 0.0,
+        "unit": "layer",
+        "dense_below_elements": SMALL_ELEMENTS,
+    },
+}
+"""Changes of the recipe."""
+
+
+def told(model: str) -> dict[str, Any]:
+    """Return a case as it is written down, so that results of another are known as such."""
+    case = CASES[model]
+    return {
+        "data": case.data,
+        "densities_warm_up": list(PAPER_WARMUP),
+        "warmup_epochs_each": case.warmup_epochs,
+        "cut": None if case.cut is None else asdict(case.cut),
+        "hyper": msgspec.to_builtins(config_of(model, 0).hyper),
+    }
+
+
+def config_of(model: str, seed: int, epochs: int | None = None) -> TrainingConfig:
+    """Return how a model is trained without compression, for so many epochs or the case's."""
+    case = CASES[model]
+    hyper = dict(case.hyper) if epochs is None else case.hyper | {"epochs": epochs}
+    return TrainingConfig.of(
+        model, case.data, workers=WORKERS, seed=seed, device="cpu", overrides=hyper
+    )
+
+
+def training_of(model: str, config: TrainingConfig) -> Task:
+    """Return the model and its data."""
+    task = task_of(config)
+    cut = CASES[model].cut
+    if cut is None:
+        return task
+    assert isinstance(task, TextTask)
+    return replace(
+        task,
+        model=replace(task.model, build=partial(BUILDERS[model], **cut.size), window=cut.window),
+        data=replace(task.data, train=task.data.train[: cut.tokens]),
+    )
+
+
+def recipe_of(
+    model: str, config: TrainingConfig, steps_per_epoch: int, density: float, **changes: Any
+) -> Recipe:
+    """Return how a density is trained: what is higher of the paper's warm-up, then the density."""
+    usual = {
+        "warmup": tuple(d for d in PAPER_WARMUP if d > density),
+        "warmup_steps": max(round(CASES[model].warmup_epochs * steps_per_epoch), 1),
+        "momentum": config.hyper.momentum,
+        "clip_norm": config.hyper.clip_norm,
+        "unit": "model",
+    }
+    return Recipe(density=density, **(usual | changes))

@@ -1,0 +1,60 @@
+"""What is compared, and what is kept of earlier results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.convergence import prepared
+from benchmarks.convergence_cases import CASES, config_of, recipe_of, told, training_of
+from benchmarks.convergence_table import DENSE, Curves, final, within
+
+
+def accuracies(*values: float) -> list[dict[str, float]]:
+    return [{"training loss": 1.0, "test accuracy": value} for value in values]
+
+
+def test_accuracy_is_of_the_last_epochs_and_perplexity_of_the_last() -> None:
+    curves: Curves = {"0": accuracies(0.1, 0.9, 0.5, 0.8), "1": accuracies(1.0)}
+    assert final(curves) == {"0": 0.8, "1": 1.0}
+    assert final({"2": [{"validation perplexity": v} for v in (9.0, 3.0, 4.0)]}) == {"2": 4.0}
+
+
+def test_within_looks_at_the_worse_side_only() -> None:
+    assert within([0.9, 0.95], [0.8, 0.9, 0.99], higher_is_better=True)
+    assert not within([0.9, 0.95], [0.89], higher_is_better=True)
+    assert within([3.0, 4.0], [2.0, 4.0, 9.0], higher_is_better=False)
+    assert not within([3.0, 4.0], [4.1], higher_is_better=False)
+
+
+def test_results_of_another_case_are_thrown_away() -> None:
+    empty: dict[str, Any] = {"cases": {}, "models": {}}
+    record = prepared(empty)
+    record["models"]["resnet20"][DENSE]["0"] = accuracies(0.5)
+    record["models"]["resnet20"]["0.5"] = {"0": accuracies(0.5)}
+    again = prepared(record)["models"]["resnet20"]
+    assert again[DENSE]["0"] == accuracies(0.5)
+    # A density that is no longer asked for goes.
+    assert set(again) == {DENSE, *(f"{d:g}" for d in CASES["resnet20"].densities)}
+    record["cases"]["resnet20"]["hyper"]["epochs"] += 1
+    assert not any(prepared(record)["models"]["resnet20"].values())
+
+
+def test_a_record_tells_how_was_trained() -> None:
+    assert told("lstm")["cut"]["size"]["hidden"] == CASES["lstm"].cut.size["hidden"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("density", [0.01, 0.001])
+def test_the_warm_up_never_sends_less_than_the_density(density: float) -> None:
+    recipe = recipe_of("resnet20", config_of("resnet20", 0), 10, density)
+    assert list(recipe.warmup) == sorted(recipe.warmup, reverse=True)
+    assert min(recipe.warmup) > density
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_texts_are_cut(model: str) -> None:
+    cut = CASES[model].cut
+    assert cut is not None
+    task = training_of(model, config_of(model, 0))
+    tokens = 4 * CASES[model].hyper["batch_size"] * cut.window  # type: ignore[operator]
+    assert cut.tokens / tokens - 2 < task.steps_per_epoch <= cut.tokens / tokens
