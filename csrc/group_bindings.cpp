@@ -263,8 +263,8 @@ void bind_groups(nb::module_& module) {
              nb::arg("pause_s"), nb::arg("spin_s"), nb::arg("timeout_s"))
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
-        .def("idle", &NativeGroup::idle)
-        .def("failed", &NativeGroup::failed)
+        .def("idle", &NativeGroup::idle, nb::call_guard<nb::gil_scoped_release>())
+        .def("failed", &NativeGroup::failed, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &NativeGroup::close, nb::call_guard<nb::gil_scoped_release>())
         .def("add_arena", &NativeGroup::add_arena)
         .def("forget_arena", &NativeGroup::forget_arena);

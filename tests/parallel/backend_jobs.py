@@ -624,6 +624,12 @@ def sharded(group: Group) -> list[torch.Tensor]:
     return found
 
 
+GLOOS: list[Group] = []
+"""Those that are never dropped. Gloo's group joins its threads when it is destroyed, and stock
+PowerSGD's callbacks, which refer to it, may go last, on one of them: then it would join itself
+("Resource deadlock avoided"), and the process aborts."""
+
+
 TRAININGS: dict[str, tuple[Callable[[Group], Any], float]] = {
     "ddp": (trained, 1e-6),
     "unused": (lambda group: trained(group, skip=True, find_unused_parameters=True), 1e-6),
@@ -654,6 +660,7 @@ def power_sgd_of_several_buckets() -> tuple[float, list[bytes]]:
 
     with group_of() as ours, group_of("gloo") as gloos:
         found, expected = train(ours, 0.1), train(gloos, 25)
+    GLOOS.append(gloos)
     worst = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
     return worst, [as_bytes(each).numpy().tobytes() for each in found]
 

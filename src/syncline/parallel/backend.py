@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -250,6 +251,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._outer = self._joined("calls")
         self._inner: Group | None = None
         self._completer = Completer()
+        # Also when nobody refers to the group any more, be it on that thread.
+        self._complete_no_more = weakref.finalize(self, self._completer.close)
 
     @property
     def _group(self) -> Group:
@@ -323,7 +326,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group."""
-        self._completer.close()
+        self._complete_no_more()
         for group in (self._inner, self._outer):
             if group is not None:
                 group.close()
