@@ -115,11 +115,15 @@ class NativeGroup {
         }
         std::vector<std::pair<std::int32_t, UcxLink*>> far;
         for (const auto& [peer, address] : remotes) {
-            auto link =
-                std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
-                                          rank, peer, fragment_bytes, remote_window);
-            far.emplace_back(peer, link.get());
-            links.at(static_cast<std::size_t>(peer)) = std::move(link);
+            try {
+                auto link =
+                    std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
+                                              rank, peer, fragment_bytes, remote_window);
+                far.emplace_back(peer, link.get());
+                links.at(static_cast<std::size_t>(peer)) = std::move(link);
+            } catch (const std::runtime_error& error) {  // there is no way to that address
+                throw syncline::PeerFailure(peer, false, error.what());
+            }
         }
         if (worker != nullptr) connect(far, *worker, after(timeout_s));
         worker_ = worker;
