@@ -8,6 +8,15 @@
 
 namespace syncline {
 
+namespace {
+
+// Larger vectors take a network milliseconds. Whoever looked all that time would take processors
+// from those who compute, and from the kernel, which must have one to move what has come.
+constexpr std::size_t bulk_bytes = 1 << 20;
+constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono::microseconds(20)};
+
+}  // namespace
+
 Operation::Operation(Request request)
     : request_(std::move(request)),
       element_(size_of(request_.call.dtype)),
@@ -279,7 +288,9 @@ bool Group::progress_sends(Peer& peer) {
             transfer.fresh ? operation.request_.input : operation.request_.work;
         side.under_way.push_back({cursor.operation.get(), number, to - from});
         const bool changes = transfer.exchanged && (operation.in_place() || !transfer.fresh);
-        peer.link->send(source + from, to - from, operation.call(), !changes);
+        std::optional<Copies> copies;
+        if (transfer.copy_of) copies = {*transfer.copy_of, cursor.offset};
+        peer.link->send(source + from, to - from, operation.call(), !changes, copies);
         cursor.offset += to - from;
         settle(side, peer.link->released());
         return true;
@@ -353,6 +364,13 @@ void Group::complete(const Piece& piece) {
     std::erase_if(active_, [&](const Handle& handle) { return handle.get() == &operation; });
 }
 
+Group::Patience Group::patience() const {
+    const bool bulk = transport_ != nullptr && std::ranges::any_of(active_, [](const Handle& each) {
+                          return each->call().count * each->element_ > bulk_bytes;
+                      });
+    return bulk ? bulk_patience : patience_;
+}
+
 bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
                   Clock::time_point deadline) {
     const auto finished = [&] {
@@ -373,10 +391,11 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
             in_time = false;
             break;
         }
-        if (now - news < patience_.spin) {
+        const Patience patient = patience();
+        if (now - news < patient.spin) {
             // Let others start collectives, or fail the group.
             lock.unlock();
-            if (now - news >= patience_.pause) {
+            if (now - news >= patient.pause) {
                 sched_yield();
             } else {
 #if defined(__x86_64__)

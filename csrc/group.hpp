@@ -184,6 +184,8 @@ class Group {
     void throw_failure() const;
     [[nodiscard]] std::string waited_for(const Operation& operation) const;
 
+    // How to look for news of what is under way.
+    [[nodiscard]] Patience patience() const;
     // Drive all collectives until `until` is done, or all are (null). Returns false at the
     // deadline.
     bool drive(std::unique_lock<std::mutex>& lock, const Operation* until,

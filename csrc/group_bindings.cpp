@@ -42,6 +42,7 @@ using syncline::SegmentLayout;
 using syncline::SharedLink;
 using syncline::SharedMemory;
 using syncline::Sleeper;
+using syncline::Slots;
 using syncline::UcxLink;
 using syncline::UcxSleeper;
 using syncline::UcxWorker;
@@ -106,12 +107,13 @@ class NativeGroup {
             segments.push_back(std::make_shared<SharedMemory>(segment, layout_.bytes()));
         }
         own_ = segments.at(static_cast<std::size_t>(own_place));
+        const auto slots = std::make_shared<Slots>(layout_.slots());
         for (std::size_t place = 0; place < neighbours.size(); ++place) {
             const auto& [peer, segment, event] = neighbours[place];
             if (peer == rank) continue;
             links.at(static_cast<std::size_t>(peer)) = std::make_unique<SharedLink>(
-                layout_, own_, segments[place], own_place, static_cast<std::int32_t>(place), peer,
-                event, &arenas_);
+                layout_, own_, segments[place], own_place, static_cast<std::int32_t>(place), slots,
+                peer, event, &arenas_);
         }
         std::vector<std::pair<std::int32_t, UcxLink*>> far;
         for (const auto& [peer, address] : remotes) {

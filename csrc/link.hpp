@@ -35,6 +35,12 @@ struct Target {
     std::size_t bytes;
 };
 
+// What fragments for several peers have in common, if they are alike.
+struct Copies {
+    std::uint32_t transfer;  // the first of the collective with this content
+    std::size_t offset;      // in it, in bytes
+};
+
 // A peer that has failed or called something else.
 class PeerFailure : public std::runtime_error {
   public:
@@ -63,9 +69,9 @@ class Link {
 
     [[nodiscard]] virtual bool can_send() = 0;
     // Send a fragment; its memory must stay as it is until it is released. Unless it may be
-    // borrowed, that is at once.
-    virtual void send(const std::byte* data, std::size_t bytes, const Call& call,
-                      bool may_borrow) = 0;
+    // borrowed, that is at once. `copies` where the same goes to other peers.
+    virtual void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+                      const std::optional<Copies>& copies) = 0;
     // How many of the fragments sent so far are released.
     [[nodiscard]] virtual std::uint64_t released() = 0;
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace syncline {
 
@@ -34,6 +36,8 @@ Program::Program(std::int32_t rank, std::int32_t ranks, std::int32_t blocks,
 
     std::vector<std::uint32_t> writer(static_cast<std::size_t>(blocks), none);
     std::vector<std::vector<std::uint32_t>> readers(static_cast<std::size_t>(blocks));
+    // Sends of these blocks, one for each content.
+    std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::uint32_t>> firsts;
     for (std::size_t number = 0; number < steps.size(); ++number) {
         const Step& step = steps[number];
         require(step.peer >= 0 && step.peer < ranks && step.peer != rank, "no such peer", number);
@@ -48,7 +52,8 @@ Program::Program(std::int32_t rank, std::int32_t ranks, std::int32_t blocks,
                     "must come by step, sends first", number);
         }
         const auto index = static_cast<std::uint32_t>(number);
-        Transfer transfer{step.action, step.peer, step.block_start, step.block_stop, {}, {}, false};
+        Transfer transfer{step.action, step.peer, step.block_start, step.block_stop, {}, {}, false,
+                          false,       {}};
         std::int32_t fresh = 0;
         for (std::int32_t block = step.block_start; block < step.block_stop; ++block) {
             const auto at = static_cast<std::size_t>(block);
@@ -70,6 +75,18 @@ Program::Program(std::int32_t rank, std::int32_t ranks, std::int32_t blocks,
         if (fresh != 0 && fresh != step.block_stop - step.block_start) out_of_place_ = false;
         auto& list = step.action == Action::send ? sends_ : receives_;
         list[static_cast<std::size_t>(step.peer)].push_back(index);
+        if (step.action == Action::send) {
+            // What is sent is what the same receives have left there.
+            auto& alike = firsts[{step.block_start, step.block_stop}];
+            const auto first = std::ranges::find_if(alike, [&](std::uint32_t other) {
+                return transfers_[other].after_receives == transfer.after_receives;
+            });
+            if (first != alike.end()) {
+                transfers_[*first].copy_of = transfer.copy_of = *first;
+            } else {
+                alike.push_back(index);
+            }
+        }
         transfers_.push_back(std::move(transfer));
     }
 }

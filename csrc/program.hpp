@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct Transfer {
     // For a send: whether the rank changes a block in the step in which it sends it. Two ranks that
     // do so with each other would wait in a circle for their blocks to be read.
     bool exchanged = false;
+    // For a send: the first of those that send the same, if there are others.
+    std::optional<std::uint32_t> copy_of;
 };
 
 // Python's object of it and operations share it. Else the thread that ends the last operation would

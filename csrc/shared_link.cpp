@@ -15,6 +15,9 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t fragment_stride = 64;
+// Of a vector of more bytes, little is left in the caches when it is whole: whoever uses it fetches
+// it from memory, however it was written.
+constexpr std::size_t beyond_caches = std::size_t{4} << 20;
 
 std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; }
 
@@ -31,12 +34,18 @@ SharedMemory::SharedMemory(int descriptor, std::size_t bytes) : bytes_(bytes) {
 SharedMemory::~SharedMemory() { munmap(data_, bytes_); }
 
 std::size_t SegmentLayout::channel_offset(std::int32_t to) const {
-    // The counters, then what is said of each fragment, then the fragments.
-    const std::size_t channel = pages(2 * 64 + window * fragment_stride) + window * fragment_bytes;
+    // The counters, then what is said of each fragment.
+    const std::size_t channel = pages(2 * 64 + window * fragment_stride);
     return page + static_cast<std::size_t>(to) * channel;
 }
 
-std::size_t SegmentLayout::bytes() const { return channel_offset(peers); }
+std::uint32_t SegmentLayout::slots() const {
+    return static_cast<std::uint32_t>(peers - 1) * window;
+}
+
+std::size_t SegmentLayout::slots_offset() const { return channel_offset(peers); }
+
+std::size_t SegmentLayout::bytes() const { return slots_offset() + slots() * fragment_bytes; }
 
 void Arenas::own(std::uint32_t number, std::shared_ptr<SharedMemory> memory) {
     of_peer(-1, number, std::move(memory));
@@ -81,7 +90,8 @@ const std::byte* Arenas::at(std::int32_t peer, Place place, std::size_t bytes) c
 
 SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                        std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
-                       std::int32_t their_place, std::int32_t peer, int event, const Arenas* arenas)
+                       std::int32_t their_place, std::shared_ptr<Slots> slots, std::int32_t peer,
+                       int event, const Arenas* arenas)
     : own_(std::move(own)),
       theirs_(std::move(theirs)),
       fragment_bytes_(layout.fragment_bytes),
@@ -91,8 +101,12 @@ SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory
       arenas_(arenas),
       out_(own_->data() + layout.channel_offset(their_place)),
       in_(theirs_->data() + layout.channel_offset(own_place)),
+      out_slots_(own_->data() + layout.slots_offset()),
+      in_slots_(theirs_->data() + layout.slots_offset()),
       outgoing_(channel(*own_, layout.channel_offset(their_place))),
-      incoming_(channel(*theirs_, layout.channel_offset(own_place))) {}
+      incoming_(channel(*theirs_, layout.channel_offset(own_place))),
+      slots_(std::move(slots)),
+      held_(layout.window) {}
 
 // New memory is zero, which is what a channel and a bell begin with; so none is constructed twice.
 SharedLink::Channel& SharedLink::channel(const SharedMemory& segment, std::size_t offset) {
@@ -109,18 +123,37 @@ SharedLink::Fragment& SharedLink::fragment(std::byte* base, std::uint64_t number
     return *std::launder(reinterpret_cast<Fragment*>(at));
 }
 
-std::byte* SharedLink::slot(std::byte* base, std::uint64_t number) const {
-    return base + pages(sizeof(Channel) + window_ * fragment_stride) +
-           (number % window_) * fragment_bytes_;
+void SharedLink::look() {
+    const std::uint64_t taken = outgoing_.taken.load(std::memory_order_acquire);
+    for (; taken_ < taken; ++taken_) {
+        if (const auto slot = std::exchange(held_[taken_ % window_], std::nullopt)) {
+            slots_->release(*slot);
+        }
+    }
 }
 
 bool SharedLink::can_send() {
-    if (sent_ - taken_ < window_) return true;
-    taken_ = outgoing_.taken.load(std::memory_order_acquire);
+    if (sent_ - taken_ == window_) look();
     return sent_ - taken_ < window_;
 }
 
-void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) {
+std::uint32_t SharedLink::put(const std::byte* data, std::size_t bytes, const Call& call,
+                              const std::optional<Copies>& copies) {
+    std::optional<Slots::Content> content;
+    if (copies) {
+        content = {call.sequence, copies->transfer, copies->offset};
+        if (const auto shared = slots_->share(*content)) return *shared;
+    }
+    const std::uint32_t slot = slots_->take(content);
+    std::byte* to = out_slots_ + slot * fragment_bytes_;
+    to_slots_.write(bytes, [&](bool past) {
+        past ? copy_past_caches(to, data, bytes) : void(std::memcpy(to, data, bytes));
+    });
+    return slot;
+}
+
+void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+                      const std::optional<Copies>& copies) {
     const Arenas::Place place =
         may_borrow && arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
     Fragment& said = fragment(out_, sent_);
@@ -133,10 +166,8 @@ void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call
     } else if (bytes <= sizeof said.small) {
         std::memcpy(said.small, data, bytes);
     } else {
-        std::byte* to = slot(out_, sent_);
-        to_slots_.write(bytes, [&](bool past) {
-            past ? copy_past_caches(to, data, bytes) : void(std::memcpy(to, data, bytes));
-        });
+        said.slot = put(data, bytes, call, copies);
+        held_[sent_ % window_] = said.slot;
     }
     ++sent_;
     said.number.store(sent_, std::memory_order_release);
@@ -145,7 +176,7 @@ void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call
 
 std::uint64_t SharedLink::released() {
     if (borrowed_ <= taken_) return sent_;
-    taken_ = outgoing_.taken.load(std::memory_order_acquire);
+    look();
     return borrowed_ <= taken_ ? sent_ : taken_;
 }
 
@@ -172,10 +203,10 @@ void SharedLink::receive(const Target& target, const Call& call) {
                           "rank " + std::to_string(peer_) + " called " + describe(come.call) +
                               ", this rank " + describe(call));
     }
-    const std::byte* data = come.arena != 0
-                                ? arenas_->at(peer_, {come.arena, come.offset}, target.bytes)
-                            : come.bytes <= sizeof come.small ? come.small
-                                                              : slot(in_, received_);
+    const std::byte* data =
+        come.arena != 0 ? arenas_->at(peer_, {come.arena, come.offset}, target.bytes)
+        : come.bytes <= sizeof come.small ? come.small
+                                          : in_slots_ + come.slot * fragment_bytes_;
     if (come.arena != 0) {  // so is, most likely, where it goes: peers read that too
         to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
         // A peer that has given up may write to its buffer again, but says so before.
@@ -184,6 +215,8 @@ void SharedLink::receive(const Target& target, const Call& call) {
                 verdict->culprit, verdict->disagrees,
                 "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
         }
+    } else if (target.own == nullptr && call.count * size_of(call.dtype) > beyond_caches) {
+        to_results_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
     } else {
         take(target, call, data, false);
     }

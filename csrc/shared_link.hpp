@@ -12,6 +12,7 @@
 
 #include "doorbell.hpp"
 #include "link.hpp"
+#include "slots.hpp"
 #include "stores.hpp"
 
 namespace syncline {
@@ -33,7 +34,8 @@ class SharedMemory {
     std::size_t bytes_;
 };
 
-// What the ranks of a host need to exchange: one segment a rank, written by it.
+// What the ranks of a host need to exchange: one segment a rank, written by it. First its bell,
+// then a channel to each peer, then the slots.
 struct SegmentLayout {
     std::int32_t peers;          // ranks on the host, the owner included
     std::size_t fragment_bytes;  // a multiple of 4096
@@ -41,6 +43,8 @@ struct SegmentLayout {
 
     [[nodiscard]] std::size_t bytes() const;
     [[nodiscard]] std::size_t channel_offset(std::int32_t to) const;
+    [[nodiscard]] std::uint32_t slots() const;
+    [[nodiscard]] std::size_t slots_offset() const;
 };
 
 // Buffers that every rank of the host can read: a fragment from one of them is not copied. Safe to
@@ -74,14 +78,17 @@ class Arenas {
 class SharedLink final : public Link {
   public:
     // `own` and `theirs` are the segments of this rank and of the peer. Places are positions among
-    // the ranks of the host. `event` is the peer's eventfd, or -1 if it never waits for one.
+    // the ranks of the host. `slots` are those of this rank, for all of its links. `event` is the
+    // peer's eventfd, or -1 if it never waits for one.
     SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
-               std::int32_t their_place, std::int32_t peer, int event, const Arenas* arenas);
+               std::int32_t their_place, std::shared_ptr<Slots> slots, std::int32_t peer, int event,
+               const Arenas* arenas);
 
     [[nodiscard]] std::size_t fragment_bytes() const override { return fragment_bytes_; }
     [[nodiscard]] bool can_send() override;
-    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) override;
+    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+              const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
     [[nodiscard]] bool has_come() override { return can_receive(); }
@@ -98,14 +105,15 @@ class SharedLink final : public Link {
     // where the ranks share one; an arena is not read at once.
     static constexpr double slots_worth = 4;
     static constexpr double arenas_worth = 1.5;
+    static constexpr double results_worth = 1.5;
 
     // What is said of a fragment, in one line, so that to see that it has come is to have it all.
     struct Fragment {
         std::atomic<std::uint64_t> number;  // of the fragment that lies here, from 1; written last
         Call call;
         std::uint64_t bytes;
-        std::uint32_t arena;  // 0: in the slot, or here if it is small
-        std::uint32_t unused;
+        std::uint32_t arena;  // 0: in a slot, or here if it is small
+        std::uint32_t slot;
         union {
             std::uint64_t offset;  // in the arena
             std::byte small[16];
@@ -119,7 +127,10 @@ class SharedLink final : public Link {
 
     [[nodiscard]] static Channel& channel(const SharedMemory& segment, std::size_t offset);
     [[nodiscard]] Fragment& fragment(std::byte* base, std::uint64_t number) const;
-    [[nodiscard]] std::byte* slot(std::byte* base, std::uint64_t number) const;
+    [[nodiscard]] std::uint32_t put(const std::byte* data, std::size_t bytes, const Call& call,
+                                    const std::optional<Copies>& copies);
+    // See what the peer has taken.
+    void look();
 
     static void take(const Target& target, const Call& call, const std::byte* data, bool past);
 
@@ -132,14 +143,19 @@ class SharedLink final : public Link {
     const Arenas* arenas_;
     std::byte* out_;  // the channel to the peer, in this rank's segment
     std::byte* in_;   // the channel from the peer, in the peer's
+    std::byte* out_slots_;
+    std::byte* in_slots_;
     Channel& outgoing_;
     Channel& incoming_;
+    std::shared_ptr<Slots> slots_;
+    std::vector<std::optional<std::uint32_t>> held_;  // by those sent and not taken
     std::uint64_t sent_ = 0;
     std::uint64_t taken_ = 0;     // of those sent, as last seen
     std::uint64_t borrowed_ = 0;  // fragments up to here are in an arena, unless they are taken
     std::uint64_t received_ = 0;
     Stores to_slots_{slots_worth};
     Stores to_arenas_{arenas_worth};
+    Stores to_results_{results_worth};
 };
 
 }  // namespace syncline

@@ -50,6 +50,10 @@ UcxLibrary loaded(const std::string& path) {
     find(library, "ucp_ep_flush_nbx", ucx.ep_flush_nbx);
     find(library, "ucp_tag_send_nbx", ucx.tag_send_nbx);
     find(library, "ucp_tag_recv_nbx", ucx.tag_recv_nbx);
+    find(library, "ucp_worker_set_am_recv_handler", ucx.worker_set_am_recv_handler);
+    find(library, "ucp_am_send_nbx", ucx.am_send_nbx);
+    find(library, "ucp_am_recv_data_nbx", ucx.am_recv_data_nbx);
+    find(library, "ucp_am_data_release", ucx.am_data_release);
     find(library, "ucp_request_check_status", ucx.request_check_status);
     find(library, "ucp_request_cancel", ucx.request_cancel);
     find(library, "ucp_request_free", ucx.request_free);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -12,40 +13,15 @@ namespace syncline {
 
 namespace {
 
-// A tag: who sends, which fragment of his to this rank, and what it belongs to. Fragments are
-// matched by the first two; the third tells calls apart that differ. What is no fragment has the
-// highest bit.
-constexpr int number_bits = 24;
-constexpr int call_bits = 24;
+// Of a tag: below, who sends.
+constexpr ucp_tag_t notice_bit = ucp_tag_t{1} << 63;
 constexpr std::chrono::seconds longest_close{2};
 // Small messages, and over TCP fragments, UCX keeps in memory until somebody takes them. So a rank
 // sends no more ahead of its peer than this many, and a peer says every so often how many it took.
 constexpr std::uint64_t most_ahead = 32;
 constexpr std::uint64_t taken_at_once = most_ahead / 4;
-constexpr ucp_tag_t number_mask = (ucp_tag_t{1} << number_bits) - 1;
-constexpr ucp_tag_t call_mask = (ucp_tag_t{1} << call_bits) - 1;
-
-ucp_tag_t notice_tag(std::int32_t from) {
-    return ucp_tag_t{1} << 63 | static_cast<ucp_tag_t>(from) << (number_bits + call_bits);
-}
-
-ucp_tag_t summary(const Call& call) {
-    std::uint64_t hash = call.count * 0x9e3779b97f4a7c15U;
-    hash ^= (std::uint64_t{call.sequence} << 32 | call.variant) * 0xc2b2ae3d27d4eb4fU;
-    const auto kind = static_cast<ucp_tag_t>(call.collective) << 7 |
-                      static_cast<ucp_tag_t>(call.dtype) << 3 |
-                      static_cast<ucp_tag_t>(call.reduction);
-    return (kind << 14 | hash >> 50) & call_mask;
-}
-
-Call summarised(ucp_tag_t tag) {
-    const auto kind = (tag & call_mask) >> 14;
-    Call call{};
-    call.collective = static_cast<std::uint8_t>(kind >> 7);
-    call.dtype = static_cast<Dtype>(kind >> 3 & 15);
-    call.reduction = static_cast<Reduction>(kind & 7);
-    return call;
-}
+constexpr std::size_t piece_bytes = 4096;  // stays in the first cache
+ucp_tag_t notice_tag(std::int32_t from) { return notice_bit | static_cast<ucp_tag_t>(from); }
 
 std::runtime_error failure(const UcxLibrary& ucx, const char* what, ucs_status_t status) {
     return std::runtime_error(std::string("UCX could not ") + what + ": " +
@@ -68,7 +44,7 @@ UcxWorker::UcxWorker(const std::string& library, const Settings& settings)
     }
     ucp_params_t parameters{};
     parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
-    parameters.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
+    parameters.features = UCP_FEATURE_AM | UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
     status = ucx_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &context_);
     ucx_.config_release(config);
     if (status != UCS_OK) throw failure(ucx_, "begin", status);
@@ -121,8 +97,7 @@ UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, 
       rank_(rank),
       peer_(peer),
       fragment_bytes_(fragment_bytes),
-      window_(window),
-      scratch_(fragment_bytes * window) {
+      window_(window) {
     ucp_ep_params_t parameters{};
     parameters.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
                             UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -136,10 +111,25 @@ UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, 
     if (status != UCS_OK) {
         throw failure(ucx_, ("reach rank " + std::to_string(peer)).c_str(), status);
     }
+    handle(true);
     listen();
-    say({Word::hello});
+    greet();
     const ucp_request_param_t nothing{};
     connecting_ = ucx_.ep_flush_nbx(endpoint_, &nothing);
+}
+
+// An active message goes without a copy only once UCX has heard of the peer's end, for which the
+// peer must look at what has come. The first fragment must not depend on that.
+void UcxLink::greet() {
+    static constexpr std::byte nothing{};
+    ucp_request_param_t parameters{};
+    void* request = ucx_.am_send_nbx(endpoint_, static_cast<unsigned>(rank_), nullptr, 0, &nothing,
+                                     sizeof nothing, &parameters);
+    if (UCS_PTR_IS_ERR(request)) {
+        fail(UCS_PTR_STATUS(request));
+    } else if (request != nullptr) {
+        saying_.push_back({nullptr, request});
+    }
 }
 
 UcxLink::~UcxLink() {
@@ -152,8 +142,14 @@ UcxLink::~UcxLink() {
     };
     if (broken_.empty() && !gave_up_) say({Word::left});
     // What is under way must not write to memory that is gone: cancel it, and see it end.
-    for (const auto& receipt : receipts_) {
-        ucx_.request_cancel(worker_->handle(), receipt->request);
+    handle(false);
+    for (const Come& each : come_) {
+        if (each.held != nullptr) ucx_.am_data_release(worker_->handle(), each.held);
+    }
+    for (const Receipt& receipt : receipts_) {
+        if (receipt.fetching != nullptr) {
+            ucx_.request_cancel(worker_->handle(), receipt.fetching);
+        }
     }
     if (listening_ != nullptr) ucx_.request_cancel(worker_->handle(), listening_);
     // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
@@ -168,7 +164,7 @@ UcxLink::~UcxLink() {
     progress_while([&] {
         return pending(closing) || pending(listening_) || pending(connecting_) || saying() ||
                std::ranges::any_of(sends_, [&](const auto& s) { return pending(s.request); }) ||
-               std::ranges::any_of(receipts_, [&](const auto& r) { return pending(r->request); });
+               std::ranges::any_of(receipts_, [&](const auto& r) { return pending(r.fetching); });
     });
     if (UCS_PTR_IS_PTR(closing)) ucx_.request_free(closing);
     if (UCS_PTR_IS_PTR(connecting_)) ucx_.request_free(connecting_);
@@ -177,7 +173,29 @@ UcxLink::~UcxLink() {
     for (const Sending& sending : sends_) {
         if (sending.request != nullptr) ucx_.request_free(sending.request);
     }
-    for (const auto& receipt : receipts_) ucx_.request_free(receipt->request);
+    for (const Receipt& receipt : receipts_) {
+        if (receipt.fetching != nullptr) ucx_.request_free(receipt.fetching);
+    }
+}
+
+void UcxLink::handle(bool on) {
+    ucp_am_handler_param_t parameters{};
+    parameters.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                            UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    parameters.id = static_cast<unsigned>(peer_);
+    parameters.arg = this;
+    if (on) {
+        parameters.cb = [](void* self, const void* header, std::size_t header_bytes, void* data,
+                           std::size_t bytes, const ucp_am_recv_param_t* how) noexcept {
+            if (header_bytes != sizeof(Call)) return UCS_OK;  // a greeting
+            Call call;
+            std::memcpy(&call, header, sizeof call);
+            return static_cast<UcxLink*>(self)->come(
+                call, data, bytes, (how->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);
+        };
+    }
+    const ucs_status_t status = ucx_.worker_set_am_recv_handler(worker_->handle(), &parameters);
+    if (on && status != UCS_OK) throw failure(ucx_, "take messages", status);
 }
 
 void UcxLink::fail(ucs_status_t status) {
@@ -267,30 +285,27 @@ std::optional<Verdict> UcxLink::given_up() {
     return verdict_;
 }
 
-ucp_tag_t UcxLink::tag(std::int32_t from, std::uint64_t number, const Call& call) const {
-    return static_cast<ucp_tag_t>(from) << (number_bits + call_bits) |
-           (number & number_mask) << call_bits | summary(call);
-}
-
 bool UcxLink::can_send() {
     if (sends_.size() >= window_) reap();
     if (sent_ - taken_ >= most_ahead) hear();
     return broken_.empty() && sends_.size() < window_ && sent_ - taken_ < most_ahead;
 }
 
-void UcxLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) {
-    std::vector<std::byte> copy;
+void UcxLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+                   const std::optional<Copies>&) {
+    Sending& sending = sends_.emplace_back(Sending{call, nullptr, {}});
     if (!may_borrow) {
-        copy.assign(data, data + bytes);
-        data = copy.data();
+        sending.copy.assign(data, data + bytes);
+        data = sending.copy.data();
     }
     ucp_request_param_t parameters{};
-    void* request = ucx_.tag_send_nbx(endpoint_, data, bytes, tag(rank_, sent_, call), &parameters);
+    void* request = ucx_.am_send_nbx(endpoint_, static_cast<unsigned>(rank_), &sending.call,
+                                     sizeof sending.call, data, bytes, &parameters);
     if (UCS_PTR_IS_ERR(request)) {
         fail(UCS_PTR_STATUS(request));
-        request = nullptr;
+    } else {
+        sending.request = request;
     }
-    sends_.push_back({request, std::move(copy)});
     ++sent_;
 }
 
@@ -321,45 +336,77 @@ std::uint64_t UcxLink::released() {
 bool UcxLink::can_receive() { return posted_ - received_ < window_; }
 
 void UcxLink::receive(const Target& target, const Call& call) {
-    auto receipt = std::make_unique<Receipt>();
-    *receipt = {nullptr, target, call, posted_ % window_, 0, 0, UCS_INPROGRESS};
-    std::byte* buffer = target.own != nullptr ? scratch_.data() + receipt->scratch * fragment_bytes_
-                                              : target.result;
-    ucp_request_param_t parameters{};
-    parameters.op_attr_mask =
-        UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-    parameters.cb.recv = [](void*, ucs_status_t status, const ucp_tag_recv_info_t* info,
-                            void* user) {
-        auto* done = static_cast<Receipt*>(user);
-        done->status = status;
-        done->tag = info->sender_tag;
-        done->bytes = info->length;
-    };
-    parameters.user_data = receipt.get();
-    void* request = ucx_.tag_recv_nbx(worker_->handle(), buffer, target.bytes,
-                                      tag(peer_, posted_, call), ~call_mask, &parameters);
-    if (UCS_PTR_IS_ERR(request)) {
-        fail(UCS_PTR_STATUS(request));
-        return;
-    }
-    receipt->request = request;
-    receipts_.push_back(std::move(receipt));
+    receipts_.push_back({target, call, posted_ % window_});
     ++posted_;
+    match();
+}
+
+ucs_status_t UcxLink::come(const Call& call, void* data, std::size_t bytes, bool held) {
+    const auto* values = static_cast<const std::byte*>(data);
+    if (held) {
+        come_.push_back({call, bytes, data, {}});
+        return UCS_INPROGRESS;
+    }
+    if (come_.empty() && matched_ < receipts_.size()) {
+        Receipt& receipt = receipts_[matched_++];
+        if (fits(receipt, call, bytes)) land(receipt, values);
+    } else {
+        come_.push_back({call, bytes, nullptr, {values, values + bytes}});
+    }
+    return UCS_OK;
+}
+
+void UcxLink::match() {
+    while (!come_.empty() && matched_ < receipts_.size() && !disagreement_) {
+        Receipt& receipt = receipts_[matched_++];
+        const Come fragment = std::move(come_.front());
+        come_.pop_front();
+        if (!fits(receipt, fragment.call, fragment.bytes)) {
+            if (fragment.held != nullptr) ucx_.am_data_release(worker_->handle(), fragment.held);
+        } else if (fragment.held == nullptr) {
+            land(receipt, fragment.copy.data());
+        } else {
+            ucp_request_param_t parameters{};
+            parameters.op_attr_mask = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+            std::byte* buffer =
+                receipt.target.own != nullptr ? scratch(receipt) : receipt.target.result;
+            void* request = ucx_.am_recv_data_nbx(worker_->handle(), fragment.held, buffer,
+                                                  fragment.bytes, &parameters);
+            if (UCS_PTR_IS_ERR(request)) {
+                fail(UCS_PTR_STATUS(request));
+            } else {
+                receipt.fetching = request;
+            }
+        }
+    }
+}
+
+std::byte* UcxLink::scratch(const Receipt& receipt) {
+    scratch_.resize(fragment_bytes_ * window_);
+    return scratch_.data() + receipt.slot * fragment_bytes_;
 }
 
 std::uint64_t UcxLink::received() {
-    while (!receipts_.empty() && receipts_.front()->status != UCS_INPROGRESS) {
-        const ucs_status_t status = receipts_.front()->status;
-        if (status != UCS_OK && status != UCS_ERR_MESSAGE_TRUNCATED) {
-            fail(status);  // nothing more will come
-            break;
+    match();
+    while (!receipts_.empty()) {
+        Receipt& receipt = receipts_.front();
+        if (receipt.fetching != nullptr) {
+            const ucs_status_t status = ucx_.request_check_status(receipt.fetching);
+            if (status == UCS_INPROGRESS) break;
+            ucx_.request_free(std::exchange(receipt.fetching, nullptr));
+            if (status != UCS_OK) {
+                fail(status);  // nothing more will come
+                break;
+            }
+            if (receipt.target.own != nullptr) land(receipt, scratch(receipt));
+            receipt.landed = true;
         }
-        const std::unique_ptr<Receipt> receipt = std::move(receipts_.front());
+        if (!receipt.landed) break;
         receipts_.pop_front();
-        ucx_.request_free(receipt->request);
-        accept(*receipt);
+        --matched_;
         ++received_;
     }
+    if (disagreement_) throw PeerFailure(*disagreement_);
     if (received_ - told_ >= taken_at_once && broken_.empty() && !gave_up_) {
         told_ = received_;
         say({Word::taken, {-1, false}, received_});
@@ -367,24 +414,31 @@ std::uint64_t UcxLink::received() {
     return received_;
 }
 
-void UcxLink::accept(const Receipt& receipt) {
-    const bool disagrees = (receipt.tag & call_mask) != summary(receipt.call);
-    if (receipt.status == UCS_ERR_MESSAGE_TRUNCATED ||
-        (receipt.status == UCS_OK && (disagrees || receipt.bytes != receipt.target.bytes))) {
-        const Call other = summarised(receipt.tag);
-        const bool same_kind = other.collective == receipt.call.collective &&
-                               other.dtype == receipt.call.dtype &&
-                               other.reduction == receipt.call.reduction;
-        throw PeerFailure(peer_, true,
-                          "this rank called " + describe(receipt.call) + ", rank " +
-                              std::to_string(peer_) + " " +
-                              (same_kind ? std::string("one of another size, root or algorithm")
-                                         : describe_kind(other)));
+bool UcxLink::fits(const Receipt& receipt, const Call& call, std::size_t bytes) {
+    const bool same = call == receipt.call && bytes == receipt.target.bytes;
+    if (!same && !disagreement_) {
+        disagreement_.emplace(peer_, true,
+                              "rank " + std::to_string(peer_) + " called " + describe(call) +
+                                  ", this rank " + describe(receipt.call));
     }
-    if (receipt.target.own != nullptr) {
-        combine(receipt.call.reduction, receipt.call.dtype, receipt.target.result,
-                receipt.target.own, scratch_.data() + receipt.scratch * fragment_bytes_,
-                receipt.target.bytes / size_of(receipt.call.dtype));
+    return same;
+}
+
+void UcxLink::land(Receipt& receipt, const std::byte* data) {
+    receipt.landed = true;
+    const Target& target = receipt.target;
+    if (target.own == nullptr) {
+        std::memcpy(target.result, data, target.bytes);
+        return;
+    }
+    // UCX's memory is not aligned: what is combined goes through a bit that is.
+    const Call& call = receipt.call;
+    alignas(64) std::array<std::byte, piece_bytes> piece;
+    for (std::size_t done = 0; done < target.bytes; done += piece.size()) {
+        const std::size_t bytes = std::min(piece.size(), target.bytes - done);
+        std::memcpy(piece.data(), data + done, bytes);
+        combine(call.reduction, call.dtype, target.result + done, target.own + done, piece.data(),
+                bytes / size_of(call.dtype));
     }
 }
 

@@ -1,4 +1,4 @@
-// Two ranks on different hosts: fragments as tagged messages of UCX.
+// Two ranks on different hosts: fragments as active messages of UCX, words as tagged ones.
 #pragma once
 
 #include <chrono>
@@ -13,6 +13,7 @@
 
 #include "group.hpp"
 #include "link.hpp"
+#include "recycled.hpp"
 #include "ucx_library.hpp"
 
 namespace syncline {
@@ -58,9 +59,11 @@ class UcxLink final : public Link {
 
     [[nodiscard]] std::size_t fragment_bytes() const override { return fragment_bytes_; }
     [[nodiscard]] bool can_send() override;
-    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow) override;
+    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+              const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
+    [[nodiscard]] bool has_come() override { return !come_.empty(); }
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override;
     [[nodiscard]] const std::string& broken() const override { return broken_; }
@@ -73,23 +76,28 @@ class UcxLink final : public Link {
 
   private:
     struct Sending {
-        void* request;                // null: complete
-        std::vector<std::byte> copy;  // of what may not be borrowed
+        Call call;                       // goes before the fragment
+        void* request;                   // null: complete
+        RecycledVector<std::byte> copy;  // of what may not be borrowed
+    };
+    // A fragment that has come before anybody takes it.
+    struct Come {
+        Call call;
+        std::size_t bytes;
+        void* held;                      // by UCX, which fetches it when it is asked to; or null
+        RecycledVector<std::byte> copy;  // otherwise
     };
     struct Receipt {
-        void* request;
         Target target;
         Call call;
-        std::size_t scratch;  // slot, where what comes is combined
-        ucp_tag_t tag;        // as the sender has it
-        std::size_t bytes;
-        ucs_status_t status;
+        std::size_t slot;  // of scratch memory
+        void* fetching = nullptr;
+        bool landed = false;
     };
 
     // What ranks say to each other beside their fragments.
     enum class Word : std::int32_t {
-        hello,  // makes UCX connect the two
-        ready,  // they are connected, as the one who says it sees it
+        ready,  // the two are connected, as the one who says it sees it
         taken,  // so many fragments
         given_up,
         left,
@@ -100,18 +108,28 @@ class UcxLink final : public Link {
         std::uint64_t taken = 0;
     };
     struct Saying {
-        std::unique_ptr<Notice> notice;  // which UCX is still reading
+        std::unique_ptr<Notice> notice;  // which UCX is still reading; null: a greeting
         void* request;
     };
 
+    // Make UCX connect the two.
+    void greet();
     void say(const Notice& notice);
     [[nodiscard]] bool pending(void* request) const;
     void listen();
     // Take in what the peer has said.
     void hear();
-    [[nodiscard]] ucp_tag_t tag(std::int32_t from, std::uint64_t number, const Call& call) const;
     void reap();
-    void accept(const Receipt& receipt);
+    // Have UCX hand over the peer's fragments, or no more.
+    void handle(bool on);
+    // UCX has a fragment of the peer.
+    ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
+    // Put what has come where it is awaited.
+    void match();
+    // Whether the peer called the same; what it called is kept otherwise.
+    bool fits(const Receipt& receipt, const Call& call, std::size_t bytes);
+    void land(Receipt& receipt, const std::byte* data);
+    std::byte* scratch(const Receipt& receipt);
     void fail(ucs_status_t status);
 
     std::shared_ptr<UcxWorker> worker_;
@@ -136,11 +154,14 @@ class UcxLink final : public Link {
     std::deque<Sending> sends_;
     std::uint64_t sent_ = 0;
     std::uint64_t taken_ = 0;  // by the peer, as it has said
-    std::deque<std::unique_ptr<Receipt>> receipts_;
+    std::deque<Come> come_;
+    std::deque<Receipt> receipts_;
+    std::size_t matched_ = 0;  // so many of them, the first ones, have their fragment
+    std::optional<PeerFailure> disagreement_;
     std::uint64_t posted_ = 0;
     std::uint64_t received_ = 0;
-    std::uint64_t told_ = 0;  // of those received
-    std::vector<std::byte> scratch_;
+    std::uint64_t told_ = 0;             // of those received
+    RecycledVector<std::byte> scratch_;  // where UCX fetches what is combined then
 };
 
 // Sleeps until UCX, or a peer on this host, has news.

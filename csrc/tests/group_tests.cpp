@@ -532,6 +532,39 @@ void programs_are_checked() {
     CHECK(fresh.transfers()[0].exchanged && fresh.transfers()[1].after_sends.size() == 1);
 }
 
+void sends_of_the_same_are_known() {
+    // Block 0 goes to both peers before and after it changes, block 1 only once.
+    const Program program(0, 3, 2,
+                          std::vector<Step>{{0, Action::send, 1, 0, 1},
+                                            {0, Action::send, 2, 0, 1},
+                                            {0, Action::reduce, 1, 0, 1},
+                                            {1, Action::send, 1, 0, 1},
+                                            {1, Action::send, 1, 1, 2},
+                                            {2, Action::send, 2, 0, 1}});
+    const auto& transfers = program.transfers();
+    CHECK(transfers[0].copy_of == 0 && transfers[1].copy_of == 0);
+    CHECK(!transfers[2].copy_of && !transfers[4].copy_of);
+    CHECK(transfers[3].copy_of == 3 && transfers[5].copy_of == 3);
+}
+
+void a_slot_is_shared_until_all_have_taken_it() {
+    using Content = syncline::Slots::Content;
+    syncline::Slots slots(2);
+    const Content first{1, 0, 0};
+    CHECK(!slots.share(first));
+    const std::uint32_t slot = slots.take(first);
+    CHECK(slots.share(first) == slot);
+    CHECK(!slots.share({1, 0, 4096}) && !slots.share({1, 1, 0}) && !slots.share({2, 0, 0}));
+    const std::uint32_t other = slots.take(std::nullopt);
+    CHECK(other != slot);
+    slots.release(slot);
+    CHECK(slots.share(first) == slot);  // one still reads it
+    slots.release(slot);
+    slots.release(slot);
+    CHECK(!slots.share(first));
+    CHECK(slots.take({{3, 0, 0}}) == slot);
+}
+
 // ---------------------------------------------------------------------- ranks as threads
 
 std::shared_ptr<SharedMemory> memory(std::size_t bytes) {
@@ -553,13 +586,14 @@ class Team {
         }
         for (std::int32_t rank = 0; rank < ranks; ++rank) {
             const auto own = static_cast<std::size_t>(rank);
+            const auto slots = std::make_shared<syncline::Slots>(layout.slots());
             std::vector<std::unique_ptr<syncline::Link>> links;
             for (std::int32_t peer = 0; peer < ranks; ++peer) {
                 links.push_back(peer == rank ? nullptr
                                              : std::make_unique<SharedLink>(
                                                    layout, segments[own],
                                                    segments[static_cast<std::size_t>(peer)], rank,
-                                                   peer, peer, -1, &arenas[own]));
+                                                   peer, slots, peer, -1, &arenas[own]));
             }
             groups.push_back(std::make_unique<Group>(
                 rank, std::move(links),
@@ -1154,6 +1188,8 @@ int main(int arguments, char** values) {
     what_goes_past_the_caches_is_the_same();
     the_faster_stores_are_found();
     programs_are_checked();
+    sends_of_the_same_are_known();
+    a_slot_is_shared_until_all_have_taken_it();
     every_shape_gives_the_right_result();
     large_fragments_give_the_right_result();
     averages_are_divided_and_results_go_where_they_should();

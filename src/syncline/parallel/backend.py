@@ -175,17 +175,12 @@ class Completer:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._ident = 0
-        """Of the thread, while it runs."""
-
-    @property
-    def here(self) -> bool:
-        """Whether the caller runs on this thread."""
-        return threading.get_ident() == self._ident
+        self.ident = 0
+        """Of the thread, while it runs: whether the caller is on it is asked at every call."""
 
     def run(self, job: Callable[[], None]) -> None:
         """Run a job after those before it; from the thread itself, at once."""
-        if self.here:
+        if threading.get_ident() == self.ident:
             job()
             return
         with self._starting:
@@ -201,11 +196,11 @@ class Completer:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        self._ident = threading.get_ident()
+        self.ident = threading.get_ident()
         while (job := self._jobs.get()) is not None:
             job()
             del job
-        self._ident = 0  # another thread may be given it
+        self.ident = 0  # another thread may be given it
 
 
 class Future(torch.futures.Future[Any]):
@@ -269,7 +264,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         Those begun where a future is completed have a group of their own: beside those of the main
         thread, they would come in another order on every rank.
         """
-        if not self._completer.here:
+        if threading.get_ident() != self._completer.ident:
             return self._outer
         if self._inner is None:
             self._inner = self._joined("calls of futures")
