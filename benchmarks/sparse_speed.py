@@ -5,6 +5,10 @@ processes and the kernel's network are real, and the hook is ``syncline.hooks.gt
 class. Contestants take turns. Beside iterations, the exchange of a whole model's entries is timed
 alone. Results are kept turn by turn, so a run that is stopped goes on where it was.
 
+All hosts share this machine's cores, which real ones do not. So exchanges are also timed on links
+that are slower by as many times as there are hosts for each core, and the times divided by that:
+to everything that is timed, each host then has a core of its own.
+
 ``--rounds`` is how often each has its turn; ``--minutes`` begins no cell after this long.
 """
 
@@ -17,6 +21,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +59,14 @@ CELLS = (
     ("vgg16", 4),
     ("vgg16", 8),
 )
+OWN_CORES = (
+    ("alexnet", 4),
+    ("alexnet", 8),
+    ("alexnet", 16),
+    ("vgg16", 4),
+    ("vgg16", 8),
+    ("vgg16", 16),
+)
 COLOURS = {"compute": "#999999", "compress": "#2b62a8", "communicate": "#b8421a"}
 START_S = 120.0
 WORKER_BYTES, COPIES = 300_000_000, 3
@@ -66,6 +79,7 @@ console = Console(width=130, highlight=False)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", help="such as alexnet@8,vgg16@8; all by default")
+    parser.add_argument("--own-cores", help="exchanges as on hosts with a core each; alike")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5, help="exchanges in a turn")
@@ -76,28 +90,38 @@ def main() -> None:
     results = json.loads(path.read_text()) if path.exists() else {"benchmark": NAME, "cells": []}
     until_s = time.monotonic() + 60 * arguments.minutes
     if not arguments.report:
-        for model, workers in cells_of(arguments.cells):
+        for model, workers, own_cores in cells_of(arguments):
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 break
-            run_cell(results, path, model, workers, arguments, left_s)
+            run_cell(results, path, cell_of(results, model, workers, own_cores), arguments, left_s)
     report(results)
     draw(results)
 
 
-def cells_of(text: str | None) -> list[tuple[str, int]]:
-    if text is None:
-        return list(CELLS)
-    pairs = [each.partition("@") for each in text.split(",")]
-    return [(model, int(workers)) for model, _, workers in pairs]
+def cells_of(arguments: argparse.Namespace) -> Iterator[tuple[str, int, bool]]:
+    """Yield models, numbers of hosts, and whether each is to have a core of its own."""
+    asked = arguments.cells is not None or arguments.own_cores is not None
+    for text, standard, own_cores in (
+        (arguments.own_cores, OWN_CORES, True),
+        (arguments.cells, CELLS, False),
+    ):
+        if text is None:
+            yield from ((model, workers, own_cores) for model, workers in standard if not asked)
+            continue
+        for model, _, workers in (each.partition("@") for each in text.split(",")):
+            yield model, int(workers), own_cores
 
 
-def cell_of(results: dict[str, Any], model: str, workers: int) -> dict[str, Any]:
+def cell_of(results: dict[str, Any], model: str, workers: int, own_cores: bool) -> dict[str, Any]:
+    slowed = max(workers / len(os.sched_getaffinity(0)), 1) if own_cores else 1
     for cell in results["cells"]:
-        if (cell["model"], cell["workers"]) == (model, workers):
+        if (cell["model"], cell["workers"], cell.get("slowed", 1)) == (model, workers, slowed):
             found: dict[str, Any] = cell
             return found
     cell = {"model": model, "workers": workers, "rate": RATE, "density": DENSITY, "turns": []}
+    if slowed > 1:
+        cell |= {"slowed": slowed, "rate": f"{1000 / slowed:g}mbit"}
     results["cells"].append(cell)
     return cell
 
@@ -105,25 +129,28 @@ def cell_of(results: dict[str, Any], model: str, workers: int) -> dict[str, Any]
 def run_cell(
     results: dict[str, Any],
     path: Path,
-    model: str,
-    workers: int,
+    cell: dict[str, Any],
     arguments: argparse.Namespace,
     seconds: float,
 ) -> None:
     """Take the turns that a cell lacks."""
-    cell = cell_of(results, model, workers)
+    model, workers = cell["model"], cell["workers"]
+    kinds: list[tuple[str, tuple[str, ...]]] = [("exchange", SPARSE)]
+    if "slowed" not in cell:
+        kinds.append(("training", CONTESTANTS))
     done = {(turn["kind"], turn["contestant"], turn["round"]) for turn in cell["turns"]}
     turns = [
         (kind, name, number)
         for number in range(arguments.rounds)
-        for kind, names in (("exchange", SPARSE), ("training", CONTESTANTS))
+        for kind, names in kinds
         for name in (*names[number % len(names) :], *names[: number % len(names)])
         if (kind, name, number) not in done
     ]
     if not turns:
         return
+    copies = 0 if "slowed" in cell else COPIES
     need_bytes = (
-        workers * (WORKER_BYTES + COPIES * 4 * PAPER[model].model.elements) + KEPT_FREE_BYTES
+        workers * (WORKER_BYTES + copies * 4 * PAPER[model].model.elements) + KEPT_FREE_BYTES
     )
     if free_bytes() < need_bytes:
         cell["left_out"] = f"needs {need_bytes / 1e9:.1f} GB, {free_bytes() / 1e9:.1f} GB were free"
@@ -131,7 +158,7 @@ def run_cell(
         console.print(f"{model} on {workers} hosts left out: {cell['left_out']}")
         return
     cell.pop("left_out", None)
-    console.print(f"{model} on {workers} hosts: {len(turns)} turns")
+    console.print(f"{model} on {workers} hosts at {cell['rate']}: {len(turns)} turns")
     job = {
         "model": model,
         "turns": turns,
@@ -159,7 +186,7 @@ def run_cell(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.json")
         file.write_text(json.dumps(job))
-        with Testbed(Cluster.of(hosts=workers, rate=RATE)) as bed:
+        with Testbed(Cluster.of(hosts=workers, rate=cell["rate"])) as bed:
             result = bed.run(
                 [sys.executable, "-m", "benchmarks.sparse_worker", str(file)],
                 environment={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
@@ -187,7 +214,7 @@ def seconds_of(cell: dict[str, Any], kind: str, name: str) -> list[float]:
     """Return the median time of each turn."""
     key = {"training": "iterations_s", "exchange": "exchanges_s"}[kind]
     return [
-        median(turn[key])
+        median(turn[key]) / cell.get("slowed", 1)
         for turn in cell["turns"]
         if turn["kind"] == kind and turn["contestant"] == name
     ]
@@ -203,6 +230,7 @@ def complete(cell: dict[str, Any]) -> bool:
 
 
 def report(results: dict[str, Any]) -> None:
+    report_own_cores([cell for cell in results["cells"] if "slowed" in cell and cell["turns"]])
     for cell in results["cells"]:
         if not complete(cell):
             continue
@@ -231,6 +259,27 @@ def report(results: dict[str, Any]) -> None:
             console.print(
                 f"{'met   ' if found >= least else 'MISSED'} {text}: {found:.2f} ({least})"
             )
+
+
+def report_own_cores(cells: list[dict[str, Any]]) -> None:
+    table = Table(
+        title="Exchange alone, a core a host, 1 Gbit/s: ms, median (least .. most) of rounds"
+    )
+    for column in ("", "hosts", "rounds", *(TITLES[name] for name in SPARSE), "tree / butterfly"):
+        table.add_column(column)
+    for cell in cells:
+        times_s = {name: seconds_of(cell, "exchange", name) for name in SPARSE}
+        times_ms = {name: [1e3 * each for each in mine] for name, mine in times_s.items()}
+        ratio = median(times_s["gtop-k"]) / median(times_s["gtop-k-butterfly"])
+        table.add_row(
+            PAPER[cell["model"]].model.title,
+            str(cell["workers"]),
+            str(len(times_s["gtop-k"])),
+            *(spread(times_ms[name]) for name in SPARSE),
+            f"{ratio:.2f}",
+        )
+    if cells:
+        console.print(table)
 
 
 def verdicts(cell: dict[str, Any]) -> list[tuple[str, float, float]]:

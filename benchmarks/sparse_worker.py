@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ class Emulated(nn.Module):
 
 
 class Clock:
-    """Adds up how long a function takes."""
+    """Adds up how long a function takes, and what it returns if that is one to call later."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.spent_s = 0.0
@@ -178,9 +179,13 @@ class Clock:
         setattr(owner, name, self)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        result = self._timed(self._call, *arguments, **named)
+        return partial(self._timed, result) if callable(result) else result
+
+    def _timed(self, call: Any, *arguments: Any, **named: Any) -> Any:
         began_s = time.perf_counter()
         try:
-            return self._call(*arguments, **named)
+            return call(*arguments, **named)
         finally:
             self.spent_s += time.perf_counter() - began_s
 
@@ -194,8 +199,9 @@ def training(published: Published, name: str, job: dict[str, Any]) -> dict[str, 
     reducing = communicating = None
     if name != DENSE:
         state = GTopKState(model, Recipe(density=DENSITY, algorithm=name))
-        reducing = Clock(state._reducer, "reduce")
-        communicating = Clock(state._reducer._courier, "run")
+        reducer = state._session.reducer
+        reducing = Clock(state._session, "prepare")
+        communicating = Clock(reducer.courier, "run")
         model.register_comm_hook(state, gtopk)
     steps_s, spent = [], []
     for number in range(UNTIMED + job["iterations"]):
@@ -220,7 +226,7 @@ def training(published: Published, name: str, job: dict[str, Any]) -> dict[str, 
     # state's thread holds the state.
     del model.reducer, model.logger
     if name != DENSE:
-        state._reducer.residuals._residuals.clear()
+        reducer.residuals._residuals.clear()
     return {
         "iterations_s": slowest_s,
         "compress_s": median(split[0]),

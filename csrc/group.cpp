@@ -14,25 +14,40 @@ namespace {
 // from those who compute, and from the kernel, which must have one to move what has come.
 constexpr std::size_t bulk_bytes = 1 << 20;
 constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono::microseconds(20)};
+// As long as it takes to look at everything once.
+constexpr int looks = 16;
 
 }  // namespace
 
-Operation::Operation(Request request)
-    : request_(std::move(request)),
-      element_(size_of(request_.call.dtype)),
-      through_(request_.program->transfers().size(), 0) {
+void Operation::begin_with(Request request) {
+    request_ = std::move(request);
+    element_ = size_of(request_.call.dtype);
+    const auto blocks = static_cast<std::size_t>(request_.program->blocks());
+    block_elements_ = request_.call.count / blocks;
+    rest_elements_ = request_.call.count % blocks;
+    through_.assign(request_.program->transfers().size(), 0);
+    done_.store(false, std::memory_order_relaxed);
+    left_ = 0;
     for (const Transfer& transfer : request_.program->transfers()) {
         left_ += begin(transfer) < end(transfer) ? 1 : 0;
     }
 }
 
-std::size_t Operation::begin(const Transfer& transfer) const {
-    return request_.program->offset(transfer.block_start, request_.call.count) * element_;
+// As Schedule.block_offsets has it. It is asked for several times a fragment, and small ones feel
+// each division.
+std::size_t Operation::offset(std::int32_t block) const {
+    const auto index = static_cast<std::size_t>(block);
+    const std::size_t whole = index * block_elements_;
+    if (rest_elements_ == 0) return whole * element_;
+    const auto blocks = static_cast<std::size_t>(request_.program->blocks());
+    return (whole + index * rest_elements_ / blocks) * element_;
 }
 
-std::size_t Operation::end(const Transfer& transfer) const {
-    return request_.program->offset(transfer.block_stop, request_.call.count) * element_;
+std::size_t Operation::begin(const Transfer& transfer) const {
+    return offset(transfer.block_start);
 }
+
+std::size_t Operation::end(const Transfer& transfer) const { return offset(transfer.block_stop); }
 
 bool Operation::passed(const std::vector<std::uint32_t>& earlier, std::size_t from,
                        std::size_t to) const {
@@ -95,9 +110,12 @@ void Group::close() {
 }
 
 Handle Group::start(Operation::Request request, bool attended) {
-    auto operation = std::make_shared<Operation>(std::move(request));
     std::unique_lock lock(mutex_);
     if (failure_) throw_failure();
+    // To make one anew would take a small collective a tenth longer.
+    if (last_ == nullptr || last_.use_count() > 1) last_ = std::make_shared<Operation>();
+    const Handle operation = last_;
+    operation->begin_with(std::move(request));
     // Two ranks that send to each other count nothing that all ranks could agree on.
     if (operation->request_.call.collective != exchange) {
         operation->request_.call.sequence = ++sequence_;
@@ -120,7 +138,7 @@ Handle Group::start(Operation::Request request, bool attended) {
         require_peers();                              // the driver may sleep
         if (transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
     } else if (attended) {
-        drive(lock, operation.get(), Clock::now() + patience_.spin);
+        drive(lock, operation.get(), std::nullopt);
     } else {
         progress();
         if (!operation->done()) call_attendant();
@@ -371,50 +389,59 @@ Group::Patience Group::patience() const {
     return bulk ? bulk_patience : patience_;
 }
 
+bool Group::has_news() {
+    return std::ranges::any_of(
+        links_, [](const Peer& peer) { return peer.link != nullptr && peer.link->has_come(); });
+}
+
 bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
-                  Clock::time_point deadline) {
+                  std::optional<Clock::time_point> deadline) {
     const auto finished = [&] {
         return failure_ || closing_ || (until != nullptr ? until->done() : active_.empty());
     };
     driven_ = true;
     bool in_time = true;
-    auto news = Clock::now();
+    bool quiet = false;  // no news, since:
+    Clock::time_point quiet_since{};
     while (!finished()) {
         if (progress()) {
-            news = Clock::now();
+            quiet = false;
             continue;
         }
         require_peers();
         if (finished()) break;
         const auto now = Clock::now();
-        if (now >= deadline) {
+        if (!quiet) quiet_since = now;
+        quiet = true;
+        const Patience patient = patience();
+        const bool spins = now - quiet_since < patient.spin;
+        if (deadline ? now >= *deadline : !spins) {
             in_time = false;
             break;
         }
-        const Patience patient = patience();
-        if (now - news < patient.spin) {
-            // Let others start collectives, or fail the group.
-            lock.unlock();
-            if (now - news >= patient.pause) {
-                sched_yield();
-            } else {
+        if (spins) {
+            const bool pauses = now - quiet_since < patient.pause;
+            for (int look = 0; pauses && look < looks && !has_news(); ++look) {
 #if defined(__x86_64__)
                 __builtin_ia32_pause();
 #endif
             }
+            // Let others start collectives, or fail the group.
+            lock.unlock();
+            if (!pauses) sched_yield();
             lock.lock();
             continue;
         }
         sleeper_->announce();
         if (progress() || finished() || !sleeper_->may_sleep()) {
             sleeper_->withdraw();
-            news = Clock::now();
+            quiet = false;
             continue;
         }
         lock.unlock();
-        sleeper_->sleep(deadline);
+        sleeper_->sleep(*deadline);
         lock.lock();
-        news = Clock::now();
+        quiet = false;
     }
     driven_ = false;
     const std::size_t own = until != nullptr && !until->done() ? 1 : 0;  // whose waiter will drive

@@ -42,14 +42,15 @@ class Operation {
         std::byte* output;
     };
 
-    explicit Operation(Request request);
-
     [[nodiscard]] bool done() const { return done_.load(std::memory_order_acquire); }
     [[nodiscard]] const Call& call() const { return request_.call; }
 
   private:
     friend class Group;
 
+    void begin_with(Request request);
+    // In bytes.
+    [[nodiscard]] std::size_t offset(std::int32_t block) const;
     [[nodiscard]] std::size_t begin(const Transfer& transfer) const;
     [[nodiscard]] std::size_t end(const Transfer& transfer) const;
     // Whether all bytes of [from, to) that earlier transfers touch are through.
@@ -60,8 +61,10 @@ class Operation {
     [[nodiscard]] bool in_place() const { return request_.input == request_.work; }
     void finish();
 
-    Request request_;
-    std::size_t element_;
+    Request request_{};
+    std::size_t element_ = 0;
+    std::size_t block_elements_ = 0;  // of every block, but for what does not go into them
+    std::size_t rest_elements_ = 0;
     std::vector<std::size_t> through_;  // of each transfer: bytes sent and released, or landed
     std::size_t left_ = 0;              // transfers that are not through
     std::atomic<bool> done_ = false;
@@ -186,10 +189,12 @@ class Group {
 
     // How to look for news of what is under way.
     [[nodiscard]] Patience patience() const;
+    // Whether a peer has sent something that this rank has not taken.
+    [[nodiscard]] bool has_news();
     // Drive all collectives until `until` is done, or all are (null). Returns false at the
-    // deadline.
+    // deadline, or instead of sleeping if there is none.
     bool drive(std::unique_lock<std::mutex>& lock, const Operation* until,
-               Clock::time_point deadline);
+               std::optional<Clock::time_point> deadline);
     void call_attendant();
     void attend();
 
@@ -214,6 +219,7 @@ class Group {
     bool any_lost_ = false;
     bool closing_ = false;
     std::vector<Handle> active_;
+    Handle last_;  // that was started
     std::optional<Failure> failure_;
     std::thread attendant_;
 };

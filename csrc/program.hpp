@@ -68,13 +68,6 @@ class Program : public std::enable_shared_from_this<Program> {
         return changed_[static_cast<std::size_t>(block)];
     }
 
-    // Where a block begins in a vector of `length` elements; as Schedule.block_offsets has it.
-    [[nodiscard]] std::size_t offset(std::int32_t block, std::size_t length) const {
-        const auto index = static_cast<std::size_t>(block);
-        const auto count = static_cast<std::size_t>(blocks_);
-        return index * (length / count) + index * (length % count) / count;
-    }
-
   private:
     std::int32_t rank_;
     std::int32_t ranks_;

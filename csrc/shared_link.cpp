@@ -220,9 +220,14 @@ void SharedLink::receive(const Target& target, const Call& call) {
     } else {
         take(target, call, data, false);
     }
+    // A peer sleeps for a fragment that it has lent, or because all it may have under way is: that
+    // is soon a multiple of half of it, and to ring for each would cost two small fragments' time.
+    const bool lent = come.arena != 0;
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);
-    bell_of(*theirs_).ring(event_);
+    if (lent || received_ % std::max<std::uint64_t>(window_ / 2, 1) == 0) {
+        bell_of(*theirs_).ring(event_);
+    }
 }
 
 void SharedLink::give_up(const Verdict& verdict) {

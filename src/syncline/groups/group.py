@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -52,7 +52,8 @@ MOST_CALLS = 512
 class Call(NamedTuple):
     """A collective on vectors of one kind, ready to be called."""
 
-    native: _native.NativeCall
+    start: Callable[[int, int, int, bool], _native.Operation | None]
+    """Of the native call."""
     code: Compiled
 
 
@@ -435,7 +436,7 @@ class Group:
         )
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
-        call = self._calls[key] = Call(native, code)
+        call = self._calls[key] = Call(native.start, code)
         return call
 
     def _exchange(self, action: str, buffer: Elements, peer: int, tag: int) -> Pending:
@@ -460,7 +461,7 @@ class Group:
         """Begin a program that reads ``given`` and writes ``work``; its result may go elsewhere."""
         output = 0 if result is None else result.address
         try:
-            native = call.native.start(given.address, work.address, output, attended)
+            native = call.start(given.address, work.address, output, attended)
         except _native.LinkFailure as error:
             if not self._leave.alive:
                 raise UserError(f"rank {self.rank}: this group was closed") from None
