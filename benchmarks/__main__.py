@@ -22,6 +22,7 @@ BENCHMARKS = (
     "shaped_link",
     "bsp_profile",
     "topk",
+    "gtopk_loss",
 )
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest import mock
+
 import pytest
+import torch
 from click.testing import CliRunner
 
+from syncline.bench.topk import contestants as topk_contestants
 from syncline.bench.topk.contest import measure
+from syncline.bench.topk.contestants import contestants
+from syncline.bench.topk.page import render
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
 from syncline.cli import cli
 from syncline.errors import UserError
@@ -24,6 +31,54 @@ def test_everybody_has_a_turn_in_every_round() -> None:
             assert len(entry.rounds_s) == 2
     assert told == [(n, 8) for n in range(8)]
     assert Selections.from_json(found.to_json()) == found
+
+
+def test_what_a_gpu_does_selects_the_same_on_the_cpu() -> None:
+    """Its contestants, which check what they select; all of them leave zeros where they took."""
+    calls = contestants(70_000, 70, torch.device("cpu"))
+    with mock.patch.object(topk_contestants, "_on_the_host", topk_contestants._on_a_device):
+        theirs = contestants(70_000, 70, torch.device("cpu"))
+    assert calls.keys() == theirs.keys()
+    taken = theirs[SELECT]()
+    _, found = calls[SELECT]()
+    assert taken.tolist() == found.taken.indices.tolist()
+    theirs[FUSED]()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_is_measured() -> None:
+    found = measure([100_000], [0.01], rounds=1, device="cuda")
+    assert found.device == torch.cuda.get_device_name()
+    assert len(found.entries) == 5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no GPU")
+def test_a_gpu_that_is_not_there_is_the_user_s_error() -> None:
+    with pytest.raises(UserError, match=r"--device cuda: torch .* finds no GPU here; check"):
+        CliRunner().invoke(cli, ["bench", "topk", "--device", "cuda"], catch_exceptions=False)
+    with pytest.raises(UserError, match="measured on 'cpu' or 'cuda', found 'tpu'"):
+        measure([10], [0.1], device="tpu")
+
+
+def test_the_report_and_show(tmp_path: Path) -> None:
+    arguments = ["bench", "topk", "--sizes", "1e3,2e3", "--densities", "0.01,0.1", "--rounds", "1"]
+    folder = tmp_path / "measured"
+    written = CliRunner().invoke(cli, [*arguments, "--report", str(folder)], catch_exceptions=False)
+    assert f"report written to {folder}" in written.output
+    measured = Selections.load(folder / "selections.json")
+    page = (folder / "selections.html").read_text()
+    for text in ("Density 0.1", "Of 2,000 elements at density 0.1", "one core", "<svg"):
+        assert text in page
+    assert render(measured) == page
+    show = ["show", str(folder / "selections.json")]
+    shown = CliRunner().invoke(cli, show, catch_exceptions=False)
+    assert shown.output == written.output.replace(f"report written to {folder}\n", "")
+    as_json = CliRunner().invoke(cli, [*show, "--json"], catch_exceptions=False)
+    assert Selections.from_json(as_json.stdout) == measured
+    alone = tmp_path / "alone.html"
+    CliRunner().invoke(cli, [*arguments, "--report", str(alone)], catch_exceptions=False)
+    assert "Density 0.01" in alone.read_text()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["alone.html"]
 
 
 def test_ratios_are_medians_over_rounds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -16,14 +17,19 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, gtopk
+from syncline.model.plan import Collective
 from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Rate
+from syncline.parallel import stage_engine
+from syncline.parallel.carrier import Carrier, Flight
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.groundwork import Groundwork
+from syncline.parallel.shares import Shares
 from syncline.parallel.stages import StageResult
 from syncline.planners.compressed import compressed
 from tests.parallel.jobs import OPTIMIZERS, batch, plain_plan, steps_to_steady, train
 from tests.parallel.models import MODELS
+from tests.sparse.torch_side import MARK, torch_sides
 
 
 def compression_of(given: str | dict[str, Any]) -> Compression:
@@ -315,8 +321,65 @@ def over_our_backend(given: str | dict[str, Any]) -> list[str]:
     return [name for name in gloo if not torch.equal(gloo[name], ours[name])]
 
 
-def scaled(kind: str, recipe: dict[str, Any], bad: int) -> list[str]:
-    """Return what differs between a training with a scaler and one that leaves a step out."""
+class Unbounded(Carrier):
+    """Hands its messages over as a GPU's stream does, without the host waiting for each."""
+
+    bounded = False
+
+    def mark(self) -> str:
+        return MARK
+
+    def prepare(self, buffer: torch.Tensor, collective: Collective) -> None:
+        pass
+
+    def send(
+        self, buffer: torch.Tensor, collective: Collective, shares: Shares, after: Any
+    ) -> Flight:
+        assert after
+        assert all(mark == MARK for mark in after)
+        super().prepare(buffer, collective)
+        flight = super().send(buffer, collective, shares, after)
+        return Flight(flight.land, flight.land)
+
+
+def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
+    """Return what differs between trainings as on a GPU, by operations of torch, and without."""
+    found = []
+    for on_device in (False, True):
+        patches = (
+            mock.patch.object(stage_engine, "carrier_for", lambda group, _device: Unbounded(group)),
+            torch_sides(),
+        )
+        with ExitStack() as stack:
+            for patch in patches if on_device else ():
+                stack.enter_context(patch)
+            ddp, optimizer = begun(given, check=False)
+            if overlap:
+                ddp.overlap(optimizer)
+            steps = steps_to_steady(ddp, optimizer)
+            assert ddp.plan is not None
+            assert ddp.plan.is_lossy
+            train(ddp, optimizer, 30 - steps, first=steps)
+            found.append((parameters_of(ddp), ddp.compression_state_dict().get("residuals", {})))
+            ddp.settle()
+            del ddp
+    return [
+        name
+        for expected, same in zip(*found, strict=True)
+        for name in expected
+        if not torch.equal(expected[name], same[name])
+    ]
+
+
+def scaled(kind: str, recipe: dict[str, Any], bad: int, several: int = 1) -> list[str]:
+    """Return what differs between a training with a scaler and one that leaves a step out.
+
+    Args:
+        kind: ``"hook"`` or the wrapper.
+        recipe: of the exchange.
+        bad: the step in which a gradient of one rank and of one optimizer is infinite.
+        several: optimizers, each of as many parameters as the others.
+    """
     net = {}
     states = {}
     for scaling in (True, False):
@@ -334,20 +397,22 @@ def scaled(kind: str, recipe: dict[str, Any], bad: int) -> list[str]:
             if scaling:
                 model.scaled_by(scaler)
             state_dict = model.compression_state_dict
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        parameters = [*model.parameters()]
+        optimizers = [torch.optim.SGD(parameters[n::several], lr=0.05) for n in range(several)]
         for step in range(bad + 6):
             if step == bad and not scaling:
                 continue
             inputs, targets = batch(step)
             inputs = inputs * 0.5
-            optimizer.zero_grad()
+            model.zero_grad()
             loss = cross_entropy(model(inputs), targets)
             if step == bad and dist.get_rank() == 1:
                 loss = loss + module.norm.weight.sum() * float("inf")
             scaler.scale(loss).backward()
             if step == bad:
                 assert all(bool(p.grad.isinf().all()) for p in module.parameters())
-            scaler.step(optimizer)
+            for optimizer in optimizers:
+                scaler.step(optimizer)
             scaler.update()
         net[scaling] = dict(module.named_parameters())
         states[scaling] = state_dict()

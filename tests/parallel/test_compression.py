@@ -56,6 +56,14 @@ def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool, kind: str) -> Non
     assert workers.run(jobs.resumed, 2, given, overlap) == [[], []]
 
 
+@pytest.mark.parametrize("kind", ["layer", "overlap", "partly dense", "float16"])
+def test_a_device_that_works_by_itself_gives_the_same_bits(workers: WorkerPool, kind: str) -> None:
+    """Operations of torch, and a carrier that the host need not wait for."""
+    given, options = KINDS[kind]
+    overlap = bool(options.get("overlap"))
+    assert workers.run(jobs.as_on_a_gpu, 2, given, overlap) == [[], []]
+
+
 def test_three_ranks_and_momentum(workers: WorkerPool) -> None:
     given = {
         "density": 0.05,
@@ -173,3 +181,9 @@ def test_a_step_that_a_scaler_skips_leaves_no_trace(
     workers: WorkerPool, kind: str, recipe: dict[str, Any], bad: int
 ) -> None:
     assert workers.run(jobs.scaled, 2, kind, recipe, bad) == [[], []]
+
+
+@pytest.mark.parametrize("kind", ["hook", "wrapper"])
+def test_all_of_several_optimizers_skip_a_step(workers: WorkerPool, kind: str) -> None:
+    """Also those of whose gradients none is infinite; all residuals are those of before."""
+    assert workers.run(jobs.scaled, 2, kind, {"density": 0.05}, 9, 3) == [[], []]

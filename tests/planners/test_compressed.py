@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
@@ -19,6 +19,13 @@ from syncline.planners.ddp import Ddp
 from syncline.planners.overlap import Overlap
 from syncline.planners.p3 import P3
 from syncline.planners.wfbp import Wfbp
+from syncline.simulator.messages import message_costs_ns
+from syncline.simulator.predict import (
+    DEFAULT_STRATEGY,
+    _communication_bound_s,
+    predict,
+    simulate_plan,
+)
 from tests import strategies as some
 
 SLOW = Network.line(workers=4, a_s=1e-3, b_s_per_byte=1e-7, name="slow")
@@ -106,6 +113,61 @@ def test_costs_when_compressed() -> None:
     assert naive.all_reduce == gathered.all_reduce
     alone = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
     assert compressing(alone, SPARSE) is alone
+
+
+def test_dense_messages_beside_sparse_ones_cost_what_dense_ones_do() -> None:
+    recipe = Recipe(density=0.01, dense_names=("t1", "t2"))
+    mixed = compressed(
+        plan_of([90_000] * 4, (0, 90_000), (90_000, 270_000), (270_000, 360_000)), recipe
+    )
+    assert [m.payload for m in mixed.messages] == ["sparse", "dense", "sparse"]
+    costs = compressing(SLOW, recipe)
+    found = message_costs_ns(costs, mixed)
+    assert found[1] == message_costs_ns(SLOW, mixed)[1]
+    assert found[1] > 10 * found[0]
+    assert found[0] == round(costs.all_reduce.seconds(360_000) * 1e9)
+    # A plan without compressed messages stands for one with them: planners know no payloads.
+    plain = plan_of([90_000], (0, 90_000))
+    assert message_costs_ns(costs, plain) == [found[0]]
+    # So does the simulator of any other network, however it was made sparse.
+    faster = SLOW.with_(algorithm="top-k", density=0.01, bandwidth_bytes_per_s=1e9)
+    dense = SLOW.with_(bandwidth_bytes_per_s=1e9)
+    assert message_costs_ns(faster, mixed)[1] == message_costs_ns(dense, mixed)[1]
+    silent = msgspec.structs.replace(costs, whole=None)
+    with pytest.raises(UserError, match="says what sparse messages cost, and the plan has dense"):
+        message_costs_ns(silent, mixed)
+    assert len(message_costs_ns(silent, plain)) == 1
+
+
+def test_a_recipe_that_keeps_everything_dense_is_predicted_to_cost_that() -> None:
+    recipe = Recipe(density=0.01, dense_names=("*",))
+    choice = choose_compressed(PROFILE, SLOW, recipe, ddp=Ddp(), defers=False)
+    assert not choice.plan.is_lossy
+    own = choice.comparison.of(choice.plan.planner)
+    assert own.iteration_s == predict(PROFILE, SLOW, choice.plan).prediction.iteration_s
+
+
+@some.few
+@given(st.data(), st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6), st.floats(1e-4, 1.0))
+def test_no_mixed_plan_undercuts_its_bound(
+    data: st.DataObject, a_s: float, b_s_per_byte: float, density: float
+) -> None:
+    """Whichever of sparse and dense is dearer."""
+    drawn = data.draw(some.profiles())
+    alike = tuple(msgspec.structs.replace(g, dtype="float32") for g in drawn.gradients)
+    profile = msgspec.structs.replace(drawn, gradients=alike)
+    assume(profile.gradient_bytes < 1e9)
+    network = Network.line(workers=4, a_s=a_s, b_s_per_byte=b_s_per_byte)
+    names = tuple(g.name for g in profile.gradients if data.draw(st.booleans()))
+    recipe = Recipe(density=density, dense_names=names)
+    plan = compressed(Wfbp().plan(profile, network), recipe)
+    costs = compressing(network, recipe)
+    found = predict(profile, costs, plan)
+    iteration_s = found.prediction.iteration_s
+    steady = simulate_plan(profile, costs, plan)
+    bound_s = _communication_bound_s(profile, costs, plan, steady, DEFAULT_STRATEGY)
+    # The clock rounds each task to a nanosecond.
+    assert bound_s <= iteration_s + 1e-9 * (len(plan.messages) + 2)
 
 
 @pytest.mark.parametrize("defers", [True, False])

@@ -107,3 +107,13 @@ def test_an_impossible_time(field: str) -> None:
     assert made.gain == 2
     with pytest.raises(ValueError, match=f"{field} must be finite and above 0"):
         msgspec.structs.replace(made, **{field: 0.0}).__post_init__()
+
+
+def test_a_gpu_s_way_through_the_host_is_not_counted_and_said_so() -> None:
+    """Compression takes gradients of a GPU, and nobody has measured how fast."""
+    on_a_gpu = msgspec.structs.replace(PROFILE, device="cuda")
+    for profile, said in ((PROFILE, False), (on_a_gpu, True)):
+        for link in (GBIT, Link(alpha_s=1e-6, beta_s_per_byte=1e-12, gamma_s_per_byte=0.0)):
+            found = suggestion(profile, on(link, 32), 2.0 if link is GBIT else 0.2)
+            assert found is not None
+            assert ("if the way through the host took no time" in found.sentence) == said

@@ -22,6 +22,7 @@ from syncline.sparse.precision import Precision, rounded
 from syncline.sparse.table import ALGORITHMS
 from syncline.sparse.vector import Quota, SparseVector
 from syncline.sparse.wire import Wire
+from tests.sparse.torch_side import torch_sides
 from tests.sparse.vectors import largest
 
 LENGTH, K = 1000, 37
@@ -134,10 +135,11 @@ def trained(
     state: dict[str, Any] | None = None,
     first: int = 0,
     begin: dict[str, torch.Tensor] | None = None,
+    device: torch.device | str = "cpu",
     **ddp: Any,
 ) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
     """Train with the hook; return the losses, the parameters and the hook's state."""
-    net = model()
+    net = model().to(device)
     if begin is not None:
         net.load_state_dict(begin)
     wrapped = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb, **ddp)
@@ -153,7 +155,8 @@ def train(wrapped: nn.Module, steps: range) -> list[float]:
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
     losses = []
     for step in steps:
-        inputs, targets = batch(step, dist.get_rank())
+        device = next(wrapped.parameters()).device
+        inputs, targets = (tensor.to(device) for tensor in batch(step, dist.get_rank()))
         loss = nn.functional.mse_loss(wrapped(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -167,6 +170,31 @@ def hooked(
 ) -> tuple[list[float], Any, Any]:
     losses, parameters, state = trained(recipe, steps, **(ddp or {}))
     return losses, plain(parameters), plain(state["residuals"])
+
+
+def by_torch(recipe: dict[str, Any]) -> list[str]:
+    """Return what differs between trainings by the native core and by operations of torch."""
+    expected = trained(recipe, 6)
+    with torch_sides():
+        found = trained(recipe, 6)
+    differing = [] if found[0] == expected[0] else ["losses"]
+    differing += [
+        name for name in expected[1] if not torch.equal(found[1][name], expected[1][name])
+    ]
+    return differing + [
+        f"{what} of {name}"
+        for what in ("residuals", "velocities")
+        for name, values in expected[2][what].items()
+        if not torch.equal(found[2][what][name], values)
+    ]
+
+
+def on_a_gpu(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Train on this rank's GPU, or on one for all; return what becomes of it."""
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    losses, parameters, state = trained(recipe, 6, device=device)
+    assert all(residual.device.type == "cpu" for residual in state["residuals"].values())
+    return {"losses": losses, "parameters": {n: p.cpu().numpy() for n, p in parameters.items()}}
 
 
 def plain(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.sparse import jobs
 from tests.workers import WorkerPool
@@ -37,6 +38,29 @@ def test_ranks_stay_alike_and_nothing_is_lost(
             np.testing.assert_array_equal(values, found[0][1][name])
     waiting = [any(residual.any() for residual in r.values()) for _, _, r in found]
     assert any(waiting) != (recipe.get("dense_names") == ("*",))
+
+
+@each_recipe
+def test_operations_of_torch_give_the_same_bits(
+    workers: WorkerPool, recipe: dict[str, Any]
+) -> None:
+    """What a GPU does, on the CPU; the check of conservation is on in every step."""
+    assert workers.run(jobs.by_torch, 2, recipe) == [[], []]
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason=f"no GPU here (torch {torch.__version__}): nothing is run on CUDA",
+)
+@each_recipe
+def test_gradients_on_a_gpu(workers: WorkerPool, recipe: dict[str, Any]) -> None:
+    """Ranks may share one GPU: what is exchanged passes through the host."""
+    found = workers.run(jobs.on_a_gpu, 2, recipe)
+    expected = workers.run(jobs.hooked, 2, recipe, 6)
+    for rank, (losses, _, _) in enumerate(expected):
+        np.testing.assert_allclose(found[rank]["losses"], losses, rtol=0.05)
+        for name, values in found[rank]["parameters"].items():
+            np.testing.assert_array_equal(values, found[0]["parameters"][name])
 
 
 def test_four_ranks(workers: WorkerPool) -> None:

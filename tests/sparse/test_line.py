@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from syncline.errors import PeerError
+from syncline.errors import InternalError, PeerError
 from syncline.sparse.line import Line
 
 
@@ -53,6 +56,47 @@ def test_a_line_that_waits_keeps_nothing_of_its_last_job() -> None:
     line.join()
     del state
     assert gone() is None
+
+
+class Two(Exception):
+    """Cannot be copied: it is made of two values and keeps one."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one + two)
+
+
+@pytest.mark.parametrize(
+    ("made", "again", "said"),
+    [
+        (partial(ValueError, "no"), ValueError, "no"),
+        (partial(PeerError, "lost"), PeerError, "lost"),
+        (partial(Two, 1, 2), InternalError, r"an exchange has failed before: Two\(3\)"),
+    ],
+)
+def test_a_failure_keeps_no_frames(
+    made: Callable[[], Exception], again: type[Exception], said: str
+) -> None:
+    class Tensor:
+        pass
+
+    line, seen = Line("a line", timeout_s=30), []
+
+    def fails() -> None:
+        held = Tensor()
+        seen.append(weakref.ref(held))
+        try:
+            raise KeyError("its context")
+        except KeyError:
+            raise made() from None
+
+    line.put(fails, lambda: None)
+    with pytest.raises(type(made())):
+        line.join()
+    for _ in range(2):
+        with pytest.raises(again, match=said):
+            line.check()
+    gc.collect()
+    assert seen[0]() is None
 
 
 def test_waiting_for_a_job_ends() -> None:

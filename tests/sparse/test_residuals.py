@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import MismatchError, UserError
 from syncline.hooks import resharded as resharded_states
+from syncline.sparse.host_memory import HostMemory
 from syncline.sparse.residuals import Residuals, resharded
 from syncline.sparse.vector import SparseVector
 from tests.sparse.vectors import dense_vectors
@@ -21,7 +22,7 @@ ELEMENTS = {"a": 3, "none": 0, "b": 5, "c": 2}
 
 def residuals_of(rows: np.ndarray) -> Residuals:
     """Return residuals and velocities; a row is all of them one after the other."""
-    made = Residuals(ELEMENTS, velocities=True)
+    made = Residuals(ELEMENTS, velocities=True, memory=HostMemory(), device=torch.device("cpu"))
     start = 0
     for name, elements in ELEMENTS.items():
         made.of(name).copy_(torch.from_numpy(rows[0, start : start + elements]))
@@ -81,7 +82,9 @@ def test_saved_tensors_are_copies() -> None:
 )
 def test_states_of_something_else(elements: dict[str, int], velocities: bool, said: str) -> None:
     state = residuals_of(np.ones((2, 10), np.float32)).state_dict()
-    other = Residuals(elements, velocities=velocities)
+    other = Residuals(
+        elements, velocities=velocities, memory=HostMemory(), device=torch.device("cpu")
+    )
     with pytest.raises(MismatchError, match=said):
         other.load_state_dict(state)
     assert not any(other.of(name).any() for name in elements)

@@ -156,7 +156,9 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate(timeout=DEADLINE_S)
+    (unfinished := tmp_path / "parts" / "compression-1-1.pt.partial").write_bytes(b"half")
     ended(start("parts", "--resume"))
+    assert not unfinished.exists()
     require_equal(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -187,7 +189,6 @@ def test_files_of_states(tmp_path: Path) -> None:
         ({"compression": "topk", "density": 0.1, "density_warmup": (2.0,)}, "found 2.0"),
         ({"compression": "fp16", "density": 0.1}, "sends every element, so there is no density"),
         ({"compression": "bf16", "strategy": "bsp-1"}, "has no meaning with --strategy bsp-1"),
-        ({"compression": "bf16", "device": "cuda"}, "works on the CPU; take --device cpu"),
         ({"check": False, "strategy": "bsp-1"}, "--no-check has no meaning with"),
     ],
 )

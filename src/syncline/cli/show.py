@@ -10,6 +10,8 @@ from rich.console import Console
 from syncline.bench.choices_table import print_choices
 from syncline.bench.result import Benchmark
 from syncline.bench.table import print_benchmark
+from syncline.bench.topk.result import Selections
+from syncline.bench.topk.table import print_selections
 from syncline.groups import Choices
 from syncline.model.document import Document, read_document
 from syncline.model.network import Network
@@ -37,6 +39,7 @@ KINDS: tuple[type[Document], ...] = (
     Replay,
     Benchmark,
     Choices,
+    Selections,
     Run,
     Summary,
 )
@@ -49,7 +52,7 @@ def show(file: Path, as_json: bool) -> None:
     """Show what is in FILE.
 
     A profile, network, plan, timeline, comparison, what-if, replay, benchmark of
-    collectives, choices of algorithms, run or report.
+    collectives or of selection, choices of algorithms, run or report.
     """
     document = read_document(file, KINDS)
     if as_json:
@@ -60,6 +63,8 @@ def show(file: Path, as_json: bool) -> None:
         print_replay(Console(highlight=False), document)
     elif isinstance(document, Benchmark):
         print_benchmark(Console(highlight=False), document)
+    elif isinstance(document, Selections):
+        print_selections(Console(highlight=False), document)
     elif isinstance(document, Choices):
         print_choices(Console(highlight=False), document)
     else:

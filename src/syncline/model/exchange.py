@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from syncline.errors import UserError, did_you_mean
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
@@ -116,6 +118,10 @@ class Exchange(Value, frozen=True, kw_only=True):
             algorithm=self.algorithm,
         )
 
+    def of_every_element(self, algorithm: str) -> Exchange:
+        """Return the exchange of every element between the same workers, by a dense algorithm."""
+        return msgspec.structs.replace(self, algorithm=algorithm, density=None, speeds=None)
+
     @property
     def index_bytes(self) -> float:
         """What an index takes on the wire, of a sparse algorithm."""
@@ -184,8 +190,10 @@ def _link_rescaled(
 ) -> CostCurve:
     old, new = (each.curve().less(each.computing_curve()) for each in (before, after))
     old_a_s, old_b = old.linearised(reference_bytes)
-    if old_b == 0 or _same(curve, old):
+    if (old_b == 0 and before.workers == 1) or _same(curve, old):
         return new  # a single worker before: there is nothing to scale
+    # A link that was inferred from a flat stretch takes no time for a byte, before or after.
+    slower = new.segments[0].s_per_byte / old_b if old_b else 1.0
     a_s, b = curve.linearised(reference_bytes)
     new_a_s = new.startup_s
     if a_s > 0 and old_a_s > 0:
@@ -193,8 +201,8 @@ def _link_rescaled(
     else:
         startup_s = max(a_s + new_a_s - old_a_s, 0.0)
     if len(new.segments) > 1 or after.density != before.density:
-        return new.rebased(startup_s, b / old_b)
-    return curve.rebased(startup_s, new.segments[0].s_per_byte / old_b)
+        return new.rebased(startup_s, b / old_b if old_b else 1.0)
+    return curve.rebased(startup_s, slower)
 
 
 def _same(one: CostCurve, other: CostCurve) -> bool:

@@ -77,6 +77,9 @@ class Network(Document, frozen=True, kw_only=True):
     sparse: SparseSpeeds | None = None
     """How fast the workers select and merge, where that was measured. The curve of a sparse
     algorithm counts it then."""
+    whole: CostCurve | None = None
+    """Where ``all_reduce`` is of a compressed exchange: what one of every element costs. A plan's
+    dense messages beside compressed ones do."""
     points: tuple[Measurement, ...] = ()
     """The measured all-reduces that the curve was fitted to."""
     fit_error: float | None = None
@@ -169,7 +172,8 @@ class Network(Document, frozen=True, kw_only=True):
             inside=inside,
             speeds=sparse if density is not None else None,
         )
-        return cls._of(exchange, exchange.curve(), name=name, sparse=sparse)
+        whole = None if density is None else exchange.of_every_element("ring").curve()
+        return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole)
 
     @classmethod
     def _of(
@@ -182,6 +186,7 @@ class Network(Document, frozen=True, kw_only=True):
         contention: float = 1.0,
         handing_over_s: float = 0.0,
         sparse: SparseSpeeds | None = None,
+        whole: CostCurve | None = None,
     ) -> Network:
         return cls(
             name=name,
@@ -196,6 +201,7 @@ class Network(Document, frozen=True, kw_only=True):
             hosts=exchange.hosts,
             inside=exchange.inside,
             sparse=sparse,
+            whole=whole,
         )
 
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
@@ -298,11 +304,23 @@ class Network(Document, frozen=True, kw_only=True):
             contention=self.contention,
             handing_over_s=self.handing_over_s,
             sparse=self.sparse,
+            whole=self._whole_after(before, after),
         )
         if self.pipelined is None:
             return changed
         pipelined = rescaled(self.pipelined, before, after, reference_bytes)
         return msgspec.structs.replace(changed, pipelined=pipelined)
+
+    def _whole_after(self, before: Exchange, after: Exchange) -> CostCurve | None:
+        """Return the cost of exchanging every element beside a compressed exchange."""
+        if after.density is None:
+            return None
+        algorithm = "ring" if before.density is not None else before.algorithm
+        curve = self.whole if before.density is not None else self.all_reduce
+        if curve is None:
+            return None
+        before, after = (each.of_every_element(algorithm) for each in (before, after))
+        return rescaled(curve, before, after, self._reference_bytes())
 
     @property
     def exchange(self) -> Exchange:

@@ -30,6 +30,9 @@ class Suggestion(Value, frozen=True, kw_only=True):
     """Seconds an iteration without compression."""
     selecting_counted: bool
     """Whether the network says how fast its workers select and merge."""
+    on_gpu: bool = False
+    """Whether gradients are on a GPU. Then what is sent passes through the host, which is not
+    counted; selecting is counted as a processor does it."""
 
     def __post_init__(self) -> None:
         for field in ("iteration_s", "dense_s"):
@@ -51,7 +54,9 @@ class Suggestion(Value, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """What a user is told."""
         which = f"{self.algorithm} at density {self.density:g}"
-        left_out = "" if self.selecting_counted else ", if selecting took no time"
+        free = [] if self.selecting_counted else ["selecting"]
+        free += ["the way through the host"] if self.on_gpu else []
+        left_out = f", if {' and '.join(free)} took no time" if free else ""
         if not self.pays:
             return (
                 f"would gain nothing: dense is as fast ({which}: {_time(self.iteration_s)} instead "

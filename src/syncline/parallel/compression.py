@@ -20,8 +20,9 @@ from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
 from syncline.planners.single import Single
 from syncline.sparse.courier import Courier
-from syncline.sparse.layout import require_exchangeable
+from syncline.sparse.layout import device_of, require_exchangeable
 from syncline.sparse.session import Scaler, Session, own_group
+from syncline.sparse.side import side_of
 
 __all__ = ["Compressing", "refused_compression"]
 
@@ -46,10 +47,13 @@ class Compressing:
         self._session: Session | None = None
         if isinstance(compression, Recipe):
             elements = {name: p.numel() for name, p in parameters.items()}
-            self._session = Session(compression, elements, group)
+            device = device_of(parameters)
+            self._session = Session(compression, elements, group, device=device)
             self._courier = self._session.reducer.courier
+            self._side = self._session.side
         else:
             self._courier = Courier(own_group(group), timeout_of(group))
+            self._side = side_of(device_of(parameters))
         self._rounded_steps = 0
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
@@ -64,7 +68,7 @@ class Compressing:
         self._keep_residuals()
         if self._session is not None:
             return SparseCompressor(plan, self._session)
-        return RoundedCompressor(plan, self._courier, self._count)
+        return RoundedCompressor(plan, self._courier, self._side, self._count)
 
     def _count(self) -> None:
         self._rounded_steps += 1

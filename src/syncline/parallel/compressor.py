@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from syncline.model.plan import Plan
 from syncline.parallel.carrier import Flight
 from syncline.sparse.courier import Courier, ring_bytes
-from syncline.sparse.reducer import Gradient
+from syncline.sparse.gradient import Gradient
 from syncline.sparse.session import Session
+from syncline.sparse.side import Side
 
 __all__ = ["Compressor", "RoundedCompressor", "SparseCompressor"]
 
@@ -23,8 +25,9 @@ class Compressor(ABC):
     :meth:`prepare` may be called for the next message while one is exchanged on another thread.
     """
 
-    def __init__(self, plan: Plan, courier: Courier) -> None:
+    def __init__(self, plan: Plan, courier: Courier, side: Side) -> None:
         self._courier = courier
+        self._side = side
         sizes = zip(plan.messages, plan.message_bytes(), strict=True)
         self._dense_bytes = sum(size for message, size in sizes if message.payload == "dense")
         self._tensors = [
@@ -33,25 +36,33 @@ class Compressor(ABC):
         lossy = [n for n, message in enumerate(plan.messages) if message.payload != "dense"]
         self._last = lossy[-1]
 
-    def send(self, number: int, buffer: torch.Tensor) -> Flight:
+    def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Flight:
         """Begin to exchange a message.
+
+        Once it has landed, the device has done its work too: no stream need wait for it.
 
         Args:
             number: of the message in the plan.
             buffer: its gradients one after the other, averaged in place.
+            after: the carrier's marks after which its content is complete.
         """
         parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
-        exchange = self.prepare(number, parts)
-        return Flight(exchange, _nothing)
+        return Flight(self._begun(number, parts, after), _nothing)
 
     def prepare(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Do what needs no other rank; return what is to be called to exchange the message.
 
         Args:
             number: of the message in the plan.
-            gradients: of its tensors in the order of the plan, each of shape (elements,).
+            gradients: of its tensors in the order of the plan, each of shape (elements,); complete
+                when the device's current stream is here.
         """
-        exchange = self._prepared(number, gradients)
+        return self._begun(number, gradients, [self._side.mark()])
+
+    def _begun(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
+    ) -> Callable[[], None]:
+        exchange = self._prepared(number, gradients, after)
 
         def carry_out() -> None:
             exchange()
@@ -71,7 +82,9 @@ class Compressor(ABC):
         """
 
     @abstractmethod
-    def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
+    def _prepared(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
+    ) -> Callable[[], None]:
         raise NotImplementedError
 
     @abstractmethod
@@ -83,15 +96,17 @@ class SparseCompressor(Compressor):
     """Exchanges the largest of a message's residuals and gradients."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
-        super().__init__(plan, session.reducer.courier)
+        super().__init__(plan, session.reducer.courier, session.side)
         self._session = session
 
-    def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
+    def _prepared(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
+    ) -> Callable[[], None]:
         named = [
             Gradient(tensor.name, values)
             for tensor, values in zip(self._tensors[number], gradients, strict=True)
         ]
-        return self._session.prepare(named, message=number)
+        return self._session.prepare(named, message=number, after=after)
 
     def _end_step(self) -> None:
         self._session.end_step()
@@ -102,7 +117,8 @@ class SparseCompressor(Compressor):
         if not session.has_scaler:
             return
         present = [gradient for gradient in gradients if gradient is not None]
-        if not session.refused and all(bool(g.isfinite().all()) for g in present):
+        finite = [gradient.isfinite().all() for gradient in present]
+        if not session.refused and all(torch.stack(finite).tolist()):
             return
         session.refuse()
         for gradient in present:
@@ -112,21 +128,28 @@ class SparseCompressor(Compressor):
 class RoundedCompressor(Compressor):
     """Exchanges every element in 16 bits, and adds up in float32."""
 
-    def __init__(self, plan: Plan, courier: Courier, count: Callable[[], None]) -> None:
-        super().__init__(plan, courier)
+    def __init__(self, plan: Plan, courier: Courier, side: Side, count: Callable[[], None]) -> None:
+        super().__init__(plan, courier, side)
         self._count = count
         payloads = {m.payload for m in plan.messages} - {"dense"}
         self._dtype = getattr(torch, payloads.pop())
 
-    def _prepared(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:  # noqa: ARG002
-        rounded = torch.cat([values.to(self._dtype) for values in gradients])
+    def _prepared(
+        self,
+        number: int,  # noqa: ARG002
+        gradients: Sequence[torch.Tensor],
+        after: Sequence[Any],
+    ) -> Callable[[], None]:
+        with self._side.after(after):
+            rounded = torch.cat([values.to(self._dtype) for values in gradients]).cpu()
 
         def exchange() -> None:
             averages = self._courier.average_rounded(rounded)
-            for values, part in zip(
-                gradients, averages.split([g.numel() for g in gradients]), strict=True
-            ):
-                values.copy_(part)
+            with self._side.after(()):
+                there = averages.to(self._side.device)
+                parts = there.split([gradient.numel() for gradient in gradients])
+                for values, part in zip(gradients, parts, strict=True):
+                    values.copy_(part)
 
         return exchange
 

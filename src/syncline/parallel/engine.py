@@ -104,10 +104,13 @@ class Engine:
         self.timeout_s = timeout_s
         self._process = os.getpid()
         self._shares = shares_of(plan)
-        self._credits = plan.in_flight if carrier.bounded else len(plan.messages) + 1
+        bounded = carrier.bounded or compressor is not None
+        self._credits = plan.in_flight if bounded else len(plan.messages) + 1
         if compressor is not None:
             # Lossy messages travel one at a time; the next is prepared meanwhile.
             self._credits += 1
+        self._lands = [carrier.bounded or m.payload != "dense" for m in plan.messages]
+        """Of each message: whether the host sees it land, or only the device."""
         self._buffers: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._for_issuer = threading.Condition(self._lock)
@@ -223,7 +226,8 @@ class Engine:
     def wait(self, tensors: Iterable[int]) -> None:
         """Return once the exchanged gradients of some tensors are in place.
 
-        On CUDA the current stream waits, and the host only until their messages are issued.
+        On CUDA the current stream waits, and the host only until their messages are issued; until
+        they have landed if those are lossy, which pass through the host.
 
         Raises:
             PeerError: a rank failed or did not answer within the timeout.
@@ -235,14 +239,19 @@ class Engine:
             return
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
         self._require_ready(round_, messages)
+        self._wait_for(lambda: all(self._settled(round_, m) for m in messages), messages)
         if self._carrier.bounded:
-            self._wait_for(lambda: all(round_.finished_ns[m] for m in messages), messages)
             return
-        self._wait_for(lambda: all(round_.flights[m] is not None for m in messages), messages)
         for message in messages:
             flight = round_.flights[message]
             assert flight is not None
             flight.join()
+
+    def _settled(self, round_: _Round, message: int) -> bool:
+        """Say whether the host need wait no more for a message."""
+        if self._lands[message]:
+            return round_.finished_ns[message] > 0
+        return round_.flights[message] is not None
 
     def wait_all(self) -> None:
         """Return once the round is finished; see :meth:`wait`."""
@@ -346,20 +355,32 @@ class Engine:
             )
 
     def _wait_for(self, done: Callable[[], bool], messages: Sequence[int]) -> None:
+        """Wait as long as messages go on being sent and landing, with a deadline between them."""
         if done():
             return
         self._require_own_process()
+        round_ = self._round
+        assert round_ is not None
+        over = moved = False
+
+        def changed() -> bool:
+            nonlocal over, moved
+            over = self._error is not None or done()
+            moved = (round_.unsent, round_.unfinished) != left
+            return over or moved
+
         with self._lock:
-            over = self._for_trainer.wait_for(
-                lambda: self._error is not None or done(), self.timeout_s + SLACK_S
-            )
+            while not over:
+                left = (round_.unsent, round_.unfinished)
+                if not self._for_trainer.wait_for(changed, self.timeout_s + SLACK_S):
+                    break
             self.check()
         if not over:
             names = ", ".join(self.plan.label(self.layout.tensors[m]) for m in messages[:3])
             raise PeerError(
                 f"rank {self.rank}: the exchange of {names or 'the gradients'} did not end within "
-                f"{self.timeout_s:.0f} s; a peer has stopped, see the other ranks' output, and "
-                "resume from the last checkpoint"
+                f"{self.timeout_s:.0f} s of the last message that moved; a peer has stopped, see "
+                "the other ranks' output, and resume from the last checkpoint"
             )
 
     # ------------------------------------------------------------------ the engine's threads
@@ -445,7 +466,7 @@ class Engine:
             self._pacing.sent(number, round_.issued_ns[number])
         if message.payload != "dense":
             assert self._compressor is not None
-            flight = self._compressor.send(number, elements)
+            flight = self._compressor.send(number, elements, round_.marks[number])
         else:
             flight = self._carrier.send(
                 elements, message.collective, self._shares[number], round_.marks[number]

@@ -16,7 +16,7 @@ from syncline.parallel.compressor import Compressor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.engine import Engine
 from syncline.parallel.gradient_views import GradientViews
-from syncline.sparse.reducer import flat
+from syncline.sparse.gradient import flat
 
 __all__ = ["Rounds"]
 
@@ -164,7 +164,7 @@ class Rounds:
 
     def _hold(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Keep a bucket back until the last one is there, and then exchange the plan's messages."""
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future = _future_of(bucket.buffer())
         self._futures.append((future, bucket.buffer()))
         for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._held[self._deferral.index_of[id(parameter)]] = flat(values)
@@ -289,12 +289,16 @@ class Rounds:
 
 
 def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    done = _future_of(buffer)
+    done.set_result(buffer)
+    return done
+
+
+def _future_of(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     devices: list[int | str | torch.device] = (
         [buffer.device] if buffer.device.type == "cuda" else []
     )
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-    done.set_result(buffer)
-    return done
+    return torch.futures.Future(devices=devices)
 
 
 def _take_off(handles: list[RemovableHandle]) -> None:

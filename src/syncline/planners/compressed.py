@@ -41,7 +41,8 @@ def compressing(network: Network, compression: Compression) -> Network:
     """Return what messages of so many dense bytes cost on a network when they are compressed.
 
     A sparse one costs what :mod:`syncline.model.sparse_costs` says; one of 16 bits what half its
-    bytes do. The merge of the naive algorithm costs what the all-gather before it does.
+    bytes do; a dense one of a plan that has others too what it did before (``Network.whole``). The
+    merge of the naive algorithm costs what the all-gather before it does.
 
     Raises:
         UserError: the network's curve says nothing of its link.
@@ -52,7 +53,9 @@ def compressing(network: Network, compression: Compression) -> Network:
         dense = network.all_reduce
         halved = dense.rebased(dense.startup_s, 0.5)
         name = f"{network.name} in {compression}"
-        return msgspec.structs.replace(network, name=name, all_reduce=halved, pipelined=None)
+        return msgspec.structs.replace(
+            network, name=name, all_reduce=halved, pipelined=None, whole=dense
+        )
     known = compression.algorithm in SPARSE_ALGORITHMS
     sparse = network.with_(
         algorithm=compression.algorithm if known else "top-k", density=compression.density
@@ -156,7 +159,11 @@ def choose_compressed(
     deferring = {name for name, plan in plans.items() if plan.wait == "need"}
     if not defers:
         plans = {n: msgspec.structs.replace(p, wait="update") for n, p in plans.items()}
-    predictions = [predict(profile, costs, plan).prediction for plan in plans.values()]
+    predictions = [
+        # A recipe may keep everything dense.
+        predict(profile, costs if plan.is_lossy else network, plan).prediction
+        for plan in plans.values()
+    ]
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
     dense = predict(profile, network, ddp.plan(profile, network)).prediction
     gain_s = dense.iteration_s - best.iteration_s

@@ -50,6 +50,7 @@ def suggestion(
         iteration_s=found[best],
         dense_s=dense_s,
         selecting_counted=network.sparse is not None,
+        on_gpu=profile.device.startswith("cuda"),
     )
 
 

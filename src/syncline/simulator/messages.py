@@ -6,12 +6,14 @@ import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from syncline import _native
 from syncline.errors import UserError
 from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
 from syncline.model.parameter_server import pull_line, push_line
-from syncline.model.plan import Plan
+from syncline.model.plan import Collective, Message, Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
@@ -41,16 +43,21 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return what each message takes with nothing before it, in nanoseconds.
 
     A plan whose forward pass waits on need is sent by an engine; one at a time, each of its
-    messages is handed over when the one before it has arrived.
+    messages is handed over when the one before it has arrived. On a network of a compressed
+    exchange, messages cost what they do when compressed, but for the dense ones of a plan that has
+    others too.
 
     Raises:
-        UserError: all together they take longer than 19.5 hours.
+        UserError: all together they take longer than 19.5 hours, or the network does not say what
+            some of them cost.
     """
     sizes = plan.message_bytes()
     costs = [0] * len(sizes)
-    for kind in {message.collective for message in plan.messages}:
-        chosen = [i for i, message in enumerate(plan.messages) if message.collective == kind]
-        rows = network.collective(kind, in_flight=plan.in_flight).rows()
+    kinds = [_kind_of(plan, message) for message in plan.messages]
+    for kind in set(kinds):
+        chosen = [index for index, other in enumerate(kinds) if other == kind]
+        priced = _pricing(network, whole=kind.whole)
+        rows = priced.collective(kind.collective, in_flight=plan.in_flight).rows()
         found = _native.costs([sizes[i] for i in chosen], rows)
         for index, cost_ns in zip(chosen, found, strict=True):
             costs[index] = cost_ns
@@ -59,6 +66,33 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
         costs = [cost_ns + handing_over_ns for cost_ns in costs]
     _require_possible(network, sum(costs))
     return costs
+
+
+class _Kind(NamedTuple):
+    """What a message's cost depends on, beside its size."""
+
+    collective: Collective
+    whole: bool
+    """Whether every element is sent, beside messages that are compressed."""
+
+
+def _kind_of(plan: Plan, message: Message) -> _Kind:
+    return _Kind(message.collective, plan.is_lossy and message.payload == "dense")
+
+
+def _pricing(network: Network, *, whole: bool) -> Network:
+    """Return the network that says what a message costs."""
+    if not whole:
+        return network
+    if network.whole is not None:
+        return msgspec.structs.replace(network, all_reduce=network.whole, pipelined=None)
+    if network.density is None:
+        return network
+    raise UserError(
+        f"network {network.name!r} says what sparse messages cost, and the plan has dense ones "
+        "beside them; describe the network without --algorithm and --density, and give these to "
+        "the simulation"
+    )
 
 
 def message_tasks(

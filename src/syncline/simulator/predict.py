@@ -16,13 +16,14 @@ from typing import NamedTuple
 import msgspec
 
 from syncline.errors import MismatchError
+from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.simulator.bound import network_bound_ns
+from syncline.simulator.bound import least_s_per_byte, network_bound_ns
 from syncline.simulator.dag import Dag
 from syncline.simulator.layout import Slot
 from syncline.simulator.messages import MessageTask
@@ -190,6 +191,7 @@ def _communication_bound_s(
     if not simple or not profile.gradient_bytes:
         return 0.0
     least_s = 0.0
+    network = _undercut_by_none(network, plan, profile.gradient_bytes)
     if plan.in_flight == 1:
         least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
     alike = [c.factor for c in steady.dag.classes] == [1.0] and not steady.error_ns
@@ -199,6 +201,25 @@ def _communication_bound_s(
     known = terms(as_planned(profile, strategy, 1.0))
     bound_ns = network_bound_ns(known, network, halves=halves)
     return max(least_s, bound_ns / NS_PER_S)
+
+
+def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
+    """Return a network on which no message costs more than on the given one, dense or compressed.
+
+    Args:
+        network: the given one.
+        plan: whose messages are priced.
+        size_bytes: of all messages.
+    """
+    mixed = len({message.payload == "dense" for message in plan.messages}) > 1
+    if network.whole is None or not mixed:
+        return network
+    curves = (network.all_reduce, network.whole)
+    line = CostCurve.line(
+        min(curve.startup_s for curve in curves),
+        min(least_s_per_byte(curve, size_bytes) for curve in curves),
+    )
+    return msgspec.structs.replace(network, all_reduce=line, pipelined=None)
 
 
 # --- the timeline ---

@@ -16,9 +16,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from syncline.errors import UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.layout import exchanged_parameters
+from syncline.sparse.gradient import Gradient, flat
+from syncline.sparse.layout import device_of, exchanged_parameters
 from syncline.sparse.line import Line
-from syncline.sparse.reducer import Gradient, flat
 from syncline.sparse.session import Scaler, Session, resharded
 
 __all__ = ["GTopKState", "resharded"]
@@ -49,7 +49,7 @@ class GTopKState:
         """Agree with the other ranks; all of them must call.
 
         Args:
-            model: the module, inside DDP or not; of float32 on the CPU.
+            model: the module, inside DDP or not; of float32, on the CPU or on one GPU.
             recipe: the same on all ranks.
             process_group: that of DDP; the default group if None.
             check: whether every exchange is checked for lost gradient. Slow: for debugging.
@@ -76,7 +76,8 @@ class GTopKState:
         self.recipe = recipe
         self._names = {id(p): name for name, p in parameters.items()}
         elements = {name: p.numel() for name, p in parameters.items()}
-        self._session = Session(recipe, elements, base, check=check, refused=refused)
+        device = device_of(parameters)
+        self._session = Session(recipe, elements, base, device=device, check=check, refused=refused)
         if scaler is not None:
             self._session.follow(scaler)
         timeout_s = timeout_of(base).total_seconds()
@@ -119,7 +120,7 @@ class GTopKState:
     def exchanged(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Begin the exchange of a bucket; the future is its buffer, averaged."""
         self._line.check()
-        future: Future[torch.Tensor] = torch.futures.Future()
+        future = self._session.side.future()
         gradients = []
         for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = self._names.get(id(parameter))
@@ -139,9 +140,11 @@ class GTopKState:
         gradients = [gradient for each, _, _ in buckets for gradient in each]
         message = self._message
         self._message += 1
+        # DDP has copied all of them on the stream that is the current one here.
+        complete = self._session.side.mark()
 
         def exchange() -> None:
-            self._session.prepare(gradients, message=message)()
+            self._session.prepare(gradients, message=message, after=[complete])()
             if last:
                 self._session.end_step()
 
@@ -150,10 +153,11 @@ class GTopKState:
             # A later bucket may be the one for which the whole step is to be skipped.
             if last or not self._session.has_scaler:
                 exchanged, self._exchanged = self._exchanged, []
-                for future, buffer in exchanged:
-                    if self._session.refused:
-                        buffer.fill_(math.inf)
-                    future.set_result(buffer)
+                with self._session.side.after(()):
+                    for future, buffer in exchanged:
+                        if self._session.refused:
+                            buffer.fill_(math.inf)
+                        future.set_result(buffer)
 
         self._line.put(exchange, ended)
         if last:

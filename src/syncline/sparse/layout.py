@@ -9,7 +9,7 @@ from torch import nn
 
 from syncline.errors import UserError
 
-__all__ = ["exchanged_parameters", "require_exchangeable"]
+__all__ = ["device_of", "exchanged_parameters", "require_exchangeable"]
 
 
 def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -43,14 +43,25 @@ def require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter
             )
     if not parameters:
         raise UserError("the model has no parameters that require gradients")
+    device = device_of(parameters)
     for name, parameter in parameters.items():
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+        if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "cuda"):
             raise UserError(
                 f"parameter {name!r} is {parameter.dtype} on {parameter.device}; sparse exchange "
-                "needs torch.float32 on the CPU"
+                "needs torch.float32 on the CPU or on a GPU (cuda)"
+            )
+        if parameter.device != device:
+            raise UserError(
+                f"parameter {name!r} is on {parameter.device}, the first is on {device}; sparse "
+                "exchange needs all of a rank's parameters on one device"
             )
         if parameter.numel() >= 2**32:
             raise UserError(
                 f"parameter {name!r} has {parameter.numel()} elements; at most 2^32 - 1 can be "
                 "selected from"
             )
+
+
+def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+    """Return the device of the first of them, or the CPU if there are none."""
+    return next((parameter.device for parameter in parameters.values()), torch.device("cpu"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
-from syncline.errors import PeerError
+from syncline.errors import InternalError, PeerError
 
 __all__ = ["Line"]
 
@@ -71,8 +72,11 @@ class Line:
 
     def check(self) -> None:
         """Raise what a job has raised, without waiting."""
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if error is not None:
+            # Whoever catches it lets its frames go, with the tensors in them; they are not kept.
+            self._error = _without_frames(error)
+            raise error
 
     def close(self) -> None:
         """Let the thread end after the jobs that were put; without waiting."""
@@ -99,3 +103,11 @@ class Line:
             ended()
         except BaseException as error:
             self._error = self._error or error
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return an error that says the same and refers to no frame, by itself or by its causes."""
+    try:
+        return copy.copy(error)
+    except TypeError:  # its class cannot be called with what it holds
+        return InternalError(f"an exchange has failed before: {error!r}")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from syncline.errors import MismatchError
+from syncline.sparse.memory import Memory
 from syncline.sparse.vector import SparseVector
 
 __all__ = ["Residuals", "resharded"]
@@ -16,21 +17,31 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Residuals:
-    """The elements of the gradients that were not sent yet, per parameter; float32 on the CPU.
+    """The elements of the gradients that were not sent yet, per parameter; float32.
 
     With momentum correction there is a velocity beside every residual.
     """
 
-    def __init__(self, elements: Mapping[str, int], *, velocities: bool) -> None:
+    def __init__(
+        self,
+        elements: Mapping[str, int],
+        *,
+        velocities: bool,
+        memory: Memory,
+        device: torch.device,
+    ) -> None:
         """Begin with zeros.
 
         Args:
             elements: of every parameter, by name.
             velocities: whether momentum is corrected.
+            memory: of the device.
+            device: where gradients are.
         """
-        self._residuals: Tensors = {name: torch.zeros(n) for name, n in elements.items()}
+        self._memory = memory
+        self._residuals: Tensors = {n: torch.zeros(e, device=device) for n, e in elements.items()}
         self._velocities: Tensors = {
-            name: torch.zeros(n) for name, n in elements.items() if velocities
+            n: torch.zeros(e, device=device) for n, e in elements.items() if velocities
         }
 
     def __contains__(self, name: str) -> bool:
@@ -70,15 +81,13 @@ class Residuals:
 
     def add(self, names: Sequence[str], vector: SparseVector) -> None:
         """Add the entries of a vector that these parameters make up one after the other."""
-        lengths = [len(self._residuals[name]) for name in names]
-        for name, part in zip(names, vector.parts(lengths), strict=True):
-            self._residuals[name].numpy()[part.indices] += part.values
+        self._memory.add([self._residuals[name] for name in names], vector)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all tensors of this rank."""
+        """Return copies on the CPU of all tensors of this rank: so any device can go on."""
         return {
-            "residuals": {name: t.clone() for name, t in self._residuals.items()},
-            "velocities": {name: t.clone() for name, t in self._velocities.items()},
+            "residuals": {n: t.to("cpu", copy=True) for n, t in self._residuals.items()},
+            "velocities": {n: t.to("cpu", copy=True) for n, t in self._velocities.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

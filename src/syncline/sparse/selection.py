@@ -10,7 +10,15 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.sparse.vector import SparseVector
 
-__all__ = ["INSTRUCTIONS", "Instructions", "Part", "Selection", "first_not_finite", "select"]
+__all__ = [
+    "INSTRUCTIONS",
+    "Instructions",
+    "Part",
+    "Selection",
+    "first_not_finite",
+    "require_selectable",
+    "select",
+]
 
 Instructions = Literal["widest", "portable", "avx2", "avx512"]
 
@@ -85,8 +93,7 @@ def select(
     if number > 0 and not _native.has_instructions(number):
         raise UserError(f"this processor has no {instructions}; leave instructions at 'widest'")
     length = sum(part.elements for part in parts)
-    if length >= 2**32:
-        raise UserError(f"{length} elements are selected from; at most 2^32 - 1 can be")
+    require_selectable(length)
     least, most = (k, k) if slack == 1 else (-int(-k // slack), int(k * slack))
     indices, values, threshold, finite, exact = _native.select(
         [(part.values, part.gradient, part.velocity, part.elements) for part in parts],
@@ -99,6 +106,16 @@ def select(
         number,
     )
     return Selection(SparseVector(length, indices, values), threshold, finite, exact)
+
+
+def require_selectable(elements: int) -> None:
+    """Make sure that indices of so many elements are of 32 bits.
+
+    Raises:
+        UserError: they are not.
+    """
+    if elements >= 2**32:
+        raise UserError(f"{elements} elements are selected from; at most 2^32 - 1 can be")
 
 
 def first_not_finite(

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import gather_json, timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.reducer import Gradient, SparseReducer
+from syncline.sparse.gradient import Gradient
+from syncline.sparse.reducer import SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
+from syncline.sparse.side import side_of
 
 __all__ = ["Scaler", "Session", "own_group", "resharded"]
 
@@ -39,6 +41,7 @@ class Session:
         elements: Mapping[str, int],
         group: dist.ProcessGroup,
         *,
+        device: torch.device,
         check: bool = False,
         refused: UserError | None = None,
     ) -> None:
@@ -48,6 +51,7 @@ class Session:
             recipe: the same on all ranks.
             elements: of every parameter by name, in the order of the model.
             group: of the ranks; the session makes one of its own of them.
+            device: that gradients are on.
             check: whether every exchange is checked for lost gradient.
             refused: why this rank cannot exchange sparsely, if so; the others are told.
 
@@ -62,7 +66,10 @@ class Session:
         self._require_same(0, refused)
         self._group = own_group(group)
         timeout = timeout_of(group)
-        self.reducer = SparseReducer(recipe, elements, self._group, timeout, check=check)
+        self.side = side_of(device)
+        self.reducer = SparseReducer(
+            recipe, elements, self._group, timeout, side=self.side, check=check
+        )
         self.step = 0
         """How many steps have been exchanged; the warm-up goes by it."""
         self._agreed = True
@@ -109,31 +116,36 @@ class Session:
                 self.reducer.residuals.restore(name, copies)
             self.reducer.refused = False
 
-    def prepare(self, gradients: Sequence[Gradient], *, message: int) -> Callable[[], None]:
+    def prepare(
+        self, gradients: Sequence[Gradient], *, message: int, after: Sequence[Any]
+    ) -> Callable[[], None]:
         """Select what one message sends; return what exchanges it.
 
-        See :meth:`SparseReducer.prepare`.
+        See :meth:`SparseReducer.prepare`. Both are done on the device when they end.
 
         Args:
             gradients: of the message.
             message: its number within the step.
+            after: marks of :attr:`side` after which the gradients are complete.
 
         What is returned also raises:
             MismatchError: ranks have loaded states of different steps.
         """
-        if self._scaler is not None:
-            if not self._begun:
-                self._begin_step(self._scaler)
-            residuals = self.reducer.residuals
-            self._before |= {g.name: residuals.copy_of(g.name) for g in gradients}
-        self._begun = True
-        exchange = self.reducer.prepare(gradients, step=self.step, message=message)
+        with self.side.after(after):
+            if self._scaler is not None:
+                if not self._begun:
+                    self._begin_step(self._scaler)
+                residuals = self.reducer.residuals
+                self._before |= {g.name: residuals.copy_of(g.name) for g in gradients}
+            self._begun = True
+            exchange = self.reducer.prepare(gradients, step=self.step, message=message)
 
         def carry_out() -> None:
             if not self._agreed:
                 self._require_same(self.step, None)
                 self._agreed = True
-            exchange()
+            with self.side.after(()):
+                exchange()
 
         return carry_out
 

@@ -12,7 +12,10 @@ import torch
 
 from syncline.errors import FileError
 
-__all__ = ["load_archive", "save_archive"]
+__all__ = ["PARTIAL", "load_archive", "save_archive"]
+
+PARTIAL = ".partial"
+"""How the name of a file ends that is being written."""
 
 
 def save_archive(path: Path, content: Mapping[str, Any]) -> None:
@@ -21,7 +24,7 @@ def save_archive(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         FileError: the folder cannot be written to.
     """
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             torch.save(dict(content), file)

@@ -197,11 +197,6 @@ class TrainingConfig(Value, frozen=True):
                 f"--compression {self.compression} has no meaning with --strategy "
                 f"{self.strategy}: it is for --strategy ddp"
             )
-        if self.device == "cuda":
-            raise UserError(
-                f"--compression {self.compression} works on the CPU; take --device cpu, or leave "
-                "it out"
-            )
         if not self.is_sparse and (self.density is not None or self.density_warmup):
             raise UserError(
                 f"--compression {self.compression} sends every element, so there is no density; "

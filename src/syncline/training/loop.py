@@ -24,7 +24,13 @@ from syncline.training.data.spec import Batch
 from syncline.training.group import Worker, process_group
 from syncline.training.progress import Silence, Snapshot, TrainingProgress
 from syncline.training.replica import Replica
-from syncline.training.residuals import drop_states, load_state, save_state, state_names
+from syncline.training.residuals import (
+    drop_states,
+    drop_unfinished,
+    load_state,
+    save_state,
+    state_names,
+)
 from syncline.training.result import BASELINE, SYNCLINE, record
 from syncline.training.task import Task, task_of
 from syncline.training.wrap import bsp_group, sgd, wrapped
@@ -97,6 +103,8 @@ def _prepare(
     )
     if checkpoint is not None:
         training.restore(checkpoint)
+    if config.checkpoint is not None and worker.rank == 0:
+        drop_unfinished(Path(config.checkpoint))
     return training
 
 

@@ -2,7 +2,7 @@
 
 Each worker writes its own file, named by the step; then rank 0 writes the checkpoint, which names
 them, and removes those of the checkpoint before. So whatever is killed when, the checkpoint that is
-there has all its files.
+there has all its files. What a kill has left of a file is removed when training begins again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ from typing import Any
 
 from syncline.errors import FileError
 from syncline.sparse.session import resharded
-from syncline.training.archive import load_archive, save_archive
+from syncline.training.archive import PARTIAL, load_archive, save_archive
 
-__all__ = ["drop_states", "load_state", "require_states", "save_state", "state_names"]
+__all__ = [
+    "drop_states",
+    "drop_unfinished",
+    "load_state",
+    "require_states",
+    "save_state",
+    "state_names",
+]
 
 PREFIX = "compression-"
 FORMAT = "syncline/compression"
@@ -79,6 +86,15 @@ def drop_states(folder: Path, kept: Sequence[str]) -> None:
         if path.name not in kept:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+
+
+def drop_unfinished(folder: Path) -> None:
+    """Remove what is left of files that were being written when workers were killed.
+
+    Call it where nobody writes: before the first checkpoint of a training.
+    """
+    for path in folder.glob(f"{PREFIX}*{PARTIAL}"):
+        path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Selecting the largest elements, ours and torch's in turns, on one core."""
+"""Selecting the largest elements, ours and torch's in turns, on one core or on a GPU."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ from itertools import product
 import torch
 
 from syncline import _native
-from syncline.bench.topk.result import (
-    FUSED,
-    READ,
-    SELECT,
-    TORCH,
-    TORCH_FUSED,
-    Selections,
-    Timed,
-)
+from syncline.bench.topk.contestants import Call, contestants
+from syncline.bench.topk.result import READ, Selections, Timed
 from syncline.errors import UserError
 from syncline.replay.machine import machine_name
-from syncline.sparse.selection import INSTRUCTIONS, Part, first_not_finite, select
+from syncline.sparse.selection import INSTRUCTIONS
 
 __all__ = ["measure"]
 
@@ -36,6 +29,7 @@ def measure(
     densities: Sequence[float],
     *,
     rounds: int = 5,
+    device: str = "cpu",
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Selections:
     """Measure every size at every density; every contestant has a turn in every round.
@@ -46,26 +40,28 @@ def measure(
         sizes: numbers of elements.
         densities: shares of them that are selected.
         rounds: turns of every contestant.
+        device: ``"cpu"``, or ``"cuda"`` for torch's present GPU.
         progress: is told how far it is.
 
     Raises:
-        UserError: an argument is out of its range.
+        UserError: an argument is out of its range, or there is no such device.
     """
     if not sizes or not densities or rounds < 1 or min(sizes) < 1:
         raise UserError("a benchmark of selection needs sizes, densities and rounds of at least 1")
     if not all(0 < density <= 1 for density in densities):
         raise UserError(f"densities are above 0 and at most 1, found {list(densities)}")
+    place = _device_named(device)
     entries: list[Timed] = []
     total = len(sizes) * len(densities) * rounds
     with _one_thread():
         for number, (size, density) in enumerate(product(sizes, densities)):
-            contestants = _contestants(size, max(1, round(density * size)))
-            times: dict[str, list[float]] = {name: [] for name in contestants}
-            laps = {name: _calls(call) for name, call in contestants.items()}
+            calls = contestants(size, max(1, round(density * size)), place)
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            laps = {name: _lap(call, place) for name, call in calls.items()}
             for turn in range(rounds):
                 progress(f"{size} elements, {density:g}", number * rounds + turn, total)
-                for name, call in contestants.items():
-                    times[name].append(_timed(call, laps[name]))
+                for name, call in calls.items():
+                    times[name].append(_timed(call, laps[name], place))
             entries += [
                 Timed(
                     contestant=name,
@@ -78,6 +74,7 @@ def measure(
             ]
     return Selections(
         machine=machine_name(),
+        device=_told(place),
         versions={"torch": str(torch.__version__)},
         instructions=next(
             name
@@ -88,45 +85,40 @@ def measure(
     )
 
 
-def _contestants(size: int, k: int) -> dict[str, Callable[[], object]]:
-    generator = torch.Generator().manual_seed(size + k)
-    values = torch.randn(size, generator=generator)
-    gradient = torch.randn(size, generator=generator)
-    ours, theirs = torch.zeros(size), torch.zeros(size)
-    address, added = values.data_ptr(), gradient.data_ptr()
-
-    def fused() -> None:
-        first_not_finite(added, size)
-        select([Part(ours.data_ptr(), size, added)], k)
-
-    def torch_fused() -> None:
-        bool(torch.isfinite(gradient).all())
-        theirs.add_(gradient)
-        indices = torch.topk(theirs.abs(), k, sorted=False).indices
-        _ = theirs[indices]
-        theirs[indices] = 0
-
-    found = select([Part(address, size)], k, clear=False).taken
-    expected = torch.topk(values.abs(), k).values.sum(dtype=torch.float64)
-    assert abs(float(abs(found.values.astype("float64")).sum()) - float(expected)) < 1e-3 * k
-    return {
-        SELECT: lambda: (values, select([Part(address, size)], k, clear=False)),
-        FUSED: fused,
-        READ: lambda: values.sum(),
-        TORCH: lambda: torch.topk(values.abs(), k, sorted=False),
-        TORCH_FUSED: torch_fused,
-    }
+def _device_named(device: str) -> torch.device:
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"selection is measured on 'cpu' or 'cuda', found {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"--device cuda: torch {torch.__version__} finds no GPU here; check 'nvidia-smi', "
+            "CUDA_VISIBLE_DEVICES, and that torch was built for CUDA, or take --device cpu"
+        )
+    return torch.device(device)
 
 
-def _calls(call: Callable[[], object]) -> int:
-    return max(1, round(LEAST_LAP_S / _timed(call, 1)))
+def _told(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
-def _timed(call: Callable[[], object], calls: int) -> float:
+def _lap(call: Call, device: torch.device) -> int:
+    """Return how many calls take as long as a turn should; the first warms up."""
+    _timed(call, 1, device)
+    return max(1, round(LEAST_LAP_S / _timed(call, 1, device)))
+
+
+def _timed(call: Call, calls: int, device: torch.device) -> float:
+    """Return the seconds of a call, until the device has done its work."""
+    _finish(device)
     start = time.perf_counter()
     for _ in range(calls):
         call()
+    _finish(device)
     return (time.perf_counter() - start) / calls
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Timed(Value, frozen=True, kw_only=True):
 
 
 class Selections(Document, frozen=True, kw_only=True):
-    """What a benchmark of selection measured, on one core."""
+    """What a benchmark of selection measured, on one core or on a GPU."""
 
     KIND: ClassVar[str] = "selections"
     VERSION: ClassVar[int] = 1
@@ -54,12 +54,19 @@ class Selections(Document, frozen=True, kw_only=True):
     machine: str
     versions: dict[str, str]
     instructions: str
-    """The vector instructions that were used."""
+    """The vector instructions that were used, on the CPU."""
+    device: str = "cpu"
+    """That, or the name of a GPU."""
     entries: tuple[Timed, ...]
 
     def __post_init__(self) -> None:
         if not self.entries:
             raise UserError("benchmark of selection: no entries")
+
+    @property
+    def place(self) -> str:
+        """What selected."""
+        return f"one core, {self.instructions}" if self.device == "cpu" else self.device
 
     def of(self, contestant: str, elements: int, density: float) -> Timed | None:
         """Return one entry, or None if that was not measured."""
