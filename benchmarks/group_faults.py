@@ -1,11 +1,14 @@
 """Kill ranks of a group at random moments, and see what the survivors notice, and what is left.
 
 ``python -m benchmarks.group_faults [--trials 200]`` runs groups of 2, 3 and 4 ranks over shared
-memory, and over UCX by TCP on the loopback device, as between hosts: idle or in the middle of an
+memory, over UCX by TCP on the loopback device, as between hosts, and over both, where ranks take
+themselves for ranks of several hosts of which one at least has several: idle or in the middle of an
 all-reduce, small or large, by different algorithms. In each trial one rank is ended by SIGKILL at a
 random moment. Every survivor must get a ``PeerError`` that names it, close its group, and exchange
 with the other survivors in a new one; afterwards no file, socket, process or open descriptor may be
 left.
+
+``--routes mixed`` measures one of the three again, and keeps what is known of the others.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from benchmarks.common import median, save, spread
+from benchmarks.common import RESULTS, median, save, spread
 from benchmarks.group_faults_worker import Trial, work
 from benchmarks.ranks import exit_codes
 from syncline.groups import Choice, Transport
 
+Route = Literal["auto", "ucx", "mixed"]
 DEADLINE_S = 60.0
 """How long a trial may take on a loaded machine."""
 SETTLE_S = 5.0
@@ -40,21 +44,27 @@ ALGORITHMS = (
     Choice("minimum-spanning-tree"),
     Choice("linear-pipeline", 5),
 )
-TRANSPORTS: tuple[Transport, ...] = ("auto", "ucx")
+ROUTES: tuple[Route, ...] = get_args(Route)
 SIZES = (1, 5_000, 1_000_000)
 """Elements of 4 bytes: one fragment, several, and more than can be under way at once."""
 
 
-def draw(chance: random.Random, transport: Transport) -> Trial:
+def draw(chance: random.Random, route: Route) -> Trial:
     """Return a random trial."""
-    ranks = chance.choice((2, 3, 4))
+    ranks = chance.choice((3, 4) if route == "mixed" else (2, 3, 4))
+    transport: Transport = "ucx" if route == "ucx" else "auto"
+    hosts = (0,) * ranks
+    while route == "mixed" and not 1 < len(set(hosts)) < ranks:
+        hosts = tuple(chance.randrange(ranks - 1) for _ in range(ranks))
+    algorithms = (*ALGORITHMS, Choice("hierarchical")) if route == "mixed" else ALGORITHMS
     return Trial(
         ranks=ranks,
         transport=transport,
+        hosts=hosts,
         victim=chance.randrange(ranks),
         after_s=chance.uniform(0, MOST_S),
         elements=chance.choice(SIZES),
-        algorithm=chance.choice(ALGORITHMS),
+        algorithm=chance.choice(algorithms),
         idle=chance.random() < 0.3,
     )
 
@@ -106,7 +116,7 @@ def _left_since(before: set[str], descriptors: list[int]) -> list[str]:
 
 
 def record(trials: Sequence[Trial], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the trials of one transport come to."""
+    """Return what the trials of one route come to."""
     noticed_s = [seconds for each in found for seconds in each["noticed_s"]]
     return {
         "trials": len(trials),
@@ -118,25 +128,37 @@ def record(trials: Sequence[Trial], found: Sequence[dict[str, Any]]) -> dict[str
     }
 
 
+def known(but: Sequence[Route]) -> dict[str, Any]:
+    """Return what an earlier run has found of the other routes."""
+    path = RESULTS / "group_faults.json"
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    return {route: earlier[route] for route in ROUTES if route in earlier and route not in but}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=200, help="of each transport")
+    parser.add_argument("--trials", type=int, default=200, help="of each route")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    parser.add_argument("--routes", nargs="+", default=ROUTES, choices=ROUTES)
     options = parser.parse_args()
     chance = random.Random(options.seed)
-    began_s = time.monotonic()
-    records = {}
-    for transport in options.transports:
-        trials = [draw(chance, transport) for _ in range(options.trials)]
+    records = known(options.routes)
+    for route in options.routes:
+        began_s = time.monotonic()
+        trials = [draw(chance, route) for _ in range(options.trials)]
         found = [run(trial) for trial in trials]
-        records[transport] = mine = record(trials, found)
+        mine = record(trials, found)
+        records[route] = {
+            "command": " ".join(["python -m benchmarks.group_faults", *sys.argv[1:]]),
+            **mine,
+            "took_s": time.monotonic() - began_s,
+        }
         noticed_s = [seconds for each in found for seconds in each["noticed_s"]]
-        print(f"{transport}: {len(trials)} kills, {len(noticed_s)} survivors with a PeerError each")
+        print(f"{route}: {len(trials)} kills, {len(noticed_s)} survivors with a PeerError each")
         print(f"  seconds until a survivor noticed: {spread(noticed_s)}")
         print(f"  left behind: {mine['left'] or 'nothing'}", flush=True)
-    save("group_faults", {**records, "took_s": time.monotonic() - began_s})
-    if any(mine["left"] for mine in records.values()):
+    save("group_faults", records)
+    if any(records[route]["left"] for route in options.routes):
         sys.exit(1)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.pretended_hosts import on_host
 from syncline.errors import PeerError
 from syncline.groups import Choice, Elements, Group, Transport
 
@@ -26,6 +27,8 @@ class Trial:
 
     ranks: int
     transport: Transport
+    hosts: tuple[int, ...]
+    """On which host each rank takes itself to be."""
     victim: int
     after_s: float
     """Seconds after the ranks have met."""
@@ -40,7 +43,8 @@ def work(rank: int, folder: Path, trial: Trial) -> None:
     torch.set_num_threads(1)
     before = _descriptors()
     store = dist.FileStore(str(folder / "notes"), trial.ranks)
-    group = Group(store, rank, trial.ranks, timeout_s=TIMEOUT_S, transport=trial.transport)
+    with on_host(trial.hosts[rank]):
+        group = Group(store, rank, trial.ranks, timeout_s=TIMEOUT_S, transport=trial.transport)
     exchange(group, trial.elements, trial.algorithm)
     if rank == trial.victim:
         threading.Thread(target=_die, args=(folder, trial.after_s), daemon=True).start()
@@ -55,13 +59,14 @@ def work(rank: int, folder: Path, trial: Trial) -> None:
     left = _descriptors() - before
     survivors = [each for each in range(trial.ranks) if each != trial.victim]
     store = dist.FileStore(str(folder / "notes-again"), len(survivors))
-    again = Group(
-        store,
-        survivors.index(rank),
-        len(survivors),
-        timeout_s=TIMEOUT_S,
-        transport=trial.transport,
-    )
+    with on_host(trial.hosts[rank]):
+        again = Group(
+            store,
+            survivors.index(rank),
+            len(survivors),
+            timeout_s=TIMEOUT_S,
+            transport=trial.transport,
+        )
     exchange(again, trial.elements, trial.algorithm)
     again.close()
     seen = {"noticed_s": noticed_s, "said": said, "descriptors_left": left}

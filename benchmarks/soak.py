@@ -1,25 +1,29 @@
 """Mixed collectives in several groups for minutes: every result right, nothing growing.
 
-``python -m benchmarks.soak [--minutes 10]`` runs ranks that share two groups by shared memory and
-one by UCX over TCP on the loopback device. All ranks draw the same collectives, sizes, dtypes,
-reductions, roots and algorithms, start them in one order, up to four under way at once, and check
-every result.
+``python -m benchmarks.soak [--minutes 10]`` runs ranks that share a group by shared memory, one by
+UCX over TCP on the loopback device, and one by both, as on two hosts. All ranks draw the same
+collectives, sizes, dtypes, reductions, roots and algorithms, start them in one order, up to four
+under way at once, and check every result.
+
+``tools/sanitized-soak`` runs the same on a native core that was built with a sanitizer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import save
+from benchmarks.common import RESULTS, save
 from benchmarks.ranks import exit_codes
 from benchmarks.soak_worker import Soak, work
 
+BUILDS = ("plain", "address", "thread")
 GRACE_S = 120.0
 """For the ranks to start and to end."""
 
@@ -38,8 +42,9 @@ def run(soak: Soak) -> dict[str, Any]:
             raise RuntimeError(f"exit codes {codes}; None: the rank hung")
         ranks = [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(soak.ranks)]
     return {
+        "command": " ".join(["python -m benchmarks.soak", *sys.argv[1:]]),
         "ranks": soak.ranks,
-        "groups": soak.transports,
+        "groups": soak.routes,
         "took_s": time.monotonic() - began_s,
         "collectives": ranks[0]["collectives"],
         "descriptors": [rank["descriptors"] for rank in ranks],
@@ -47,18 +52,28 @@ def run(soak: Soak) -> dict[str, Any]:
     }
 
 
+def known() -> dict[str, Any]:
+    """Return what earlier runs have found, by the build of the native core."""
+    path = RESULTS / "soak.json"
+    earlier: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return {name: each for name, each in earlier.items() if name in BUILDS}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--build", default=BUILDS[0], choices=BUILDS, help="of the native core, to name the result"
+    )
     options = parser.parse_args()
     found = run(
         Soak(
             ranks=options.ranks,
             seconds=options.minutes * 60,
             seed=options.seed,
-            transports=("auto", "ucx", "auto"),
+            routes=("auto", "ucx", "mixed"),
         )
     )
     each = Counter(found["collectives"])
@@ -67,7 +82,7 @@ def main() -> None:
         print(f"  {count:7} {name}")
     print("open descriptors of each rank, when warm and at the end:", found["descriptors"])
     print("resident bytes of each rank, when warm and at the end:", found["memory_bytes"])
-    save("soak", found)
+    save("soak", {**known(), options.build: found})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import random
@@ -10,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.pretended_hosts import on_host
 from syncline.collectives import PROGRAMS, Collective, Pipelined
-from syncline.groups import Choice, Elements, Group, Pending, Transport
+from syncline.groups import Choice, Elements, Group, Pending
 
 TIMEOUT_S = 60.0
 DTYPES = (
@@ -41,6 +45,10 @@ WARM_ROUNDS = 2
 """After which descriptors and memory should not grow any more."""
 
 
+Route = Literal["auto", "ucx", "mixed"]
+"""By shared memory; by UCX alone; by both, where every other rank is on another host."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
     """What all ranks do, and for how long."""
@@ -48,7 +56,7 @@ class Soak:
     ranks: int
     seconds: float
     seed: int
-    transports: tuple[Transport, ...]
+    routes: tuple[Route, ...]
     """A group each."""
 
 
@@ -60,10 +68,7 @@ def work(rank: int, folder: Path, soak: Soak) -> None:
     """
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "notes"), soak.ranks)
-    groups = [
-        Group(store, rank, soak.ranks, name=f"{number}", timeout_s=TIMEOUT_S, transport=transport)
-        for number, transport in enumerate(soak.transports)
-    ]
+    groups = [_joined(store, rank, soak, number) for number in range(len(soak.routes))]
     chance = random.Random(soak.seed)
     done: Counter[str] = Counter()
     rounds, before = 0, (0, 0)
@@ -75,7 +80,7 @@ def work(rank: int, folder: Path, soak: Soak) -> None:
             number = chance.randrange(len(groups))
             collective = chance.choice(tuple(PROGRAMS))
             under_way.append(_begin(groups[number], collective, chance))
-            done[f"{soak.transports[number]} {collective}"] += 1
+            done[f"{soak.routes[number]} {collective}"] += 1
             while len(under_way) > chance.randrange(1, IN_FLIGHT + 1):
                 _finish(*under_way.pop(0))
         for each in under_way:
@@ -95,6 +100,19 @@ def work(rank: int, folder: Path, soak: Soak) -> None:
         "memory_bytes": [before[1], after[1]],
     }
     (folder / f"rank-{rank}").write_text(json.dumps(record))
+
+
+def _joined(store: dist.Store, rank: int, soak: Soak, number: int) -> Group:
+    route = soak.routes[number]
+    with on_host(rank % 2 if route == "mixed" else 0):
+        return Group(
+            store,
+            rank,
+            soak.ranks,
+            name=f"{number}",
+            timeout_s=TIMEOUT_S,
+            transport="ucx" if route == "ucx" else "auto",
+        )
 
 
 def _begin(
@@ -175,7 +193,12 @@ def _elements(tensor: torch.Tensor) -> Elements:
 
 
 def _held() -> tuple[int, int]:
-    """Return how many descriptors are open, and how much memory is resident, in bytes."""
+    """Return how many descriptors are open, and how much memory is resident, in bytes.
+
+    Without what the C library keeps of freed vectors, which varies by hundreds of megabytes.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count
     return descriptors, resident_pages * os.sysconf("SC_PAGE_SIZE")

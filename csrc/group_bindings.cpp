@@ -117,11 +117,15 @@ class NativeGroup {
         }
         std::vector<std::pair<std::int32_t, UcxLink*>> far;
         for (const auto& [peer, address] : remotes) {
-            auto link =
-                std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
-                                          rank, peer, fragment_bytes, remote_window);
-            far.emplace_back(peer, link.get());
-            links.at(static_cast<std::size_t>(peer)) = std::move(link);
+            try {
+                auto link =
+                    std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
+                                              rank, peer, fragment_bytes, remote_window);
+                far.emplace_back(peer, link.get());
+                links.at(static_cast<std::size_t>(peer)) = std::move(link);
+            } catch (const std::runtime_error& error) {  // there is no way to that address
+                throw syncline::PeerFailure(peer, false, error.what());
+            }
         }
         if (worker != nullptr) connect(far, *worker, after(timeout_s));
         worker_ = worker;
@@ -265,8 +269,8 @@ void bind_groups(nb::module_& module) {
              nb::arg("pause_s"), nb::arg("spin_s"), nb::arg("timeout_s"))
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
-        .def("idle", &NativeGroup::idle)
-        .def("failed", &NativeGroup::failed)
+        .def("idle", &NativeGroup::idle, nb::call_guard<nb::gil_scoped_release>())
+        .def("failed", &NativeGroup::failed, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &NativeGroup::close, nb::call_guard<nb::gil_scoped_release>())
         .def("add_arena", &NativeGroup::add_arena)
         .def("forget_arena", &NativeGroup::forget_arena);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -39,7 +40,9 @@ struct Transfer {
     std::optional<std::uint32_t> copy_of;
 };
 
-class Program {
+// Python's object of it and operations share it. Else the thread that ends the last operation would
+// need Python's lock for it, and has that of the group.
+class Program : public std::enable_shared_from_this<Program> {
   public:
     // `steps` in the order of Schedule.program(rank). Throws std::invalid_argument for ranks or
     // blocks that do not exist, and for steps out of order.

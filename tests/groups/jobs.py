@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from benchmarks.pretended_hosts import on_host
 
 from syncline.collectives.table import PROGRAMS, ROOTED, Pipelined
 from syncline.errors import SynclineError
 from syncline.groups import Choice, Elements, Group
+from syncline.groups.rendezvous import Card
 
 TIMEOUT_S = 60.0
 SHORT_TIMEOUT_S = 0.5
@@ -47,11 +52,22 @@ OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @contextmanager
-def joined(folder: str, name: str = "group", timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
-    """Join a group of all workers."""
+def joined(
+    folder: str, name: str = "group", timeout_s: float = TIMEOUT_S, route: str = "auto"
+) -> Iterator[Group]:
+    """Join a group of all workers; ``"mixed"``: the last is on another host."""
     # A file for each group: the last store to be closed deletes it, while others may be opening it.
-    store = dist.FileStore(f"{folder}/notes of {name}", dist.get_world_size())
-    group = Group(store, dist.get_rank(), dist.get_world_size(), name=name, timeout_s=timeout_s)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    store = dist.FileStore(f"{folder}/notes of {name}", ranks)
+    with on_host(1 if route == "mixed" and rank == ranks - 1 else 0):
+        group = Group(
+            store,
+            rank,
+            ranks,
+            name=name,
+            timeout_s=timeout_s,
+            transport="ucx" if route == "ucx" else "auto",
+        )
     try:
         yield group
     finally:
@@ -343,11 +359,11 @@ MISMATCHES: dict[str, Callable[[Group, torch.Tensor, bool], object]] = {
 }
 
 
-def mismatch(folder: str) -> dict[str, tuple[str, str]]:
+def mismatch(folder: str, route: str) -> dict[str, tuple[str, str]]:
     """Let rank 1 call something else; return what each rank says."""
     found = {}
     for name, call in MISMATCHES.items():
-        with joined(folder, name) as group:
+        with joined(folder, name, route=route) as group:
             found[name] = said(partial(_call_and_go_on, group, call, pair=name == "tag"))
             dist.barrier()  # before anybody leaves
     return found
@@ -370,9 +386,47 @@ def absent(folder: str) -> tuple[tuple[str, str], float]:
     return outcome, time.monotonic() - began_s
 
 
-def silent(folder: str) -> tuple[str, str]:
+@contextmanager
+def limited(kind: int, most: int) -> Iterator[None]:
+    """Lower a limit of this process."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def refused(*args: object, **kwargs: object) -> NoReturn:
+    raise PermissionError(1, "Operation not permitted")
+
+
+REFUSALS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "permission": ("auto", lambda: mock.patch.object(os, "memfd_create", refused)),
+    "memory": ("auto", lambda: limited(resource.RLIMIT_FSIZE, 64 * 1024)),
+    "processes": ("auto", lambda: mock.patch.object(os, "pidfd_open", refused)),
+    "sockets": ("auto", lambda: mock.patch.object(Card, "own", refused)),
+    "ucx": ("ucx", lambda: mock.patch.dict(os.environ, {"UCX_TLS": "carrier-pigeon"})),
+}
+
+
+def refusing(folder: str, name: str) -> tuple[tuple[str, str], float]:
+    """Let rank 1 not be allowed to join; return what each rank says, and after how long."""
+    route, refusal = REFUSALS[name]
+    began_s = time.monotonic()
+
+    def take_part() -> None:
+        with joined(folder, route=route) as group:
+            group.all_reduce(elements(torch.ones(1))).wait()
+
+    with refusal() if dist.get_rank() == 1 else nullcontext():
+        found = said(take_part)
+    return found, time.monotonic() - began_s
+
+
+def silent(folder: str, route: str) -> tuple[str, str]:
     """Let rank 1 never call."""
-    with joined(folder) as group:
+    with joined(folder, route=route) as group:
         outcome = ("", "")
         if group.rank != 1:
             tensor = torch.ones(4)

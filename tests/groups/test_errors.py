@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +19,7 @@ import torch.distributed as dist
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group
 from syncline.groups.rendezvous import HELLO, Card, pass_descriptors
+from syncline.groups.ucx import new_worker
 from tests.groups import jobs
 from tests.workers import WorkerPool
 
@@ -48,17 +52,20 @@ def test_input_that_cannot_be_used(workers: WorkerPool, tmp_path: Path) -> None:
             assert expected[name] in text, name
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("ranks", "route"), [(2, "auto"), (3, "auto"), (2, "ucx"), (3, "ucx"), (3, "mixed")]
+)
 def test_calls_that_differ_are_named_with_their_rank(
-    workers: WorkerPool, tmp_path: Path, ranks: int
+    workers: WorkerPool, tmp_path: Path, ranks: int, route: str
 ) -> None:
-    found = workers.run(jobs.mismatch, ranks, str(tmp_path))
+    found = workers.run(jobs.mismatch, ranks, str(tmp_path), route)
     for name in jobs.MISMATCHES:
         kinds, texts = zip(*(answer[name] for answer in found), strict=True)
         assert set(kinds) == {"MismatchError"}, texts
         assert all("the ranks called different collectives: " in text for text in texts), texts
         # Who notices says what both have called; others may learn of it from whoever noticed.
-        assert any(re.search(r"rank \d called .+, this rank .+", text) for text in texts), texts
+        both = r"rank \d called .+, this rank .+|this rank called .+, rank \d .+"
+        assert any(re.search(both, text) for text in texts), texts
         told = [text for text in texts if "has given up" in text]
         assert all(re.search(r"rank \d called another collective", text) for text in told), texts
 
@@ -71,8 +78,30 @@ def test_a_rank_that_never_joins(workers: WorkerPool, tmp_path: Path) -> None:
             assert seconds < DEADLINE_S
 
 
-def test_a_rank_that_never_calls(workers: WorkerPool, tmp_path: Path) -> None:
-    (kind, text), _ = workers.run(jobs.silent, 2, str(tmp_path))
+REASONS = {
+    "permission": "rank 1: no .* bytes of shared memory to be had: .*not permitted",
+    "memory": "rank 1: no .* bytes of shared memory to be had: .*too large",
+    "processes": "rank 1 cannot watch the process of rank 0: .*not permitted",
+    "sockets": r"rank 1: processes of this host are not allowed to meet .*not permitted",
+    "ucx": "rank 1: UCX could not begin: .*; groups that span hosts need UCX",
+}
+
+
+@pytest.mark.parametrize("name", jobs.REFUSALS)
+def test_all_ranks_hear_why_one_cannot_join(workers: WorkerPool, tmp_path: Path, name: str) -> None:
+    (first, first_s), (second, second_s) = workers.run(jobs.refusing, 2, str(tmp_path), name)
+    assert second[0] in ("UserError", "PeerError")
+    assert re.match(REASONS[name], second[1]), second
+    assert first[0] == "PeerError"
+    # Who is refused when all have met hangs up; its peer is in the group then, and hears that.
+    words = "the process of rank 1 has ended" if name == "processes" else REASONS[name]
+    assert re.match(f"rank 0: (rank 1 does not join the group: )?{words}", first[1]), first
+    assert max(first_s, second_s) < DEADLINE_S < jobs.TIMEOUT_S
+
+
+@pytest.mark.parametrize("route", ["auto", "ucx"])
+def test_a_rank_that_never_calls(workers: WorkerPool, tmp_path: Path, route: str) -> None:
+    (kind, text), _ = workers.run(jobs.silent, 2, str(tmp_path), route)
     assert kind == "PeerError"
     assert "rank 0 waited in vain in all-reduce number 1 of 4 elements of float32 by sum" in text
     assert "rank 1 did not send, or take, what it should within the timeout" in text
@@ -150,7 +179,7 @@ def test_ranks_of_other_hosts_do_not_share_memory() -> None:
 @pytest.mark.parametrize(
     ("module", "function", "words"),
     [
-        (os, "memfd_create", "bytes of shared memory to be had: .*not permitted"),
+        (os, "memfd_create", "rank 0: no .* bytes of shared memory to be had: .*not permitted"),
         (socket.socket, "bind", "rank 0: processes of this host are not allowed to meet"),
         (Card, "own", "rank 0: processes of this host are not allowed to meet"),
     ],
@@ -164,6 +193,76 @@ def test_hosts_that_do_not_permit_it(
     monkeypatch.setattr(module, function, refuse)
     with pytest.raises(UserError, match=words):
         Group(dist.HashStore(), 0, 1)
+
+
+FULL = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+import torch.distributed as dist
+from syncline.groups import Group
+
+with open("/dev/shm/all of it", "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError as error:
+        print(error.strerror)
+store = dist.HashStore()
+with ThreadPoolExecutor(2) as pool:
+    groups = list(pool.map(lambda rank: Group(store, rank, 2, timeout_s=60), range(2)))
+    buffers = list(pool.map(lambda group: group.allocate(1 << 20), groups))
+    for number, buffer in enumerate(buffers):
+        buffer.memory[:] = bytes([number + 1]) * buffer.size_bytes
+    list(pool.map(lambda group: group.all_reduce(buffers[group.rank].elements("uint8")).wait(),
+                  groups))
+print(set(buffers[0].memory), set(buffers[1].memory))
+"""
+
+
+def test_a_full_dev_shm_does_not_matter() -> None:
+    in_own_mounts = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*in_own_mounts, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces here, so no /dev/shm of our own")
+    mounted = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
+    ended = subprocess.run(
+        [*in_own_mounts, "sh", "-c", mounted, "sh", sys.executable, "-c", FULL],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S * 2,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "No space left on device\n{3} {3}\n"
+
+
+# ---------------------------------------------------------------------- hosts out of reach
+
+
+def test_an_interface_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "nowhere0")
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        joining = [
+            pool.submit(Group, store, rank, 2, timeout_s=DEADLINE_S, transport="ucx")
+            for rank in range(2)
+        ]
+        for rank, each in enumerate(joining):
+            words = f"rank {rank}: (UCX could not reach rank {1 - rank}: .*UCX_NET_DEVICES|rank)"
+            with pytest.raises(PeerError, match=words):
+                each.result(DEADLINE_S)
+
+
+def test_a_host_that_does_not_answer() -> None:
+    store = dist.HashStore()
+    silent = new_worker(1)  # its kernel takes connections, and nobody speaks
+    far = Card(host=("b", "n"), name="far", machine="", socket="", nonce="")
+    store.set("default/1", far.to_json())
+    store.set("default/ucx/1", base64.b64encode(silent.address).decode())
+    words = (
+        "rank 0: rank 1 did not connect through UCX in time; see that rank's output, and whether"
+    )
+    with pytest.raises(PeerError, match=words):
+        Group(store, 0, 2, timeout_s=1.0)
 
 
 def test_a_rank_beyond_the_group() -> None:

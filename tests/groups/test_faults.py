@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks.group_faults import TRANSPORTS, draw, run
+from benchmarks.group_faults import ROUTES, Route, draw, run
 
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group, Transport
@@ -21,7 +21,8 @@ from tests.parallel.mortal import Mortals
 DEADLINE_S = 30.0
 NOTICED_S = 2.0
 """On a machine with nothing else to do; a loaded one is given more."""
-TRIALS = 8
+TRIALS: dict[Route, int] = {"auto": 8, "ucx": 8, "mixed": 10}
+TRANSPORTS: tuple[Transport, ...] = ("auto", "ucx")
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,12 @@ def mortals() -> Iterator[Mortals]:
     started.close()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_survivors_of_kills_at_random_moments(transport: Transport) -> None:
+@pytest.mark.parametrize("route", ROUTES)
+def test_survivors_of_kills_at_random_moments(route: Route) -> None:
     chance = random.Random()
     seconds = []
-    for _ in range(TRIALS):
-        trial = draw(chance, transport)
+    for _ in range(TRIALS[route]):
+        trial = draw(chance, route)
         found = run(trial)
         assert found["left"] == [], trial
         seconds += found["noticed_s"]

@@ -406,6 +406,44 @@ def sub_groups() -> list[float]:
     return found
 
 
+def prepared_or_not() -> list[str]:
+    """Call with what one rank's memory holds in order and another's does not; return what differs.
+
+    Who waits at once and has plain tensors takes a shorter way, which must do the same.
+    """
+    wrong = []
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with group_of() as group:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.int16):
+            for name in ("broadcast", "all_gather_single"):
+                values = (torch.arange(24).view(4, 6) % 5 + rank).to(dtype)
+                given = values.t() if rank == 1 else values.t().contiguous()
+                expected = [
+                    (torch.arange(24).view(4, 6) % 5 + r).to(dtype).t() for r in range(ranks)
+                ]
+                if name == "broadcast":
+                    dist.broadcast(given, 1, group=group)
+                    same = torch.equal(given, expected[1])
+                else:
+                    whole = torch.empty(6 * ranks, 4, dtype=dtype)
+                    if rank == 0:
+                        whole = torch.empty(4, 6 * ranks, dtype=dtype).t()
+                    dist.all_gather_single(whole, given, group=group)
+                    same = torch.equal(whole, torch.cat(expected))
+                wrong += [] if same else [f"{name} of {dtype}"]
+        negated = torch.complex(torch.ones(3), torch.full((3,), rank + 1.0)).conj().imag
+        assert negated.is_neg()
+        dist.all_reduce(negated, group=group)
+        total = ranks * (ranks + 1) / 2
+        wrong += [] if negated.tolist() == [-total] * 3 else [f"negated: {negated}"]
+        opts = dist.AllreduceOptions()
+        opts.asyncOp = False
+        ones = torch.ones(2)
+        if group.allreduce([ones], opts) is not None or ones.tolist() != [ranks] * 2:
+            wrong.append(f"a call that is waited for: {ones}")
+    return wrong
+
+
 def refusals() -> dict[str, str]:
     """Return what is said to what the backend cannot do."""
     calls: dict[str, Callable[[Group], object]] = {
@@ -624,6 +662,12 @@ def sharded(group: Group) -> list[torch.Tensor]:
     return found
 
 
+GLOOS: list[Group] = []
+"""Those that are never dropped. Gloo's group joins its threads when it is destroyed, and stock
+PowerSGD's callbacks, which refer to it, may go last, on one of them: then it would join itself
+("Resource deadlock avoided"), and the process aborts."""
+
+
 TRAININGS: dict[str, tuple[Callable[[Group], Any], float]] = {
     "ddp": (trained, 1e-6),
     "unused": (lambda group: trained(group, skip=True, find_unused_parameters=True), 1e-6),
@@ -654,6 +698,7 @@ def power_sgd_of_several_buckets() -> tuple[float, list[bytes]]:
 
     with group_of() as ours, group_of("gloo") as gloos:
         found, expected = train(ours, 0.1), train(gloos, 25)
+    GLOOS.append(gloos)
     worst = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
     return worst, [as_bytes(each).numpy().tobytes() for each in found]
 

@@ -39,6 +39,12 @@ def test_shards_in_all_their_forms(workers: WorkerPool, ranks: int) -> None:
 
 
 @both
+def test_tensors_that_need_preparation_on_some_ranks(workers: WorkerPool, ranks: int) -> None:
+    for wrong in workers.run(jobs.prepared_or_not, ranks):
+        assert wrong == []
+
+
+@both
 def test_works_and_futures(workers: WorkerPool, ranks: int) -> None:
     for wrong in workers.run(jobs.futures, ranks):
         assert wrong == []

@@ -6,7 +6,7 @@ from syncline.groups.choice import Choice
 from syncline.groups.choices import Choices
 from syncline.groups.elements import Elements
 from syncline.groups.group import Group, Pending, Transport
-from syncline.groups.rendezvous import Store
+from syncline.groups.notes import Store
 from syncline.groups.shared_buffers import SharedBuffer
 
 __all__ = [

@@ -12,13 +12,15 @@ from syncline.errors import MismatchError, UserError
 from syncline.groups.choice import Choice, Hosts, choose
 from syncline.groups.choice_files import measured_choices
 from syncline.groups.choices import Choices, Region, Regions
-from syncline.groups.rendezvous import Store, read_note
+from syncline.groups.notes import Store, read_note
 from syncline.groups.site import Site
 from syncline.model.document import Value
 
 __all__ = ["BUILT_IN", "Chooser", "Wanted", "agreed_chooser", "chooser_for"]
 
 BUILT_IN = "built-in"
+CHOICES = "choices"
+"""The name of rank 0's note."""
 Wanted = Choices | Literal["measured", "built-in"]
 """Which choices a group is to use: those given, those that the user's cache has for its hosts, else
 the built-in ones; or the built-in ones."""
@@ -103,9 +105,10 @@ def agreed_chooser(
         UserError: on all ranks, where :func:`chooser_for` raises one on rank 0.
         PeerError: rank 0 does not say in time.
     """
-    key = f"{prefix}/choices"
+    key = f"{prefix}/{CHOICES}"
     if rank != 0:
-        note = msgspec.json.decode(read_note(store, key, rank, 0, deadline), type=_Note)
+        found = read_note(store, prefix, CHOICES, rank, 0, deadline)
+        note = msgspec.json.decode(found, type=_Note)
         if note.error is not None:
             raise UserError(f"rank 0: {note.error}")
         return Chooser(site.layout, note.regions, note.source)

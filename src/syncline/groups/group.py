@@ -20,7 +20,8 @@ from syncline.groups.choice import Choice
 from syncline.groups.chooser import Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, between, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
-from syncline.groups.rendezvous import Introduced, Reception, Store
+from syncline.groups.notes import Store, require_joining
+from syncline.groups.rendezvous import Introduced, Reception
 from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers
 from syncline.groups.ucx import addresses, new_worker
 from syncline.groups.watch import GOODBYE, Watch
@@ -161,15 +162,15 @@ class Group:
             """Where the ranks are."""
             self.hosts = self.site.layout
             """The ranks of each host; where all are joined by UCX, each counts as on its own."""
-            worker = new_worker() if remote else None
-            ways = []
-            if worker is not None:
-                ways = addresses(worker, store, name, rank, remote, deadline)
             crowded = len(reception.neighbours) > _processors()
-            segment = _new_segment(len(near))
+            segment = _new_segment(len(near), rank)
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._peers: list[Introduced] = []
             try:
+                worker = new_worker(rank) if remote else None
+                ways = []
+                if worker is not None:
+                    ways = addresses(worker, store, name, rank, remote, deadline)
                 others = [other for other in near if other != rank]
                 self._peers = reception.meet(others, [segment, self._event])
                 # Now, because a rank that has ended is noticed when it is to be met.
@@ -191,7 +192,12 @@ class Group:
                 )
             except _native.LinkFailure as error:
                 self._abandon()
-                raise PeerError(f"rank {rank}: {error.args[0]}; see that rank's output") from None
+                what, peer, _ = error.args
+                require_joining(store, name, rank, peer)
+                raise PeerError(
+                    f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
+                    "a network in common: UCX_NET_DEVICES names its device"
+                ) from None
             except BaseException:
                 self._abandon()
                 raise
@@ -523,14 +529,19 @@ def _window(ranks: int) -> int:
     return max(WINDOW // max(ranks - 1, 1), LEAST_WINDOW)
 
 
-def _new_segment(ranks: int) -> int:
+def _new_segment(ranks: int, rank: int) -> int:
     """Return memory that has no name, so that nothing of it is ever left behind."""
     size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
+    where = f"rank {rank}: no {size_bytes} bytes of shared memory to be had"
     try:
         segment = os.memfd_create("syncline", os.MFD_CLOEXEC)
+    except OSError as error:
+        raise UserError(f"{where}: {error}") from error
+    try:
         os.ftruncate(segment, size_bytes)
     except OSError as error:
-        raise UserError(f"no {size_bytes} bytes of shared memory to be had: {error}") from error
+        os.close(segment)
+        raise UserError(f"{where}: {error}") from error
     return segment
 
 

@@ -7,48 +7,38 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
 
 from syncline.errors import PeerError, UserError
+from syncline.groups.notes import (
+    LOOK_S,
+    Store,
+    leave_reason,
+    left_s,
+    read_note,
+    require_joining,
+)
 from syncline.groups.site import Route, Site, machine_identity
 
 __all__ = [
     "Card",
     "Introduced",
     "Reception",
-    "Store",
     "pass_descriptors",
-    "read_note",
     "take_descriptors",
 ]
 
-LEAST_TIMEOUT_S = 0.05
-MOST_TIMEOUT_S = 1e6
-"""What sockets and stores take."""
 HELLO = struct.Struct("<I16s")
 """Rank and nonce."""
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as the kernel attests them."""
-
-
-class Store(Protocol):
-    """Where ranks leave notes for each other: torch's ``Store`` is one."""
-
-    def set(self, key: str, value: str, /) -> Any:
-        """Leave a note."""
-
-    def wait(self, keys: list[str], timeout: timedelta, /) -> Any:
-        """Wait for notes; raises RuntimeError where they do not come in time."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a note that is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,22 +99,6 @@ class Card:
         return cls(host=tuple(host), name=name, machine=machine, socket=address, nonce=nonce)
 
 
-def read_note(store: Store, key: str, rank: int, other: int, deadline: float) -> bytes:
-    """Return what rank ``other`` has left in the store.
-
-    Raises:
-        PeerError: it does not come in time.
-    """
-    try:
-        store.wait([key], timedelta(seconds=_left(deadline)))
-        return store.get(key)
-    except RuntimeError as error:  # torch's DistStoreError is one
-        raise PeerError(
-            f"rank {rank}: rank {other} did not join the group in time ({error}); has it started, "
-            "with the same number of ranks?"
-        ) from error
-
-
 class Reception:
     """Where ranks of one host come to meet this one, and exchange memory.
 
@@ -144,30 +118,44 @@ class Reception:
     """
 
     def __init__(self, store: Store, prefix: str, rank: int, ranks: int, deadline: float) -> None:
+        self._store = store
+        self._prefix = prefix
         self._rank = rank
         self._deadline = deadline
         try:
             card = Card.own()
             self._listening = _listening(card.socket, ranks)
         except OSError as error:
-            raise UserError(
+            refused = UserError(
                 f"rank {rank}: processes of this host are not allowed to meet (Unix sockets, "
                 f"/proc): {error}"
-            ) from error
+            )
+            leave_reason(store, prefix, rank, refused)
+            raise refused from error
         try:
             store.set(f"{prefix}/{rank}", card.to_json())
             self.cards = [
-                Card.from_json(read_note(store, f"{prefix}/{other}", rank, other, deadline))
+                Card.from_json(read_note(store, prefix, f"{other}", rank, other, deadline))
                 for other in range(ranks)
             ]
-        except BaseException:
-            self._listening.close()
+        except BaseException as error:
+            self._end(error)
             raise
 
     def __enter__(self) -> Reception:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
+            leave_reason(self._store, self._prefix, self._rank, error)
         self._listening.close()
 
     @property
@@ -210,14 +198,26 @@ class Reception:
         with contextlib.ExitStack() as on_error:
             for other in others:
                 if other < self._rank:
-                    met[other] = _call(*arguments, other, descriptors, self._deadline)
+                    try:
+                        met[other] = _call(*arguments, other, descriptors, self._deadline)
+                    except PeerError:
+                        self._require_joining([other])
+                        raise
                     on_error.callback(met[other].close)
             while missing := [other for other in others if other not in met]:
+                while not _somebody_calls(self._listening, min(left_s(self._deadline), LOOK_S)):
+                    self._require_joining(missing)
+                    if time.monotonic() >= self._deadline:
+                        break
                 peer = _answer(self._listening, *arguments, missing, descriptors, self._deadline)
                 on_error.callback(peer.close)
                 met[peer.rank] = peer
             on_error.pop_all()
         return [met[other] for other in others]
+
+    def _require_joining(self, others: Sequence[int]) -> None:
+        for other in others:
+            require_joining(self._store, self._prefix, self._rank, other)
 
 
 def _listening(address: str, most: int) -> socket.socket:
@@ -231,12 +231,16 @@ def _listening(address: str, most: int) -> socket.socket:
     return listening
 
 
+def _somebody_calls(listening: socket.socket, timeout_s: float) -> bool:
+    return bool(select.select([listening], [], [], timeout_s)[0])
+
+
 def _call(
     cards: Sequence[Card], rank: int, other: int, descriptors: Sequence[int], deadline: float
 ) -> Introduced:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(_left(deadline))
+        connection.settimeout(left_s(deadline))
         connection.connect(cards[other].socket)
         _greet(connection, cards, rank, descriptors)
         return _greeted(connection, cards, rank, range(other, other + 1))
@@ -261,9 +265,9 @@ def _answer(
 ) -> Introduced:
     connection = None
     try:
-        listening.settimeout(_left(deadline))
+        listening.settimeout(left_s(deadline))
         connection, _ = listening.accept()
-        connection.settimeout(_left(deadline))
+        connection.settimeout(left_s(deadline))
         peer = _greeted(connection, cards, rank, missing)
         _greet(connection, cards, rank, descriptors)
     except OSError as error:
@@ -339,7 +343,3 @@ def take_descriptors(connection: socket.socket, size: int, most: int) -> tuple[b
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
     return message, list(found)
-
-
-def _left(deadline: float) -> float:
-    return min(max(deadline - time.monotonic(), LEAST_TIMEOUT_S), MOST_TIMEOUT_S)

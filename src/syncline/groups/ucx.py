@@ -10,7 +10,7 @@ from pathlib import Path
 
 from syncline import _native
 from syncline.errors import UserError
-from syncline.groups.rendezvous import Store, read_note
+from syncline.groups.notes import Store, read_note
 
 __all__ = ["addresses", "new_worker"]
 
@@ -28,8 +28,8 @@ RDMA_SETTINGS = {"TLS": "^sm"}
 """Shared memory is ours."""
 
 
-def new_worker() -> _native.UcxWorker:
-    """Return a worker of UCX.
+def new_worker(rank: int) -> _native.UcxWorker:
+    """Return a worker of UCX for this rank.
 
     Settings in the environment (``UCX_TLS`` and so on) come before ours.
 
@@ -46,8 +46,8 @@ def new_worker() -> _native.UcxWorker:
         return _native.UcxWorker(_library(), settings)
     except RuntimeError as error:
         raise UserError(
-            f"{error}; groups that span hosts need UCX: pip install 'syncline[ucx]', or the "
-            "system's libucx"
+            f"rank {rank}: {error}; groups that span hosts need UCX: pip install 'syncline[ucx]', "
+            "or the system's libucx"
         ) from error
 
 
@@ -66,7 +66,7 @@ def addresses(
     """
     store.set(f"{prefix}/ucx/{rank}", base64.b64encode(worker.address).decode())
     return [
-        (other, base64.b64decode(read_note(store, f"{prefix}/ucx/{other}", rank, other, deadline)))
+        (other, base64.b64decode(read_note(store, prefix, f"ucx/{other}", rank, other, deadline)))
         for other in others
     ]
 
