@@ -15,11 +15,9 @@ from syncline.bench.words import (
     spread_text,
     what_bound,
 )
-from syncline.errors import FileError
-from syncline.model.document import write_text_atomically
 from syncline.report import html, units
 from syncline.report.markup import Column, Html, section, table, tag, typeset
-from syncline.report.whatif_page import is_page
+from syncline.report.place import save_page
 
 __all__ = ["render", "save_report"]
 
@@ -33,15 +31,8 @@ def save_report(benchmark: Benchmark, target: Path) -> None:
     Raises:
         FileError: the file or the directory cannot be written.
     """
-    if is_page(target):
-        write_text_atomically(target, render(benchmark))
-        return
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{target}: cannot be written: {error.strerror}") from None
-    benchmark.save(target / "collectives.json")
-    write_text_atomically(target / "collectives.html", render(benchmark))
+    numbers = {"collectives.json": benchmark}
+    save_page(target, render(benchmark), "collectives.html", numbers)
 
 
 def render(benchmark: Benchmark) -> str:

@@ -18,7 +18,7 @@ from syncline.cli.places import ended_by_signals, place_of, place_options, worke
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
-from syncline.report.whatif_page import require_place
+from syncline.report.place import require_place
 
 __all__ = ["bench"]
 

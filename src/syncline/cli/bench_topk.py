@@ -13,7 +13,7 @@ from syncline.bench.topk.page import save_report
 from syncline.bench.topk.table import print_selections
 from syncline.cli.progress import Bar
 from syncline.errors import UserError
-from syncline.report.whatif_page import require_place
+from syncline.report.place import require_place
 
 __all__ = ["topk"]
 

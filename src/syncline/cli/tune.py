@@ -19,7 +19,7 @@ from syncline.collectives import PROGRAMS
 from syncline.errors import FileError, UserError
 from syncline.groups import Choices
 from syncline.groups.choice_files import choices_folder, choices_path
-from syncline.report.whatif_page import is_page, require_place
+from syncline.report.place import is_page, made_directory, require_place
 
 __all__ = ["tune"]
 
@@ -192,10 +192,7 @@ def _save(choices: Choices, output: str | None) -> Path:
     """
     path = choices_path(choices.site) if output is None else Path(output)
     if output is None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"{path}: cannot be written: {error.strerror}") from None
+        made_directory(path.parent)
     choices.save(path)
     return path
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from syncline.errors import FileError
-from syncline.model.document import write_text_atomically
+from syncline.model.document import Document
 from syncline.planners.ddp import Ddp
 from syncline.replay.picture import replay_picture
 from syncline.replay.result import Entry, Replay
@@ -20,8 +19,8 @@ from syncline.report.figure import timelines_section
 from syncline.report.inputs import messages_section, network_section, profile_section
 from syncline.report.markup import Column, Html, section, table, tag, typeset
 from syncline.report.outcome import figures_section
+from syncline.report.place import save_page
 from syncline.report.summary import summarise
-from syncline.report.whatif_page import is_page
 from syncline.traces.chrome import to_chrome_trace
 
 __all__ = ["render", "save_report"]
@@ -33,23 +32,17 @@ def save_report(outcome: Outcome, target: Path) -> None:
     Raises:
         FileError: the file or the directory cannot be written.
     """
-    if is_page(target):
-        write_text_atomically(target, render(outcome))
-        return
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{target}: cannot be written: {error.strerror}") from None
-    outcome.replay.save(target / "replay.json")
-    outcome.profile.save(target / "profile.json")
-    outcome.network.save(target / "network.json")
-    for number, plan in enumerate(outcome.plans, start=1):
-        plan.save(target / f"plan-{number}.json")
     best = _best(outcome)
-    timelines = best.timelines()
-    trace = to_chrome_trace(timelines, profile=outcome.profile, plan=best.plan)
-    write_text_atomically(target / "trace.json", trace)
-    write_text_atomically(target / "replay.html", render(outcome))
+    plans = {f"plan-{number}.json": plan for number, plan in enumerate(outcome.plans, start=1)}
+    trace = to_chrome_trace(best.timelines(), profile=outcome.profile, plan=best.plan)
+    beside: dict[str, Document | str] = {
+        "replay.json": outcome.replay,
+        "profile.json": outcome.profile,
+        "network.json": outcome.network,
+        **plans,
+        "trace.json": trace,
+    }
+    save_page(target, render(outcome), "replay.html", beside)
 
 
 def render(outcome: Outcome) -> str:

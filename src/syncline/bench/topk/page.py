@@ -6,12 +6,10 @@ from pathlib import Path
 
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
 from syncline.bench.topk.table import COLUMNS, selection_rows
-from syncline.errors import FileError
-from syncline.model.document import write_text_atomically
 from syncline.report import html, units
 from syncline.report.chart import Line, LogAxis, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
-from syncline.report.whatif_page import is_page
+from syncline.report.place import save_page
 
 __all__ = ["render", "save_report"]
 
@@ -30,15 +28,8 @@ def save_report(measured: Selections, target: Path) -> None:
     Raises:
         FileError: the file or the directory cannot be written.
     """
-    if is_page(target):
-        write_text_atomically(target, render(measured))
-        return
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{target}: cannot be written: {error.strerror}") from None
-    measured.save(target / "selections.json")
-    write_text_atomically(target / "selections.html", render(measured))
+    numbers = {"selections.json": measured}
+    save_page(target, render(measured), "selections.html", numbers)
 
 
 def render(measured: Selections) -> str:
