@@ -13,7 +13,7 @@ from syncline.errors import UserError
 from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
 from syncline.model.parameter_server import pull_line, push_line
-from syncline.model.plan import Collective, Message, Plan
+from syncline.model.plan import Collective, Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
@@ -53,7 +53,8 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """
     sizes = plan.message_bytes()
     costs = [0] * len(sizes)
-    kinds = [_kind_of(plan, message) for message in plan.messages]
+    mixed = plan.is_lossy
+    kinds = [_Kind(m.collective, mixed and m.payload == "dense") for m in plan.messages]
     for kind in set(kinds):
         chosen = [index for index, other in enumerate(kinds) if other == kind]
         priced = _pricing(network, whole=kind.whole)
@@ -74,10 +75,6 @@ class _Kind(NamedTuple):
     collective: Collective
     whole: bool
     """Whether every element is sent, beside messages that are compressed."""
-
-
-def _kind_of(plan: Plan, message: Message) -> _Kind:
-    return _Kind(message.collective, plan.is_lossy and message.payload == "dense")
 
 
 def _pricing(network: Network, *, whole: bool) -> Network:
