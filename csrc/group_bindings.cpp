@@ -16,6 +16,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -238,6 +239,9 @@ void bind_groups(nb::module_& module) {
                 const nb::tuple arguments =
                     nb::make_tuple(error.what(), error.rank, error.disagrees);
                 PyErr_SetObject(failure, arguments.ptr());
+            } catch (const std::system_error& error) {
+                const nb::tuple arguments = nb::make_tuple(error.code().value(), error.what());
+                PyErr_SetObject(PyExc_OSError, arguments.ptr());
             }
         },
         nullptr);

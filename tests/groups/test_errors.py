@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import re
 import socket
@@ -17,8 +18,9 @@ import pytest
 import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
-from syncline.groups import Group
-from syncline.groups.rendezvous import HELLO, Card, pass_descriptors
+from syncline.groups import Group, shared_buffers
+from syncline.groups.messages import pass_descriptors
+from syncline.groups.rendezvous import HELLO, Card
 from syncline.groups.ucx import new_worker
 from tests.groups import jobs
 from tests.workers import WorkerPool
@@ -93,9 +95,9 @@ def test_all_ranks_hear_why_one_cannot_join(workers: WorkerPool, tmp_path: Path,
     assert second[0] in ("UserError", "PeerError")
     assert re.match(REASONS[name], second[1]), second
     assert first[0] == "PeerError"
-    # Who is refused when all have met hangs up; its peer is in the group then, and hears that.
-    words = "the process of rank 1 has ended" if name == "processes" else REASONS[name]
-    assert re.match(f"rank 0: (rank 1 does not join the group: )?{words}", first[1]), first
+    # Who is refused when all have met leaves again; its peer is in the group then.
+    told = "rank 1 (does not join|has left) the group: "
+    assert re.match(f"rank 0: ({told})?{REASONS[name]}", first[1]), first
     assert max(first_s, second_s) < DEADLINE_S < jobs.TIMEOUT_S
 
 
@@ -167,6 +169,31 @@ def test_a_rank_that_has_ended_while_joining() -> None:
         Group(store, 1, 2, timeout_s=DEADLINE_S)
 
 
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_process_that_may_not_be_watched(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    store = dist.HashStore()
+    opened, numbers = os.pidfd_open, itertools.count()
+
+    def pidfd_open(process: int) -> int:  # called by rank 0, then by rank 1
+        if next(numbers) == refused:
+            raise PermissionError(1, "Operation not permitted")
+        return opened(process)
+
+    def joined(rank: int) -> None:
+        group = Group(store, rank, 2, timeout_s=DEADLINE_S)
+        try:
+            group.all_reduce(jobs.elements(jobs.torch.zeros(1))).wait()
+        finally:
+            group.close()
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    words = f"rank {refused} cannot watch the process of rank {1 - refused}: .*not permitted"
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(joined, rank) for rank in range(2)]:
+            with pytest.raises(PeerError, match=words):
+                each.result(DEADLINE_S)
+
+
 def test_ranks_of_other_hosts_do_not_share_memory() -> None:
     store = dist.HashStore()
     card = Card.own()
@@ -195,11 +222,55 @@ def test_hosts_that_do_not_permit_it(
         Group(dist.HashStore(), 0, 1)
 
 
+def _read_only(size_bytes: int) -> int:
+    """Return memory that cannot be mapped as it must be."""
+    descriptor = os.memfd_create("here")
+    os.ftruncate(descriptor, size_bytes)
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+    os.close(descriptor)
+    return again
+
+
+def test_memory_that_cannot_be_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("syncline.groups.group._new_segment", lambda *_: _read_only(1 << 20))
+        with pytest.raises(UserError, match=r"rank 0: .*mapping shared memory.*; see the limits"):
+            Group(dist.HashStore(), 0, 1)
+    group = Group(dist.HashStore(), 0, 1)
+    monkeypatch.setattr("syncline.groups.shared_buffers._new_memory", lambda *_: _read_only(64))
+    with pytest.raises(UserError, match="rank 0: 64 bytes of a shared buffer cannot be mapped: "):
+        group.allocate(64)
+    group.close()
+
+
+def test_a_peers_buffer_that_cannot_be_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    mapped = shared_buffers._mapped
+
+    def refused(descriptor: int, size_bytes: int, rank: int) -> Any:
+        watching = threading.current_thread().name == "syncline watch"
+        return mapped(_read_only(size_bytes) if watching else descriptor, size_bytes, rank)
+
+    def allocated(rank: int) -> None:
+        group = Group(store, rank, 2, timeout_s=DEADLINE_S)
+        try:
+            group.allocate(64)
+        finally:
+            group.close()
+
+    monkeypatch.setattr(shared_buffers, "_mapped", refused)
+    with ThreadPoolExecutor(2) as pool:
+        for rank, each in enumerate([pool.submit(allocated, rank) for rank in range(2)]):
+            words = f"rank {rank}, shared buffer 1 of 64 bytes: .*(cannot be mapped|has left)"
+            with pytest.raises(PeerError, match=words):
+                each.result(DEADLINE_S)
+
+
 FULL = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
 import torch.distributed as dist
-from syncline.groups import Group
+from syncline.groups import Group, shared_buffers
 
 with open("/dev/shm/all of it", "wb", buffering=0) as file:
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import threading
@@ -20,11 +19,12 @@ from syncline.groups.choice import Choice
 from syncline.groups.chooser import Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, between, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
+from syncline.groups.messages import say_goodbye
 from syncline.groups.notes import Store, require_joining
 from syncline.groups.rendezvous import Introduced, Reception
 from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers
 from syncline.groups.ucx import addresses, new_worker
-from syncline.groups.watch import GOODBYE, Watch
+from syncline.groups.watch import Watch
 
 Transport = Literal["auto", "shared", "ucx"]
 
@@ -45,6 +45,8 @@ SPIN_S = 200e-6
 fall asleep and wake takes, 60 us and more on a virtual machine."""
 CROWDED_SPIN_S = 20e-6
 """The same where there are more ranks than processors: it lets others have its own at once."""
+SEE_LIMITS = "see the limits of this process (ulimit -v, -u)"
+"""On memory that cannot be mapped, and threads that cannot be begun."""
 MOST_CALLS = 512
 """Kinds of calls that a group keeps prepared."""
 
@@ -191,15 +193,19 @@ class Group:
                     max(deadline - time.monotonic(), 0.0),
                 )
             except _native.LinkFailure as error:
-                self._abandon()
+                self._abandon(error)
                 what, peer, _ = error.args
                 require_joining(store, name, rank, peer)
                 raise PeerError(
                     f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
                     "a network in common: UCX_NET_DEVICES names its device"
                 ) from None
-            except BaseException:
-                self._abandon()
+            except OSError as error:
+                refused = UserError(f"rank {rank}: {error}; {SEE_LIMITS}")
+                self._abandon(refused)
+                raise refused from error
+            except BaseException as error:
+                self._abandon(error)
                 raise
             finally:
                 os.close(segment)
@@ -389,10 +395,10 @@ class Group:
 
     # ------------------------------------------------------------------ inside
 
-    def _abandon(self) -> None:
+    def _abandon(self, reason: BaseException) -> None:
         """Close what was opened for a group that does not come about."""
         for peer in self._peers:
-            peer.close()
+            peer.part(reason)
         os.close(self._event)
 
     def _prepared(
@@ -515,8 +521,7 @@ def _leave(
     if os.getpid() != process:
         return  # a fork of a rank, which takes no part in the group
     for peer in peers:
-        with contextlib.suppress(OSError):  # it has ended before
-            peer.connection.send(GOODBYE)
+        say_goodbye(peer.connection)
     watch.close()
     native.close()  # every wait ends; what was sent to other hosts is flushed
     for peer in peers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import array
-import contextlib
 import json
 import os
 import secrets
@@ -17,6 +15,13 @@ from pathlib import Path
 from types import TracebackType
 
 from syncline.errors import PeerError, UserError
+from syncline.groups.messages import (
+    GOODBYE,
+    pass_descriptors,
+    reason_in,
+    say_goodbye,
+    take_descriptors,
+)
 from syncline.groups.notes import (
     LOOK_S,
     Store,
@@ -32,6 +37,7 @@ __all__ = [
     "Introduced",
     "Reception",
     "pass_descriptors",
+    "say_goodbye",
     "take_descriptors",
 ]
 
@@ -54,6 +60,11 @@ class Introduced:
     """A descriptor of its memory."""
     event: int
     """An eventfd that wakes it."""
+
+    def part(self, reason: BaseException) -> None:
+        """Close what was opened, and let the other know why."""
+        say_goodbye(self.connection, reason)
+        self.close()
 
     def close(self) -> None:
         """Close what was opened."""
@@ -195,7 +206,7 @@ class Reception:
         """
         met: dict[int, Introduced] = {}
         arguments = self.cards, self._rank
-        with contextlib.ExitStack() as on_error:
+        try:
             for other in others:
                 if other < self._rank:
                     try:
@@ -203,16 +214,17 @@ class Reception:
                     except PeerError:
                         self._require_joining([other])
                         raise
-                    on_error.callback(met[other].close)
             while missing := [other for other in others if other not in met]:
                 while not _somebody_calls(self._listening, min(left_s(self._deadline), LOOK_S)):
                     self._require_joining(missing)
                     if time.monotonic() >= self._deadline:
                         break
                 peer = _answer(self._listening, *arguments, missing, descriptors, self._deadline)
-                on_error.callback(peer.close)
                 met[peer.rank] = peer
-            on_error.pop_all()
+        except BaseException as error:
+            for peer in met.values():
+                peer.part(error)
+            raise
         return [met[other] for other in others]
 
     def _require_joining(self, others: Sequence[int]) -> None:
@@ -250,8 +262,8 @@ def _call(
             f"rank {rank} could not meet rank {other} on this host: {error}; it may have ended, or "
             "the two may not see each other's sockets (containers with networks of their own)"
         ) from error
-    except BaseException:
-        connection.close()
+    except BaseException as error:
+        _hang_up(connection, error)
         raise
 
 
@@ -277,9 +289,9 @@ def _answer(
         raise PeerError(
             f"rank {rank}: rank {said} did not come to meet it ({error}); has it ended?"
         ) from error
-    except BaseException:
+    except BaseException as error:
         if connection is not None:
-            connection.close()
+            _hang_up(connection, error)
         raise
     return peer
 
@@ -294,8 +306,11 @@ def _greeted(
     connection: socket.socket, cards: Sequence[Card], rank: int, expected: Sequence[int]
 ) -> Introduced:
     """Take the greeting of one of the expected ranks."""
-    hello, descriptors = take_descriptors(connection, HELLO.size, 2)
+    hello, descriptors = take_descriptors(connection, 2)
     try:
+        if hello.startswith(GOODBYE):
+            others = ", ".join(map(str, expected))
+            raise PeerError(f"rank {rank}: rank {others} does not join the group{reason_in(hello)}")
         if len(hello) != HELLO.size or len(descriptors) != 2:
             raise PeerError(
                 f"rank {rank}: a process that is no rank of this group called, or has ended"
@@ -328,18 +343,6 @@ def _greeted(
     )
 
 
-def pass_descriptors(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
-    """Send a message together with open files."""
-    rights = array.array("i", descriptors)
-    connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-
-
-def take_descriptors(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
-    """Receive a message of up to ``size`` bytes with up to ``most`` open files."""
-    space = socket.CMSG_SPACE(most * array.array("i").itemsize)
-    message, ancillary, _, _ = connection.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
-    found = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return message, list(found)
+def _hang_up(connection: socket.socket, reason: BaseException) -> None:
+    say_goodbye(connection, reason)
+    connection.close()

@@ -16,7 +16,8 @@ from typing import Any, Self
 from syncline import _native
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.elements import SIZES_BYTES, Elements, dtype_code
-from syncline.groups.rendezvous import Introduced, pass_descriptors
+from syncline.groups.messages import pass_descriptors
+from syncline.groups.rendezvous import Introduced
 
 __all__ = ["SharedBuffer", "SharedBuffers"]
 
@@ -122,7 +123,7 @@ class SharedBuffers:
             number = self._made
         descriptor = _new_memory(size_bytes, self._rank)
         try:
-            memory = _native.SharedMemory(descriptor, size_bytes)
+            memory = _mapped(descriptor, size_bytes, self._rank)
             for peer in self._peers:
                 with contextlib.suppress(OSError):  # it has ended, and is reported as such
                     message = NOTICE.pack(number, size_bytes)
@@ -164,7 +165,12 @@ class SharedBuffers:
             self._native.forget_arena(peer, number)
             return
         try:
-            memory = _native.SharedMemory(descriptors[0], size_bytes)
+            memory = _mapped(descriptors[0], size_bytes, self._rank)
+        except UserError as error:
+            what = f"the buffer of rank {peer} is out of reach: {error}"
+            self.lose(peer, what)
+            self._native.lose(peer, what)
+            return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -202,6 +208,16 @@ def _new_memory(size_bytes: int, rank: int) -> int:
         os.close(descriptor)
         raise UserError(f"{where}: {error.strerror}; {do}") from error
     return descriptor
+
+
+def _mapped(descriptor: int, size_bytes: int, rank: int) -> _native.SharedMemory:
+    try:
+        return _native.SharedMemory(descriptor, size_bytes)
+    except OSError as error:
+        raise UserError(
+            f"rank {rank}: {size_bytes} bytes of a shared buffer cannot be mapped: "
+            f"{error.strerror}; see the limits of this process (ulimit -v), or allocate less"
+        ) from error
 
 
 def _available_bytes() -> int:

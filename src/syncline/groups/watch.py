@@ -7,13 +7,11 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
-from syncline.groups.rendezvous import Introduced, take_descriptors
+from syncline.groups.messages import GOODBYE, reason_in, take_descriptors
+from syncline.groups.rendezvous import Introduced
 
-__all__ = ["GOODBYE", "Watch"]
+__all__ = ["Watch"]
 
-GOODBYE = b"goodbye"
-MOST_BYTES = 64
-"""Of a message."""
 MOST_DESCRIPTORS = 1
 
 _NOTHING: tuple[bytes, Sequence[int]] = b"", ()
@@ -61,8 +59,8 @@ class Watch:
                 if descriptor == peer.process and peer.connection.fileno() in ready:
                     continue  # what it has said before it ended comes first
                 message, descriptors = _NOTHING if descriptor == peer.process else _told(peer)
-                if message == GOODBYE:
-                    said = f"rank {rank} has left the group"
+                if message.startswith(GOODBYE):
+                    said = f"rank {rank} has left the group{reason_in(message)}"
                 elif message:
                     self._take(rank, message, descriptors)
                     continue
@@ -89,7 +87,7 @@ def _told(peer: Introduced) -> tuple[bytes, Sequence[int]]:
     """Return a message and what came with it; an empty one if there is nobody any more."""
     for _ in range(2):
         try:
-            return take_descriptors(peer.connection, MOST_BYTES, MOST_DESCRIPTORS)
+            return take_descriptors(peer.connection, MOST_DESCRIPTORS)
         except ConnectionResetError:
             continue  # it closed with something unread; what it said before comes next
         except OSError:
