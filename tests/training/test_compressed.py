@@ -19,7 +19,7 @@ from syncline.errors import FileError, UserError
 from syncline.model.recipe import Recipe
 from syncline.model.run import Run
 from syncline.training.checkpoint import load_checkpoint
-from syncline.training.config import TrainingConfig
+from syncline.training.config import DENSE_BELOW, TrainingConfig
 from syncline.training.loop import train
 from syncline.training.residuals import drop_states, load_state, require_states, save_state
 from syncline.training.summary import summary_json, summary_text
@@ -102,8 +102,14 @@ def test_stopped_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, tmp_pa
     run = runs[0][0]
     assert run.sent is not None
     assert run.sent.steps == 3 * STEPS_PER_EPOCH
-    assert run.compression == Recipe(density=0.02, warmup=(0.25,), warmup_steps=STEPS_PER_EPOCH)
-    assert "gtopk at 0.25, 0.02: 9 steps, " in summary_text(whole, run)
+    assert run.compression == Recipe(
+        density=0.02,
+        warmup=(0.25,),
+        warmup_steps=STEPS_PER_EPOCH,
+        dense_below_elements=DENSE_BELOW,
+    )
+    words = f"gtopk at 0.25, 0.02, whole below {DENSE_BELOW} elements: 9 steps, "
+    assert words in summary_text(whole, run)
     assert '"density":0.02' in summary_json(whole, run)
 
     # With another number of workers what is left is shared out, and epochs are counted on.
@@ -188,6 +194,8 @@ def test_files_of_states(tmp_path: Path) -> None:
         ({"compression": "gtopk", "density": 0.0}, "a density is above 0 and at most 1, found 0"),
         ({"compression": "topk", "density": 0.1, "density_warmup": (2.0,)}, "found 2.0"),
         ({"compression": "fp16", "density": 0.1}, "sends every element, so there is no density"),
+        ({"compression": "fp16", "dense_below": 0}, "sends every element, so there is no density"),
+        ({"dense_below": 64}, "--dense-below is for sparse exchange"),
         ({"compression": "bf16", "strategy": "bsp-1"}, "has no meaning with --strategy bsp-1"),
         ({"check": False, "strategy": "bsp-1"}, "--no-check has no meaning with"),
     ],

@@ -101,6 +101,11 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
     "--density-warmup", help="Densities of the first epochs, such as 0.25,0.0725,0.015,0.004."
 )
 @click.option(
+    "--dense-below",
+    type=click.IntRange(min=0),
+    help="Parameters of fewer elements are sent whole beside sparse ones.  [default: 1024]",
+)
+@click.option(
     "--check/--no-check",
     default=True,
     show_default=True,

@@ -27,6 +27,8 @@ class Compiled(NamedTuple):
     """Whether it can leave its input as it is and write elsewhere."""
     changed: tuple[bool, ...]
     """Of each block: whether this rank changes it."""
+    spills: bool
+    """Whether it changes more than this rank's part, of equal parts of the blocks."""
     variant: int
     """A number that is the same on two ranks only if they mean the same algorithm and root."""
 
@@ -63,14 +65,19 @@ def compiled(
         dtype=np.int32,
     ).reshape(-1, 5)
     native = _native.make_program(rank, ranks, schedule.blocks, rows)
-    return _compiled(native, schedule.blocks, f"{choice.algorithm}/{choice.blocks}/{root}")
+    part = schedule.blocks // ranks
+    own = range(rank * part, (rank + 1) * part)
+    meaning = f"{choice.algorithm}/{choice.blocks}/{root}"
+    return _compiled(native, schedule.blocks, own, meaning)
 
 
-def _compiled(native: _native.Program, blocks: int, meaning: str) -> Compiled:
+def _compiled(native: _native.Program, blocks: int, own: range, meaning: str) -> Compiled:
+    changed = tuple(native.changes(block) for block in range(blocks))
     return Compiled(
         native=native,
         out_of_place=native.out_of_place,
-        changed=tuple(native.changes(block) for block in range(blocks)),
+        changed=changed,
+        spills=any(changes for block, changes in enumerate(changed) if block not in own),
         variant=zlib.crc32(meaning.encode()),
     )
 
@@ -79,4 +86,4 @@ def _compiled(native: _native.Program, blocks: int, meaning: str) -> Compiled:
 def between(action: str, rank: int, ranks: int, peer: int, tag: int) -> Compiled:
     """Return the program that sends a whole vector to a peer, or copies what comes from it."""
     rows = np.array([(0, ACTIONS[action], peer, 0, 1)], dtype=np.int32)
-    return _compiled(_native.make_program(rank, ranks, 1, rows), 1, str(tag))
+    return _compiled(_native.make_program(rank, ranks, 1, rows), 1, range(1), str(tag))

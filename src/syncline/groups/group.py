@@ -339,10 +339,7 @@ class Group:
         key = "reduce-scatter", given.count, given.dtype, choice, reduction
         call = self._calls.get(key) or self._prepared(key, 0, part)
         code = call.code
-        shard = len(code.changed) // self.ranks
-        own = range(self.rank * shard, (self.rank + 1) * shard)
-        elsewhere = any(changed for block, changed in enumerate(code.changed) if block not in own)
-        if elsewhere or not code.out_of_place or self.ranks == 1:
+        if code.spills or not code.out_of_place or self.ranks == 1:
             work = _scratch(given)
             placed = _placed(given, work, code, self.ranks)
             return self._start(call, placed, work, attended, result)

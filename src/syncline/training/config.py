@@ -39,6 +39,9 @@ COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
     "fp16": "float16",
 }
 """What ``--compression`` may be: 16 bits, or a sparse algorithm by a short name."""
+DENSE_BELOW = 1024
+"""Elements. Of each parameter the largest are sent by themselves, and of biases and norms one or
+two: the others would come late, and all at once."""
 
 COLLECTIVES: dict[str, str | None] = {
     "auto": None,
@@ -95,6 +98,9 @@ class TrainingConfig(Value, frozen=True):
     """Share of the elements that is sent, for sparse algorithms."""
     density_warmup: tuple[float, ...] = ()
     """Densities of the first epochs, one each."""
+    dense_below: int | None = None
+    """Parameters with fewer elements are sent whole by sparse algorithms; None:
+    :data:`DENSE_BELOW`."""
     check: bool = True
     """Compare what is planned with stock DDP, and go back to that where it is faster."""
     baseline: bool = False
@@ -150,8 +156,13 @@ class TrainingConfig(Value, frozen=True):
         """The compression with its densities, in words; None where there is none."""
         if self.compression is None or not self.is_sparse:
             return self.compression
-        densities = (*self.density_warmup, self.density)
-        return f"{self.compression} at {', '.join(map(str, densities))}"
+        densities = ", ".join(map(str, (*self.density_warmup, self.density)))
+        whole = f", whole below {self._dense_below} elements" if self._dense_below else ""
+        return f"{self.compression} at {densities}{whole}"
+
+    @property
+    def _dense_below(self) -> int:
+        return DENSE_BELOW if self.dense_below is None else self.dense_below
 
     def recipe(self, steps_per_epoch: int) -> Compression | None:
         """Return how gradients are compressed.
@@ -173,6 +184,7 @@ class TrainingConfig(Value, frozen=True):
             algorithm=known,
             warmup=self.density_warmup,
             warmup_steps=steps_per_epoch if self.density_warmup else 0,
+            dense_below_elements=self._dense_below,
         )
 
     def _check_compression(self) -> None:
@@ -180,6 +192,7 @@ class TrainingConfig(Value, frozen=True):
             for option, given in (
                 ("--density", self.density is not None),
                 ("--density-warmup", bool(self.density_warmup)),
+                ("--dense-below", self.dense_below is not None),
             ):
                 if given:
                     raise UserError(
@@ -197,10 +210,11 @@ class TrainingConfig(Value, frozen=True):
                 f"--compression {self.compression} has no meaning with --strategy "
                 f"{self.strategy}: it is for --strategy ddp"
             )
-        if not self.is_sparse and (self.density is not None or self.density_warmup):
+        sparse_only = self.density, self.density_warmup or None, self.dense_below
+        if not self.is_sparse and any(given is not None for given in sparse_only):
             raise UserError(
                 f"--compression {self.compression} sends every element, so there is no density; "
-                "take gtopk, gtopk-tree or topk, or leave --density out"
+                "take gtopk, gtopk-tree or topk, or leave --density and what goes with it out"
             )
         if self.is_sparse and self.density is None:
             raise UserError(
