@@ -45,8 +45,6 @@ SPIN_S = 200e-6
 fall asleep and wake takes, 60 us and more on a virtual machine."""
 CROWDED_SPIN_S = 20e-6
 """The same where there are more ranks than processors: it lets others have its own at once."""
-SEE_LIMITS = "see the limits of this process (ulimit -v, -u)"
-"""On memory that cannot be mapped, and threads that cannot be begun."""
 MOST_CALLS = 512
 """Kinds of calls that a group keeps prepared."""
 
@@ -200,8 +198,10 @@ class Group:
                     f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
                     "a network in common: UCX_NET_DEVICES names its device"
                 ) from None
-            except OSError as error:
-                refused = UserError(f"rank {rank}: {error}; {SEE_LIMITS}")
+            except OSError as error:  # memory cannot be mapped, or a thread not be begun
+                refused = UserError(
+                    f"rank {rank}: {error}; see the limits of this process (ulimit -v, -u)"
+                )
                 self._abandon(refused)
                 raise refused from error
             except BaseException as error:
