@@ -67,6 +67,9 @@ def simulate(
     ``tasks[k]`` waits for ``before[k]``; ``holders[k]`` holds ``held_lanes[k]`` beside its own.
     """
 
+def move(to: int, source: int, size_bytes: int) -> None:
+    """Copy bytes between two addresses; the two stretches may overlap."""
+
 class LinkFailure(RuntimeError): ...
 class WaitTimeout(RuntimeError): ...
 

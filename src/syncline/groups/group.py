@@ -313,7 +313,7 @@ class Group:
         call = self._calls.get(key) or self._prepared(key)
         own = result.address + self.rank * given.size_bytes
         if own != given.address:
-            ctypes.memmove(own, given.address, given.size_bytes)
+            _native.move(own, given.address, given.size_bytes)
         return self._start(call, result, result, attended)
 
     def reduce_scatter(
@@ -555,7 +555,7 @@ def _scratch(like: Elements) -> Elements:
 def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elements:
     """Return where a program reads what was given: from its own place, if it can."""
     if given.address != work.address and (ranks == 1 or not code.out_of_place):
-        ctypes.memmove(work.address, given.address, given.size_bytes)
+        _native.move(work.address, given.address, given.size_bytes)
         return work
     return given
 
