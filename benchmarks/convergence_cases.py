@@ -74,13 +74,13 @@ CASES = {
         data="text",
         densities=(0.01, 0.005, 0.001),
         hyper={
-            "epochs": 40,
+            "epochs": 30,
             "batch_size": 4,
             "learning_rate": 1.5,
             "clip_norm": 1.0,
             "warmup_epochs": 1,
         },
-        cut=Cut(tokens=40_000, window=16, size={"hidden": 48, "dropout": 0.3}),
+        cut=Cut(tokens=40_000, window=16, size={"hidden": 128, "dropout": 0.3}),
     ),
     "transformer": Case(
         data="text",
@@ -88,11 +88,11 @@ CASES = {
         hyper={
             "epochs": 24,
             "batch_size": 4,
-            "learning_rate": 0.3,
+            "learning_rate": 0.2,
             "clip_norm": 1.0,
             "warmup_epochs": 1,
         },
-        cut=Cut(tokens=40_000, window=16, size={"width": 32, "layers": 2, "dropout": 0.1}),
+        cut=Cut(tokens=40_000, window=16, size={"width": 128, "layers": 2, "dropout": 0.1}),
     ),
     "vgg16": Case(
         data="digits",

@@ -11,10 +11,13 @@ __all__ = ["Choice", "Hosts", "choose"]
 Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host."""
 
-SMALL_SHARED_BYTES = 32 * 1024
+SMALL_SHARED_BYTES = 64 * 1024
 """Up to here startups cost more than bytes, in shared memory ..."""
 SMALL_BETWEEN_BYTES = 8 * 1024
 """... and between hosts."""
+FEW_RANKS = 4
+"""Of a host, whose sums a tree takes to one of them sooner than if each summed a part: then all but
+the root would need memory of their own for that."""
 BLOCK_BYTES = 64 * 1024
 """Of a pipeline between hosts: as large as a fragment."""
 MOST_BLOCKS = 1024
@@ -52,6 +55,8 @@ def _inside(collective: Collective, ranks: int, size_bytes: int) -> Choice:
     small = size_bytes <= SMALL_SHARED_BYTES
     if collective == "all-reduce":
         return Choice("recursive-doubling" if small else "direct")
-    if collective in ("broadcast", "reduce"):
+    if collective == "broadcast":
         return Choice("minimum-spanning-tree" if small and ranks > 2 else "direct")
+    if collective == "reduce":
+        return Choice("minimum-spanning-tree" if small or ranks <= FEW_RANKS else "direct")
     return Choice("direct")

@@ -55,6 +55,8 @@ class Call(NamedTuple):
     start: Callable[[int, int, int, bool], _native.Operation | None]
     """Of the native call."""
     code: Compiled
+    part_bytes: int
+    """Of each rank's part of the vector, where it has equal parts."""
 
 
 class Pending:
@@ -249,10 +251,10 @@ class Group:
         """
         work = given if result is None else _fitting(given, result, 1)
         key = "all-reduce", given.count, given.dtype, choice, reduction
-        call = self._calls.get(key) or self._prepared(key, 0, (0, given.count))
+        call = self._calls.get(key) or self._prepared(key, result=(0, given.count))
         if work is not given:
             given = _placed(given, work, call.code, self.ranks)
-        return self._start(call, given, work, attended)
+        return self._start(call, given.address, work.address, attended, given.owner, work.owner)
 
     def broadcast(
         self,
@@ -265,7 +267,7 @@ class Group:
         """Copy the root's elements to all ranks; see :meth:`all_reduce`."""
         key = "broadcast", buffer.count, buffer.dtype, choice, "sum", root
         call = self._calls.get(key) or self._prepared(key, root)
-        return self._start(call, buffer, buffer, attended)
+        return self._start(call, buffer.address, buffer.address, attended, buffer.owner)
 
     def reduce(
         self,
@@ -290,7 +292,8 @@ class Group:
             work = _scratch(given) if elsewhere else given
         else:
             work = _fitting(given, result, 1)
-        return self._start(call, _placed(given, work, call.code, self.ranks), work, attended)
+        given = _placed(given, work, call.code, self.ranks)
+        return self._start(call, given.address, work.address, attended, given.owner, work.owner)
 
     def all_gather(
         self,
@@ -308,13 +311,15 @@ class Group:
             choice: see :meth:`all_reduce`.
             attended: see :meth:`all_reduce`.
         """
-        _fitting(given, result, self.ranks)
-        key = "all-gather", result.count, result.dtype, choice
-        call = self._calls.get(key) or self._prepared(key)
-        own = result.address + self.rank * given.size_bytes
+        key = "all-gather", result.count, result.dtype, choice, "sum", given.count, given.dtype
+        call = self._calls.get(key)
+        if call is None:
+            _fitting(given, result, self.ranks)
+            call = self._prepared(key)
+        own = result.address + self.rank * call.part_bytes
         if own != given.address:
-            _native.move(own, given.address, given.size_bytes)
-        return self._start(call, result, result, attended)
+            _native.move(own, given.address, call.part_bytes)
+        return self._start(call, result.address, result.address, attended, result.owner)
 
     def reduce_scatter(
         self,
@@ -334,19 +339,29 @@ class Group:
             choice: see :meth:`all_reduce`.
             attended: see :meth:`all_reduce`.
         """
-        _fitting(result, given, self.ranks)
-        part = self.rank * result.count, (self.rank + 1) * result.count
-        key = "reduce-scatter", given.count, given.dtype, choice, reduction
-        call = self._calls.get(key) or self._prepared(key, 0, part)
+        key = (
+            "reduce-scatter",
+            given.count,
+            given.dtype,
+            choice,
+            reduction,
+            result.count,
+            result.dtype,
+        )
+        call = self._calls.get(key)
+        if call is None:
+            _fitting(result, given, self.ranks)
+            part = self.rank * result.count, (self.rank + 1) * result.count
+            call = self._prepared(key, result=part)
         code = call.code
         if code.spills or not code.out_of_place or self.ranks == 1:
             work = _scratch(given)
-            placed = _placed(given, work, code, self.ranks)
-            return self._start(call, placed, work, attended, result)
+            owners = given.owner, work.owner, result.owner
+            placed = _placed(given, work, code, self.ranks).address
+            return self._start(call, placed, work.address, attended, owners, None, result.address)
         # Only the own part is written: it goes to its place at once.
-        before = result.address - self.rank * result.size_bytes
-        work = Elements(before, given.count, given.dtype, result.owner)
-        return self._start(call, given, work, attended)
+        before = result.address - self.rank * call.part_bytes
+        return self._start(call, given.address, before, attended, given.owner, result.owner)
 
     def send(self, given: Elements, *, peer: int, tag: int = 0) -> Pending:
         """Send elements to one rank, which must receive in the order of the sends.
@@ -404,12 +419,12 @@ class Group:
         """Return a call that is not in ``_calls``, and keep it there.
 
         Args:
-            key: collective, count, dtype, choice or None, reduction; what else tells it from
+            key: collective, count, dtype, choice or None, reduction; then what else tells it from
                 others.
             root: of a broadcast or reduce.
             result: which part of the vector is this rank's result.
         """
-        collective, count, dtype, choice, reduction = (*key, "sum")[:5]
+        collective, count, dtype, choice, reduction = key[:5]
         self._require_rank(root)
         if choice is None:
             size_bytes = Elements(0, count, dtype).size_bytes
@@ -439,7 +454,8 @@ class Group:
         )
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
-        call = self._calls[key] = Call(native.start, code)
+        part_bytes = Elements(0, count, dtype).size_bytes // self.ranks
+        call = self._calls[key] = Call(native.start, code, part_bytes)
         return call
 
     def _exchange(self, action: str, buffer: Elements, peer: int, tag: int) -> Pending:
@@ -451,27 +467,38 @@ class Group:
                 raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
             code = between(action, self.rank, self.ranks, peer, tag)
             call = self._keep(key, code, "exchange", buffer.count, buffer.dtype)
-        return self._start(call, buffer, buffer, False)
+        return self._start(call, buffer.address, buffer.address, False, buffer.owner)
 
     def _start(
         self,
         call: Call,
-        given: Elements,
-        work: Elements,
+        given: int,
+        work: int,
         attended: bool,
-        result: Elements | None = None,
+        owner: object,
+        other: object = None,
+        output: int = 0,
     ) -> Pending:
-        """Begin a program that reads ``given`` and writes ``work``; its result may go elsewhere."""
-        output = 0 if result is None else result.address
+        """Begin a program.
+
+        Args:
+            call: prepared before.
+            given: the address that it reads.
+            work: the address that it writes.
+            attended: see :meth:`all_reduce`.
+            owner: of the memory ...
+            other: ... and one more.
+            output: the address of the result, if that is to go elsewhere.
+        """
         try:
-            native = call.start(given.address, work.address, output, attended)
+            native = call.start(given, work, output, attended)
         except _native.LinkFailure as error:
             if not self._leave.alive:
                 raise UserError(f"rank {self.rank}: this group was closed") from None
             raise self._explained(error) from None
         if native is None:
             return DONE
-        pending = Pending(self, native, (given.owner, work.owner, result))
+        pending = Pending(self, native, (owner, other))
         # Memory must stay even where nobody waits for the collective.
         self._begun.append(pending)
         self._let_go()
