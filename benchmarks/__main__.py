@@ -15,6 +15,7 @@ BENCHMARKS = (
     "testbed_rates",
     "steady_overhead",
     "overlap_overhead",
+    "backend_latency",
     "kill_resume",
     "group_faults",
     "soak",
