@@ -343,7 +343,8 @@ def ends_in_a_child(place: Place) -> None:
 
 def ends_alone(place: Place, how: str) -> None:
     """Rank 0 ends with its update pending while rank 1 is dead or sends nothing."""
-    leaving.SILENCE_S = leaving.PATIENCE_AFTER_ERROR_S = 1.0
+    leaving.PATIENCE_AFTER_ERROR_S = 1.0
+    leaving.SILENCE_S = TIMEOUT_S if how == "dead" else 1.0  # it may take a while to die
     join(place, SHORT_TIMEOUT_S if how == "silent" else TIMEOUT_S)
     training = Training(place)
     training.warm(leave_pending=True, held_s=HELD_S if place.rank == 0 else LONG_S)
