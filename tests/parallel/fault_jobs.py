@@ -227,12 +227,18 @@ def dies_after_step_and_the_error_is_caught(place: Place) -> None:
 
 
 def dies_in_backward(place: Place, wait: Wait, step: int) -> None:
-    """Rank 1 dies between two of its gradients."""
+    """Rank 1 dies between two of its gradients, once rank 0 has come as far."""
     join(place)
     training = Training(place, wait=wait)
     training.step(step)
-    if place.rank == 1:
-        training.net[1].weight.register_hook(lambda _: die())
+
+    def reached(_: torch.Tensor) -> None:
+        if place.rank == 1:
+            place.await_("backward")
+            die()
+        place.tell("backward")
+
+    training.net[1].weight.register_hook(reached)
     training.step(2)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from syncline.measure.lent import lend
 from syncline.model.plan import Collective
 from syncline.parallel.shares import Shares
 
@@ -78,7 +79,7 @@ class Carrier:
             after: the marks after which its content is complete.
         """
         if collective == "all-reduce":
-            return Flight(_waiter(self.group.allreduce([buffer])), _nothing)
+            return Flight(_waiter(self.group.allreduce([lend(buffer)])), _nothing)
         if collective == "reduce-scatter":
             return self._scatter(buffer, shares)
         return self._gather(buffer, shares)
@@ -87,7 +88,7 @@ class Carrier:
         """Begin to collect integers from every worker; the second result tells them once landed."""
         sent = torch.tensor(own, dtype=torch.int64)
         received = [torch.empty_like(sent) for _ in range(self.workers)]
-        work = self.group.allgather([received], [sent])
+        work = self.group.allgather([[lend(numbers) for numbers in received]], [lend(sent)])
         return Flight(_waiter(work), _nothing), lambda: [numbers.tolist() for numbers in received]
 
     def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Flight:
@@ -99,7 +100,8 @@ class Carrier:
         sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
         own = sizes[self.rank]
         arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
-        work = self.group.alltoall_base(arrived, buffer, [own] * self.workers, sizes)
+        shares_in = [own] * self.workers
+        work = self.group.alltoall_base(lend(arrived), lend(buffer), shares_in, sizes)
         wait = _waiter(work)
 
         def land() -> None:
@@ -121,7 +123,7 @@ class Carrier:
         sent = buffer.new_empty(longest)
         arrived = [torch.empty_like(sent) for _ in shares]
         _copy(shares[self.rank], buffer, sent, into=False)
-        wait = _waiter(self.group.allgather([arrived], [sent]))
+        wait = _waiter(self.group.allgather([[lend(part) for part in arrived]], [lend(sent)]))
 
         def land() -> None:
             wait()

@@ -128,13 +128,13 @@ class Engine:
         self._leaving = False
         self._error: SynclineError | None = None
         self._landings: queue.SimpleQueue[_Landing | _Leave | None] = queue.SimpleQueue()
-        self._threads = [
+        self.threads = [
             threading.Thread(
                 target=self._guarded, args=(work,), name=f"syncline {name}", daemon=True
             )
             for name, work in (("issuer", self._issue), ("lander", self._land))
         ]
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
     # ------------------------------------------------------------------ the training thread
@@ -323,9 +323,9 @@ class Engine:
         with self._lock:
             self._closing = True
             self._for_issuer.notify()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(patience_s)
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in self.threads)
 
     def leave(self) -> None:
         """Let the threads end by themselves, as soon as the round is sent as far as it can be.

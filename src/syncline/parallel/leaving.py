@@ -13,9 +13,11 @@ import os
 import sys
 import weakref
 from multiprocessing.util import Finalize
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from syncline.errors import PeerError, SynclineError
+from syncline.measure.lent import BEFORE_RETURNS
 
 if TYPE_CHECKING:
     from syncline.parallel.deferral import Deferral
@@ -31,9 +33,11 @@ PATIENCE_AFTER_ERROR_S = 5.0
 will see that it is gone."""
 THREADS_S = 1.0
 """How long the engine's threads may take to end."""
-FINISHING = 100
+FINISHING = BEFORE_RETURNS + 1
+AWAITING = BEFORE_RETURNS
 LAST = -1000
-"""Among the process's finalizers: before whatever else has a priority, and after all of it."""
+"""Among the process's finalizers: before whatever else has a priority, right after that, and after
+all of it."""
 
 
 def finish_on_leaving(deferral: Deferral, engine: Engine) -> Finalize[None]:
@@ -42,6 +46,8 @@ def finish_on_leaving(deferral: Deferral, engine: Engine) -> Finalize[None]:
     ``multiprocessing`` runs its finalizers at the end of every Python process, its own children
     included, where ``atexit`` calls nothing, and never in a fork of the process that made them.
     """
+    for thread in engine.threads:
+        Finalize(thread, _await, (weakref.ref(thread),), exitpriority=AWAITING)
     references = weakref.ref(deferral), weakref.ref(engine)
     return Finalize(engine, _leave, references, exitpriority=FINISHING)
 
@@ -54,7 +60,22 @@ def _leave(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine]) -
         # The model was dropped, but other ranks may still use theirs.
         with contextlib.suppress(SynclineError):  # nothing is lost here
             _send_the_rest(engine)
-        _close(engine)
+        engine.close(0)
+
+
+def _await(thread_of: weakref.ref[Thread]) -> None:
+    """See to it that a thread of an engine has ended when the interpreter goes.
+
+    It would be torn out of C++ code otherwise, which aborts the process: out of a wait in the
+    backend for a peer, or, when nothing else refers to the engine any more, out of the destructor
+    of its process group.
+    """
+    thread = thread_of()
+    if thread is None:
+        return
+    thread.join(THREADS_S)
+    if thread.is_alive() and multiprocessing.parent_process() is None:
+        _end_early()
 
 
 def _finish(deferral: Deferral, engine: Engine) -> None:
@@ -72,14 +93,7 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
         )
     elif lost is not None and deferral.anything_due and shown is not lost:
         _say(f"rank {engine.rank}: the last update is lost: {_as_text(lost)}")
-    _close(engine)
-
-
-def _close(engine: Engine) -> None:
-    if not engine.close(THREADS_S) and multiprocessing.parent_process() is None:
-        # A thread that waits in the backend for a peer would be torn out of C++ code when the
-        # interpreter goes, which aborts the process.
-        _end_early()
+    engine.close(0)
 
 
 def _send_the_rest(engine: Engine) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import MismatchError, PeerError
+from syncline.measure.lent import lend
 from syncline.measure.lost import said_of
 from syncline.sparse.exchange import Algorithm, Content, Outcome, Refusal, Share, Step
 from syncline.sparse.wire import Wire
@@ -76,7 +77,7 @@ class Courier:
             PeerError: a rank failed, or did not answer in time.
         """
         try:
-            self._group.allreduce([values]).wait(self._timeout)
+            self._group.allreduce([lend(values)]).wait(self._timeout)
             size_bytes = values.numel() * values.element_size()
             self.sent_bytes += ring_bytes(size_bytes, self.ranks) if counted else 0
         except RuntimeError as error:
@@ -109,8 +110,9 @@ class Courier:
             work.wait(self._timeout)
             total = arrived.view(self.ranks, share).sum(0, dtype=torch.float32)
             own = (total / self.ranks).to(values.dtype)
-            parts = list(_bytes(averages.view(self.ranks, share)))
-            self._group.allgather([parts], [_bytes(own)]).wait(self._timeout)
+            shares = averages.view(self.ranks, share)
+            work = self._group.allgather([[_bytes(part) for part in shares]], [_bytes(own)])
+            work.wait(self._timeout)
         except RuntimeError as error:
             raise self._lost("rounded gradients were exchanged", error) from None
         self.sent_bytes += 2 * (self.ranks - 1) * own.numel() * own.element_size()
@@ -160,8 +162,8 @@ class Courier:
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """Return contiguous values as bytes, without a copy."""
-    return values.view(torch.uint8)
+    """Return contiguous values as bytes, without a copy, for a collective."""
+    return lend(values.view(torch.uint8))
 
 
 def ring_bytes(size_bytes: int, ranks: int) -> int:

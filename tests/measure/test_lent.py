@@ -1,0 +1,93 @@
+"""A process ends only after it has back what it has lent, or has waited for long enough."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from syncline.measure.lent import lend
+
+DEADLINE_S = 60.0
+LENDING = """
+import os, sys, threading, time
+import torch
+from syncline.measure import lent
+
+held = [lent.lend(torch.ones(3))]
+"""
+
+
+def output_of(script: str) -> str:
+    """Run what follows the lending in a process of its own; return what it has printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", LENDING + script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_what_is_lent_is_the_same_memory() -> None:
+    values = torch.zeros(4)
+    lend(values[1:3]).fill_(1)
+    assert values.tolist() == [0, 1, 1, 0]
+
+
+def test_the_end_waits_for_what_is_returned_late() -> None:
+    assert (
+        output_of(
+            """
+lent.PATIENCE_S = 1e9
+ending = threading.Event()
+
+def return_it():
+    ending.wait()
+    time.sleep(0.1)
+    print("returned", flush=True)
+    held.clear()
+
+threading.Thread(target=return_it, daemon=True).start()
+lent.Finalize(None, ending.set, exitpriority=lent.BEFORE_RETURNS)
+"""
+        )
+        == "returned\n"
+    )
+
+
+def test_the_end_does_not_wait_for_what_never_comes() -> None:
+    assert output_of("lent.PATIENCE_S = 0.01") == ""
+
+
+def test_only_the_lender_waits() -> None:
+    said = output_of(
+        """
+lent.PATIENCE_S = 1e9
+child = os.fork()
+if child == 0:
+    lent.lend(torch.ones(1))
+    sys.exit()
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+held.clear()
+"""
+    )
+    assert said == "0\n"
+
+
+def test_what_was_returned_is_forgotten() -> None:
+    said = output_of(
+        """
+for _ in range(100):
+    lent.lend(torch.ones(1))
+print(len(lent._lent))
+held.clear()
+lent.lend(torch.ones(1))
+print(len(lent._lent))
+"""
+    )
+    assert said == "101\n1\n"
