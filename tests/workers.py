@@ -33,8 +33,16 @@ class WorkerPool:
         self._context = mp.get_context("spawn")
         self._workers: list[tuple[Any, Connection]] = []
 
-    def run(self, job: Callable[..., Any], workers: int, *args: Any) -> list[Any]:
+    def run(
+        self, job: Callable[..., Any], workers: int, *args: Any, backend: str = "gloo"
+    ) -> list[Any]:
         """Run ``job(*args)`` on every worker; return each rank's result, in order of rank.
+
+        Args:
+            job: a function of a module.
+            workers: how many.
+            args: what can be pickled.
+            backend: of the process group.
 
         Raises:
             WorkerError: it raised on a rank, or did not end within the deadline.
@@ -45,7 +53,7 @@ class WorkerPool:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             store = os.path.join(folder, "store")  # noqa: PTH118
             for rank in range(workers):
-                message = (job.__module__, job.__name__, args, rank, workers, store)
+                message = (job.__module__, job.__name__, args, rank, workers, backend, store)
                 self._workers[rank][1].send(message)
             answers = self._collect(workers, job.__name__)
         failures = [f"rank {rank}:\n{a[1]}" for rank, a in enumerate(answers) if not a[0]]
@@ -100,16 +108,18 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    import syncline  # noqa: F401 - the backend of its name
+
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     while True:
         try:
-            module, name, args, rank, workers, store = connection.recv()
+            module, name, args, rank, workers, backend, store = connection.recv()
         except (EOFError, OSError):
             return
         try:
             dist.init_process_group(
-                "gloo",
+                backend,
                 init_method=f"file://{store}",
                 rank=rank,
                 world_size=workers,

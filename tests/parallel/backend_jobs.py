@@ -587,6 +587,7 @@ def trained(
     skip: bool = False,
     accumulate: int = 1,
     join: bool = False,
+    compiled: bool = False,
     ours: bool = False,
     **options: Any,
 ) -> list[torch.Tensor]:
@@ -597,6 +598,8 @@ def trained(
     model: Any = kind(net, process_group=group, **options)
     if hook is not None:
         hook(model)
+    if compiled:
+        model.compile(backend="eager")
     optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     if ours:
         optimizer = model.overlap(optimizer)
@@ -673,6 +676,7 @@ TRAININGS: dict[str, tuple[Callable[[Group], Any], float]] = {
     "unused": (lambda group: trained(group, skip=True, find_unused_parameters=True), 1e-6),
     "no_sync": (lambda group: trained(group, accumulate=3), 1e-6),
     "join": (lambda group: trained(group, join=True), 1e-6),
+    "compiled": (lambda group: trained(group, compiled=True), 1e-6),
     "views": (lambda group: trained(group, gradient_as_bucket_view=True), 1e-6),
     # Sums of bfloat16 differ by its own rounding, 2^-8, where their order does.
     "bf16": (lambda group: trained(group, hook=bf16), 1e-2),

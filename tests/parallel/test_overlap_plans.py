@@ -42,6 +42,9 @@ def check(results: list[dict[str, object]], happens: str | None) -> None:
             assert result["happened"] == happens
 
 
+# On our backend, in a fifth of the time; any plan at all, below, on Gloo.
+
+
 @pytest.mark.parametrize("ranks", [3, 4])
 @pytest.mark.parametrize("name", STYLES)
 def test_every_kind_of_plan(workers: WorkerPool, name: str, ranks: int) -> None:
@@ -49,13 +52,16 @@ def test_every_kind_of_plan(workers: WorkerPool, name: str, ranks: int) -> None:
     optimizer = ("sgd", "adamw")[ranks % 2]
     happens = OVERLAPS if let_through < 0.5 else None
     job = overlap_jobs.beside_oracle
-    check(workers.run(job, ranks, None, style, let_through, optimizer, 20), happens)
+    check(
+        workers.run(job, ranks, None, style, let_through, optimizer, 20, backend="syncline"),
+        happens,
+    )
 
 
 @pytest.mark.parametrize("name", WAITING)
 def test_plans_for_which_backward_waits(workers: WorkerPool, name: str) -> None:
     job = overlap_jobs.beside_oracle
-    check(workers.run(job, 3, None, WAITING[name], 0.0, "sgd", 20), SYNCHRONOUS)
+    check(workers.run(job, 3, None, WAITING[name], 0.0, "sgd", 20, backend="syncline"), SYNCHRONOUS)
 
 
 # ---------------------------------------------------------------------- any plan at all

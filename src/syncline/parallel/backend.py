@@ -19,6 +19,7 @@ import torch.distributed as dist
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.chooser import Wanted
+from syncline.parallel.untraced import untraced
 
 __all__ = ["NAME", "Options", "ProcessGroup", "elements_of", "register"]
 
@@ -82,6 +83,7 @@ def _created(group: Any, options: Options | None) -> ProcessGroup:
     )
 
 
+@untraced
 class Work(dist.Work):
     """Collectives under way, and what is left to do with their results."""
 
@@ -203,6 +205,7 @@ class Completer:
         self.ident = 0  # another thread may be given it
 
 
+@untraced
 class Future(torch.futures.Future[Any]):
     """A future whose callbacks run on its group's thread, even if it is complete already."""
 
@@ -230,6 +233,7 @@ class Future(torch.futures.Future[Any]):
         return after
 
 
+@untraced
 class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     """A process group of torch that runs on a :class:`~syncline.groups.Group`.
 
