@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.sparse import torch_selection
-from syncline.sparse.host_memory import HostMemory
+from syncline.sparse.host_memory import ZERO_BLOCK, HostMemory
 from syncline.sparse.memory import Memory, Tracked
 from syncline.sparse.torch_memory import TorchMemory
 from syncline.sparse.torch_selection import largest, magnitudes
@@ -182,6 +182,16 @@ def test_both_see_what_is_zero_and_what_is_not_finite(
     for memory in (HOST, TORCH):
         assert memory.first_not_finite(tensors) == (bad[0] if bad else None)
         assert memory.are_zero(tensors) == [len(array) > 0 and not np.any(array) for array in drawn]
+
+
+@pytest.mark.parametrize("length", [ZERO_BLOCK, ZERO_BLOCK + 1, 3 * ZERO_BLOCK - 1])
+def test_one_that_is_not_zero_is_seen_anywhere(length: int) -> None:
+    for memory in (HOST, TORCH):
+        assert memory.are_zero([torch.zeros(length)]) == [True]
+        for place in (0, ZERO_BLOCK - 1, ZERO_BLOCK, length - 1):
+            values = torch.zeros(length)
+            values[min(place, length - 1)] = 1e-45
+            assert memory.are_zero([values]) == [False]
 
 
 def test_too_many_elements() -> None:
