@@ -25,10 +25,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from syncline.errors import SynclineError
+from syncline.measure import lent
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.parallel import leaving
 from syncline.parallel.ddp import DistributedDataParallel
-from tests.parallel.mortal import Place
+from tests.parallel.mortal import DEADLINE_S, POLL_S, Place
 
 TIMEOUT_S = 60.0
 SHORT_TIMEOUT_S = 4.0
@@ -336,6 +337,20 @@ def ends(place: Place, how: str) -> None:
         raise ValueError("the user's own")
     if how == "exit code":
         sys.exit(3)
+
+
+def gets_all_back(place: Place) -> None:
+    """Wait until the backend has let go of what it was given, while the model stays."""
+    join(place)
+    training = Training(place)
+    training.warm()
+    training.model.settle()
+    deadline = time.monotonic() + DEADLINE_S / 2
+    while any(each() is not None for each in lent._lent):
+        assert time.monotonic() < deadline, "something keeps what has landed"
+        time.sleep(POLL_S)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def ends_in_a_child(place: Place) -> None:

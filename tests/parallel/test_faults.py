@@ -189,6 +189,12 @@ def test_a_process_ends_with_its_update_pending(
     assert told(reading)["values"] == undisturbed_values(jobs.WARM + 1)
 
 
+def test_nothing_that_has_landed_is_kept(mortals: Mortals, tmp_path: Path) -> None:
+    # A process would wait for it at its end.
+    for rank in mortals.run(jobs.gets_all_back, 2, folder=tmp_path):
+        assert (rank.code, rank.err) == (0, "")
+
+
 def test_so_does_a_child_of_multiprocessing(
     mortals: Mortals, tmp_path: Path, undisturbed_values: Callable[[int], list[float]]
 ) -> None:

@@ -41,6 +41,7 @@ class _Round:
         self.left = [len(messages) for messages in layout.completing]
         """Of each tensor: messages that have not arrived."""
         self.flights: list[Flight | None] = [None] * len(layout.places)
+        """Of each message that was sent; none of one that the host has seen landing."""
         self.ready_ns = [0] * len(layout.places)
         self.issued_ns = [0] * len(layout.places)
         self.finished_ns = [0] * len(layout.places)
@@ -244,8 +245,8 @@ class Engine:
             return
         for message in messages:
             flight = round_.flights[message]
-            assert flight is not None
-            flight.join()
+            if flight is not None:
+                flight.join()
 
     def _settled(self, round_: _Round, message: int) -> bool:
         """Say whether the host need wait no more for a message."""
@@ -509,9 +510,13 @@ class Engine:
             if landing.message is None:
                 assert landing.then is not None
                 landing.then()
+                del landing  # nothing that has landed is kept while the next is waited for
                 continue
             round_, number = landing.round, landing.message
+            del landing
             with self._lock:
+                if self._lands[number]:
+                    round_.flights[number] = None
                 round_.finished_ns[number] = time.perf_counter_ns()
                 self._pacing.landed(number, round_.issued_ns[number], round_.finished_ns[number])
                 if self.plan.messages[number].collective != "reduce-scatter":
