@@ -329,7 +329,7 @@ def draw(results: dict[str, Any]) -> None:
             )
         axis.set_yticks(range(len(CONTESTANTS)), [TITLES[n] for n in CONTESTANTS], fontsize=7)
         axis.invert_yaxis()
-        axis.margins(x=0.25)
+        axis.margins(x=0.35)
         axis.tick_params(axis="x", labelsize=7)
         axis.set_title(f"{published.model.title}, {cell['workers']} hosts", fontsize=9)
     handles = [mpl.patches.Patch(color=colour, label=name) for name, colour in COLOURS.items()]
