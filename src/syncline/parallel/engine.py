@@ -244,8 +244,9 @@ class Engine:
         if self._carrier.bounded:
             return
         for message in messages:
-            flight = round_.flights[message]
-            if flight is not None:
+            if not self._lands[message]:
+                flight = round_.flights[message]
+                assert flight is not None
                 flight.join()
 
     def _settled(self, round_: _Round, message: int) -> bool:
@@ -314,19 +315,18 @@ class Engine:
                 left = round_.unfinished
         return True
 
-    def close(self, patience_s: float = CLOSING_S) -> bool:
-        """End the threads; return whether both have ended.
+    def close(self, patience_s: float = CLOSING_S) -> None:
+        """End the threads, and wait for each at most so long.
 
         What is under way is given up; finish it first.
         """
         if os.getpid() != self._process:
-            return True  # the threads have stayed behind
+            return  # the threads have stayed behind
         with self._lock:
             self._closing = True
             self._for_issuer.notify()
         for thread in self.threads:
             thread.join(patience_s)
-        return not any(thread.is_alive() for thread in self.threads)
 
     def leave(self) -> None:
         """Let the threads end by themselves, as soon as the round is sent as far as it can be.
