@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from syncline.measure.lost import telling_lost_peers
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.parallel.ddp import DistributedDataParallel
 
@@ -97,7 +98,8 @@ def work(rank: int, folder: Path, attempt: int, steps: int, errors: Path) -> Non
             (folder / "progress").write_text(str(done))
         if done % CHECKPOINT_EVERY == 0 or done == steps:
             generators = [torch.empty_like(torch.get_rng_state()) for _ in range(WORKERS)]
-            dist.all_gather(generators, torch.get_rng_state())
+            with telling_lost_peers("while a checkpoint was gathered"):
+                dist.all_gather(generators, torch.get_rng_state())
             if rank == 0:
                 content = {
                     "model": model.state_dict(),
