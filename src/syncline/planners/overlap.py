@@ -183,17 +183,18 @@ class Overlap(Planner, frozen=True, kw_only=True):
         # takes alone lacks what the line idles while the next is handed over, and so small ones
         # look cheap.
         in_rows = network.pipelined is not None and self.in_flight > 1
-        for plan in rivals:
-            if plan.in_flight > self.in_flight:
+        for rival in rivals:
+            if rival.in_flight > self.in_flight:
                 continue
+            at_once = self.in_flight if in_rows else rival.in_flight
+            on_need = msgspec.structs.replace(rival, wait="need", in_flight=at_once)
+            plan = on_need if rival.wait == "need" else rival
             if network.contention > 1 or not profile.is_one_round_after_another:
                 # The search knows nothing of contention, nor of rounds that mix.
-                in_flight = self.in_flight if in_rows else plan.in_flight
-                compared.append(msgspec.structs.replace(plan, wait="need", in_flight=in_flight))
+                compared.append(on_need)
             elif plan.wait == "need" and _is_plain(plan):
                 continue  # a seed, and the search judges it as the simulator does
-            if not in_rows or plan.wait == "update" or plan.in_flight > 1:
-                compared.append(plan)
+            compared.append(plan)
         best = min(
             compared,
             key=lambda p: (predict_iteration_s(profile, network, p), p.in_flight, len(p.messages)),
