@@ -14,7 +14,7 @@ namespace syncline {
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t fragment_stride = 64;
+constexpr std::size_t fragment_stride = 320;
 // Of a vector of more bytes, little is left in the caches when it is whole: whoever uses it fetches
 // it from memory, however it was written.
 constexpr std::size_t beyond_caches = std::size_t{4} << 20;
