@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from rich.console import Console
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
 
 from benchmarks.common import RESULTS, machine
 from benchmarks.convergence_cases import (
@@ -101,24 +103,19 @@ def train(rank: int, job: Job, seed: int) -> Curve:
     ddp = DistributedDataParallel(task.build())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(seed, rank))
+    optimizer = sgd(ddp.module, config)
     if job.density is not None:
         recipe = recipe_of(job.model, config, task.steps_per_epoch, job.density, **job.changes)
         ddp.register_comm_hook(GTopKState(ddp, recipe), gtopk)
-        # The recipe's momentum and clipping take the place of the optimizer's. Its weight decay
-        # went through the momentum too, and was as many times as strong.
+        optimizer = without_what_the_recipe_does(optimizer, ddp.module, recipe)
+        # The recipe clips.
         hyper = msgspec.structs.replace(config.hyper, clip_norm=None)
-        if recipe.momentum:
-            hyper = msgspec.structs.replace(
-                hyper,
-                momentum=0.0,
-                weight_decay=hyper.weight_decay / (1 - hyper.momentum),
-            )
         config = msgspec.structs.replace(config, hyper=hyper)
     worker = Worker(rank=rank, workers=WORKERS, device=torch.device("cpu"))
     replica = Replica(
         name=job.name,
         ddp=ddp,
-        optimizer=sgd(ddp.module, config),
+        optimizer=optimizer,
         task=task,
         config=config,
         worker=worker,
@@ -132,6 +129,22 @@ def train(rank: int, job: Job, seed: int) -> Curve:
         loss = worker.sum(sum(losses) / len(losses))[0] / WORKERS
         curve.append({"training loss": loss, **replica.evaluate()})
     return curve
+
+
+def without_what_the_recipe_does(optimizer: SGD, module: nn.Module, recipe: Recipe) -> SGD:
+    """Return an optimizer that leaves momentum to the recipe, but for what is exchanged whole.
+
+    The weight decay went through the momentum too, and was as many times as strong.
+    """
+    if not recipe.momentum:
+        return optimizer
+    whole, sparse = [], []
+    for name, parameter in module.named_parameters():
+        (whole if recipe.is_dense(name, parameter.numel()) else sparse).append(parameter)
+    usual = optimizer.defaults
+    decay = usual["weight_decay"] / (1 - usual["momentum"])
+    groups = [{"params": sparse, "momentum": 0.0, "weight_decay": decay}, {"params": whole}]
+    return SGD([group for group in groups if group["params"]], **usual)
 
 
 def name_of(density: float | None) -> str:

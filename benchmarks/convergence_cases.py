@@ -13,8 +13,10 @@ from torch import nn
 from syncline.model.recipe import PAPER_WARMUP, Recipe
 from syncline.training.config import TrainingConfig
 from syncline.training.models.lstm import LstmLanguageModel
+from syncline.training.models.resnet20 import ResNet20
 from syncline.training.models.transformer import TransformerLanguageModel
-from syncline.training.task import Task, TextTask, task_of
+from syncline.training.models.vgg16 import Vgg16
+from syncline.training.task import ImageTask, Task, TextTask, task_of
 
 __all__ = [
     "CASES",
@@ -34,6 +36,8 @@ __all__ = [
 WORKERS = 4
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "resnet20": ResNet20,
+    "vgg16": Vgg16,
     "lstm": LstmLanguageModel,
     "transformer": TransformerLanguageModel,
 }
@@ -41,14 +45,12 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A smaller model on the beginning of a text, so that steps are cheap and there can be many."""
+    """The beginning of a text, in short windows, so that steps are cheap and there can be many."""
 
     tokens: int
     """Of the training text."""
     window: int
     """Tokens a window."""
-    size: dict[str, float]
-    """Arguments of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,12 @@ class Case:
     hyper: dict[str, float | str] = field(default_factory=dict)
     warmup_epochs: float = 1.0
     """Of each density of the warm-up."""
+    dense_below_elements: int = 0
+    """Parameters of fewer elements are exchanged whole beside the sparse ones."""
+    size: dict[str, float] = field(default_factory=dict)
+    """Arguments of the model, for a smaller one than the usual."""
     cut: Cut | None = None
-    """For text; None: the model and the text as they are."""
+    """For text; None: as it is."""
 
 
 CASES = {
@@ -80,7 +86,8 @@ CASES = {
             "clip_norm": 1.0,
             "warmup_epochs": 1,
         },
-        cut=Cut(tokens=40_000, window=16, size={"hidden": 128, "dropout": 0.3}),
+        size={"hidden": 128, "dropout": 0.3},
+        cut=Cut(tokens=40_000, window=16),
     ),
     "transformer": Case(
         data="text",
@@ -92,13 +99,14 @@ CASES = {
             "clip_norm": 1.0,
             "warmup_epochs": 1,
         },
-        cut=Cut(tokens=40_000, window=16, size={"width": 128, "layers": 2, "dropout": 0.1}),
+        size={"width": 128, "layers": 2, "dropout": 0.1},
+        cut=Cut(tokens=40_000, window=16),
     ),
     "vgg16": Case(
         data="digits",
         densities=(0.01, 0.001),
-        hyper={"epochs": 5, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 0.5},
-        warmup_epochs=0.25,
+        hyper={"epochs": 24, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 1},
+        size={"width": 0.5},
     ),
 }
 """Trainings that end in minutes on two cores."""
@@ -132,6 +140,8 @@ def told(model: str) -> dict[str, Any]:
         "data": case.data,
         "densities_warm_up": list(PAPER_WARMUP),
         "warmup_epochs_each": case.warmup_epochs,
+        "dense_below_elements": case.dense_below_elements,
+        "size": case.size,
         "cut": None if case.cut is None else asdict(case.cut),
         "hyper": msgspec.to_builtins(config_of(model, 0).hyper),
     }
@@ -148,15 +158,21 @@ def config_of(model: str, seed: int, epochs: int | None = None) -> TrainingConfi
 
 def training_of(model: str, config: TrainingConfig) -> Task:
     """Return the model and its data."""
-    task = task_of(config)
-    cut = CASES[model].cut
-    if cut is None:
-        return task
+    task, case = task_of(config), CASES[model]
+    if isinstance(task, ImageTask):
+        size = case.size
+        return replace(
+            task,
+            model=replace(task.model, build=lambda _, classes: BUILDERS[model](classes, **size)),
+        )
     assert isinstance(task, TextTask)
+    assert case.cut is not None
     return replace(
         task,
-        model=replace(task.model, build=partial(BUILDERS[model], **cut.size), window=cut.window),
-        data=replace(task.data, train=task.data.train[: cut.tokens]),
+        model=replace(
+            task.model, build=partial(BUILDERS[model], **case.size), window=case.cut.window
+        ),
+        data=replace(task.data, train=task.data.train[: case.cut.tokens]),
     )
 
 
@@ -170,5 +186,6 @@ def recipe_of(
         "momentum": config.hyper.momentum,
         "clip_norm": config.hyper.clip_norm,
         "unit": "model",
+        "dense_below_elements": CASES[model].dense_below_elements,
     }
     return Recipe(density=density, **(usual | changes))

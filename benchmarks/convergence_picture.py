@@ -20,7 +20,7 @@ COLOURS = {DENSE: "#444444", "0.01": "#2b62a8", "0.005": "#2e8b57", "0.001": "#c
 STYLES = {DENSE: "-", "0.01": "-", "0.005": "--", "0.001": "-."}
 TITLES = {
     "resnet20": "ResNet-20 on digits",
-    "vgg16": "VGG-16 on digits",
+    "vgg16": "VGG-16, half as wide, on digits",
     "lstm": "LSTM, 2 layers, on text",
     "transformer": "Transformer on text",
 }

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.convergence import prepared
+from benchmarks.convergence import prepared, without_what_the_recipe_does
 from benchmarks.convergence_cases import CASES, config_of, recipe_of, told, training_of
 from benchmarks.convergence_table import DENSE, Curves, final, within
+from torch import nn
+from torch.optim import SGD
+
+from syncline.model.recipe import Recipe
+from syncline.training.task import task_of
 
 
 def accuracies(*values: float) -> list[dict[str, float]]:
@@ -41,7 +46,28 @@ def test_results_of_another_case_are_thrown_away() -> None:
 
 
 def test_a_record_tells_how_was_trained() -> None:
-    assert told("lstm")["cut"]["size"]["hidden"] == CASES["lstm"].cut.size["hidden"]  # type: ignore[union-attr]
+    assert told("lstm")["size"]["hidden"] == CASES["lstm"].size["hidden"]
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_a_model_has_the_size_of_its_case(model: str) -> None:
+    built = training_of(model, config_of(model, 0)).build()
+    usual = task_of(config_of(model, 0)).build()
+    elements = [sum(p.numel() for p in each.parameters()) for each in (built, usual)]
+    assert (elements[0] == elements[1]) == (not CASES[model].size)
+
+
+def test_the_optimizer_keeps_momentum_for_what_is_exchanged_whole() -> None:
+    model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 3))
+    usual = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    recipe = Recipe(density=0.1, momentum=0.9, dense_below_elements=50)
+    sparse, whole = without_what_the_recipe_does(usual, model, recipe).param_groups
+    assert [p.numel() for p in sparse["params"]] == [100]
+    assert [p.numel() for p in whole["params"]] == [10, 30, 3]
+    assert (sparse["momentum"], whole["momentum"]) == (0.0, 0.9)
+    assert sparse["weight_decay"] == pytest.approx(0.1)
+    assert whole["weight_decay"] == 0.01
+    assert without_what_the_recipe_does(usual, model, Recipe(density=0.1)) is usual
 
 
 @pytest.mark.parametrize("density", [0.01, 0.001])

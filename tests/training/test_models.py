@@ -10,6 +10,7 @@ from syncline.errors import UserError
 from syncline.training.models.alexnet import SMALLEST_FULL_IMAGE
 from syncline.training.models.spec import ImageModel, TextModel
 from syncline.training.models.table import MODELS, model_named
+from syncline.training.models.vgg16 import Vgg16
 
 IMAGE_MODELS = [model for model in MODELS.values() if isinstance(model, ImageModel)]
 TEXT_MODELS = [model for model in MODELS.values() if isinstance(model, TextModel)]
@@ -35,6 +36,14 @@ def test_image_model_has_the_published_size(
     assert isinstance(model, ImageModel)
     with torch.device("meta"):
         assert parameters(model.build(image_size, classes)) == expected
+
+
+def test_a_narrower_vgg16_is_as_deep() -> None:
+    full, narrow = Vgg16(10), Vgg16(10, width=0.25)
+    assert len(list(narrow.parameters())) == len(list(full.parameters()))
+    # Both channels of a convolution are a quarter, but for the image's three.
+    assert parameters(narrow) == pytest.approx(parameters(full) / 16, rel=0.01)
+    assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_lstm_has_the_size_of_its_formula() -> None:

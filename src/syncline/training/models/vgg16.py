@@ -21,16 +21,23 @@ class Vgg16(nn.Module):
     leaves 14.7 M parameters. The convolutions have no bias, since batch norm would cancel it.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, *, width: float = 1.0) -> None:
+        """Build the model, or a narrower one.
+
+        Args:
+            classes: number of logits.
+            width: channels of each convolution, as a share of the original's.
+        """
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
         for stage in STAGES:
-            for width in stage:
-                conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            for original in stage:
+                made = round(original * width)
+                conv = nn.Conv2d(channels, made, 3, padding=1, bias=False)
                 nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-                layers += [conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-                channels = width
+                layers += [conv, nn.BatchNorm2d(made), nn.ReLU(inplace=True)]
+                channels = made
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(channels, classes)
