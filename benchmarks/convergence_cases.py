@@ -62,12 +62,10 @@ class Case:
     hyper: dict[str, float | str] = field(default_factory=dict)
     warmup_epochs: float = 1.0
     """Of each density of the warm-up."""
-    dense_below_elements: int = 0
-    """Parameters of fewer elements are exchanged whole beside the sparse ones."""
     size: dict[str, float] = field(default_factory=dict)
     """Arguments of the model, for a smaller one than the usual."""
     cut: Cut | None = None
-    """For text; None: as it is."""
+    """Of texts; None for images."""
 
 
 CASES = {
@@ -140,7 +138,6 @@ def told(model: str) -> dict[str, Any]:
         "data": case.data,
         "densities_warm_up": list(PAPER_WARMUP),
         "warmup_epochs_each": case.warmup_epochs,
-        "dense_below_elements": case.dense_below_elements,
         "size": case.size,
         "cut": None if case.cut is None else asdict(case.cut),
         "hyper": msgspec.to_builtins(config_of(model, 0).hyper),
@@ -159,19 +156,14 @@ def config_of(model: str, seed: int, epochs: int | None = None) -> TrainingConfi
 def training_of(model: str, config: TrainingConfig) -> Task:
     """Return the model and its data."""
     task, case = task_of(config), CASES[model]
+    build = partial(BUILDERS[model], **case.size)
     if isinstance(task, ImageTask):
-        size = case.size
-        return replace(
-            task,
-            model=replace(task.model, build=lambda _, classes: BUILDERS[model](classes, **size)),
-        )
+        return replace(task, model=replace(task.model, build=lambda _, classes: build(classes)))
     assert isinstance(task, TextTask)
     assert case.cut is not None
     return replace(
         task,
-        model=replace(
-            task.model, build=partial(BUILDERS[model], **case.size), window=case.cut.window
-        ),
+        model=replace(task.model, build=build, window=case.cut.window),
         data=replace(task.data, train=task.data.train[: case.cut.tokens]),
     )
 
@@ -186,6 +178,5 @@ def recipe_of(
         "momentum": config.hyper.momentum,
         "clip_norm": config.hyper.clip_norm,
         "unit": "model",
-        "dense_below_elements": CASES[model].dense_below_elements,
     }
     return Recipe(density=density, **(usual | changes))

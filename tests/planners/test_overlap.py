@@ -29,7 +29,7 @@ from tests.planners.exhaustive import (
     least_end_ns,
     random_instance,
 )
-from tests.planners.instances import chains
+from tests.planners.instances import chain, chains
 from tests.simulator.test_bound import instances
 from tests.trace_files import TRACES, all_traces
 
@@ -163,21 +163,9 @@ def test_no_other_planner_is_better_where_two_at_once_were_measured(
 
 def test_halves_may_be_sent_in_rows_as_well() -> None:
     """Of a message that nothing hides, an odd nanosecond is saved by rounding two halves."""
-    operations = tuple(
-        Operation(name=name, phase=phase, duration_s=0.0, after=after)
-        for name, phase, after in (("f", "forward", ()), ("b", "backward", (0,)))
-    )
-    gradient = Gradient(name="g", elements=1, dtype="float32", ready_after=1, needed_by=0)
-    profile = Profile(
-        model="one",
-        device="cpu",
-        workers=2,
-        iterations=1,
-        operations=operations,
-        gradients=(gradient,),
-    )
-    two = some.IntegerCurve(segments=((0, 977, 0),)).network(2).all_reduce
-    alone = some.IntegerCurve(segments=((0, 957, 5),)).network(2)
+    profile = chain(backward_s=[0.0], elements=[1], forward_s=[0.0])
+    two = some.IntegerCurve(segments=((0, 977, 0),)).network(profile.workers).all_reduce
+    alone = some.IntegerCurve(segments=((0, 957, 5),)).network(profile.workers)
     network = msgspec.structs.replace(alone, pipelined=two)
     plan = Overlap().plan(profile, network)
     assert [m.collective for m in plan.messages] == ["reduce-scatter", "all-gather"]

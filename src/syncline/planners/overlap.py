@@ -183,18 +183,17 @@ class Overlap(Planner, frozen=True, kw_only=True):
         # takes alone lacks what the line idles while the next is handed over, and so small ones
         # look cheap.
         in_rows = network.pipelined is not None and self.in_flight > 1
+        # The search knows nothing of contention, nor of rounds that mix.
+        unknown = network.contention > 1 or not profile.is_one_round_after_another
         for rival in rivals:
             if rival.in_flight > self.in_flight:
                 continue
-            at_once = self.in_flight if in_rows else rival.in_flight
-            on_need = msgspec.structs.replace(rival, wait="need", in_flight=at_once)
-            plan = on_need if rival.wait == "need" else rival
-            if network.contention > 1 or not profile.is_one_round_after_another:
-                # The search knows nothing of contention, nor of rounds that mix.
-                compared.append(on_need)
-            elif plan.wait == "need" and _is_plain(plan):
-                continue  # a seed, and the search judges it as the simulator does
-            compared.append(plan)
+            # Plain ones that wait on need are seeds, which it judges as the simulator does.
+            if unknown or (rival.wait == "need" and not _is_plain(rival)):
+                at_once = self.in_flight if in_rows else rival.in_flight
+                compared.append(msgspec.structs.replace(rival, wait="need", in_flight=at_once))
+            if rival.wait == "update":
+                compared.append(rival)
         best = min(
             compared,
             key=lambda p: (predict_iteration_s(profile, network, p), p.in_flight, len(p.messages)),
