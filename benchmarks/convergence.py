@@ -41,7 +41,7 @@ from benchmarks.convergence_cases import (
     training_of,
 )
 from benchmarks.convergence_picture import draw
-from benchmarks.convergence_table import DENSE, Curves, table
+from benchmarks.convergence_table import AHEAD, DENSE, Curves, table
 from syncline.hooks import GTopKState, Recipe, gtopk
 from syncline.training.data.seeds import seed_from
 from syncline.training.group import Worker
@@ -61,11 +61,13 @@ class Job(NamedTuple):
     """A training, and where its curve is kept in the record."""
 
     place: tuple[str, str]
-    """Such as the models' curves, and those of one of them."""
+    """Such as the models' curves, and those of one case."""
     name: str
-    model: str
+    case: str
     density: float | None
     """None: dense."""
+    ahead: bool
+    """Whether gradients are taken where residuals will bring the weights."""
     changes: dict[str, Any]
     """Of the recipe."""
     epochs: int | None
@@ -97,17 +99,20 @@ def work(rank: int, jobs: Sequence[Job], seed: int, store: str) -> None:
 
 def train(rank: int, job: Job, seed: int) -> Curve:
     """Train once; return the figures after every epoch."""
-    config = config_of(job.model, seed, job.epochs)
-    task = training_of(job.model, config)
+    config = config_of(job.case, seed, job.epochs)
+    task = training_of(job.case, config)
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.build())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(seed, rank))
     optimizer = sgd(ddp.module, config)
     if job.density is not None:
-        recipe = recipe_of(job.model, config, task.steps_per_epoch, job.density, **job.changes)
-        ddp.register_comm_hook(GTopKState(ddp, recipe), gtopk)
+        recipe = recipe_of(job.case, config, task.steps_per_epoch, job.density, **job.changes)
+        state = GTopKState(ddp, recipe)
+        ddp.register_comm_hook(state, gtopk)
         optimizer = without_what_the_recipe_does(optimizer, ddp.module, recipe)
+        if job.ahead:
+            state.step_ahead(optimizer)
         # The recipe clips.
         hyper = msgspec.structs.replace(config.hyper, clip_norm=None)
         config = msgspec.structs.replace(config, hyper=hyper)
@@ -147,8 +152,9 @@ def without_what_the_recipe_does(optimizer: SGD, module: nn.Module, recipe: Reci
     return SGD([group for group in groups if group["params"]], **usual)
 
 
-def name_of(density: float | None) -> str:
-    return DENSE if density is None else f"{density:g}"
+def name_of(density: float | None, *, ahead: bool) -> str:
+    name = DENSE if density is None else f"{density:g}"
+    return name + AHEAD * ahead
 
 
 def main() -> None:
@@ -182,10 +188,18 @@ def measure(jobs: Sequence[Job], seeds: Sequence[int], *, until_s: float) -> Non
                 mp.spawn(work, (missing, seed, str(Path(folder) / "store")), nprocs=WORKERS)
 
 
-def jobs_of(model: str) -> list[Job]:
-    """Return a model's trainings."""
-    densities = (None, *CASES[model].densities)
-    return [Job(("models", model), name_of(d), model, d, {}, None) for d in densities]
+def jobs_of(case: str) -> list[Job]:
+    """Return a case's trainings."""
+    plain = [
+        Job(("models", case), name_of(density, ahead=False), case, density, False, {}, None)
+        for density in (None, *CASES[case].densities)
+    ]
+    # The optimizer's momentum: where it is stepped ahead by, it needs no correction.
+    ahead = [
+        Job(("models", case), name_of(d, ahead=True), case, d, True, {"momentum": 0.0}, None)
+        for d in CASES[case].ahead
+    ]
+    return plain + ahead
 
 
 def variants() -> list[Job]:
@@ -196,6 +210,7 @@ def variants() -> list[Job]:
             name,
             VARIED,
             None if changes is None else VARIED_DENSITY,
+            False,
             changes or {},
             VARIED_EPOCHS,
         )

@@ -47,8 +47,8 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 class Cut:
     """The beginning of a text, in short windows, so that steps are cheap and there can be many."""
 
-    tokens: int
-    """Of the training text."""
+    tokens: int | None = None
+    """Of the training text; None: all."""
     window: int
     """Tokens a window."""
 
@@ -57,8 +57,11 @@ class Cut:
 class Case:
     """A model on data, and what is varied."""
 
+    model: str
     data: str
     densities: tuple[float, ...]
+    ahead: tuple[float, ...] = ()
+    """Densities that are trained stepping ahead too."""
     hyper: dict[str, float | str] = field(default_factory=dict)
     warmup_epochs: float = 1.0
     """Of each density of the warm-up."""
@@ -70,13 +73,17 @@ class Case:
 
 CASES = {
     "resnet20": Case(
+        model="resnet20",
         data="digits",
         densities=(0.01, 0.001),
+        ahead=(0.001,),
         hyper={"epochs": 20, "batch_size": 8},
     ),
     "lstm": Case(
+        model="lstm",
         data="text",
         densities=(0.01, 0.005, 0.001),
+        ahead=(0.001,),
         hyper={
             "epochs": 30,
             "batch_size": 4,
@@ -88,8 +95,10 @@ CASES = {
         cut=Cut(tokens=40_000, window=16),
     ),
     "transformer": Case(
+        model="transformer",
         data="text",
         densities=(0.01, 0.001),
+        ahead=(0.001,),
         hyper={
             "epochs": 24,
             "batch_size": 4,
@@ -100,9 +109,27 @@ CASES = {
         size={"width": 128, "layers": 2, "dropout": 0.1},
         cut=Cut(tokens=40_000, window=16),
     ),
+    "transformer on all text": Case(
+        model="transformer",
+        data="text",
+        densities=(0.001,),
+        ahead=(0.001,),
+        hyper={
+            "epochs": 4,
+            "batch_size": 4,
+            "learning_rate": 0.1,
+            "clip_norm": 1.0,
+            "warmup_epochs": 0.1,
+        },
+        warmup_epochs=0.1,
+        size={"width": 128, "layers": 2, "dropout": 0.1},
+        cut=Cut(window=16),
+    ),
     "vgg16": Case(
+        model="vgg16",
         data="digits",
         densities=(0.01, 0.001),
+        ahead=(0.001,),
         hyper={"epochs": 24, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 1},
         size={"width": 0.5},
     ),
@@ -131,32 +158,32 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 """Changes of the recipe."""
 
 
-def told(model: str) -> dict[str, Any]:
+def told(name: str) -> dict[str, Any]:
     """Return a case as it is written down, so that results of another are known as such."""
-    case = CASES[model]
+    case = CASES[name]
     return {
         "data": case.data,
         "densities_warm_up": list(PAPER_WARMUP),
         "warmup_epochs_each": case.warmup_epochs,
         "size": case.size,
         "cut": None if case.cut is None else asdict(case.cut),
-        "hyper": msgspec.to_builtins(config_of(model, 0).hyper),
+        "hyper": msgspec.to_builtins(config_of(name, 0).hyper),
     }
 
 
-def config_of(model: str, seed: int, epochs: int | None = None) -> TrainingConfig:
-    """Return how a model is trained without compression, for so many epochs or the case's."""
-    case = CASES[model]
+def config_of(name: str, seed: int, epochs: int | None = None) -> TrainingConfig:
+    """Return how a case is trained without compression, for so many epochs or its own."""
+    case = CASES[name]
     hyper = dict(case.hyper) if epochs is None else case.hyper | {"epochs": epochs}
     return TrainingConfig.of(
-        model, case.data, workers=WORKERS, seed=seed, device="cpu", overrides=hyper
+        case.model, case.data, workers=WORKERS, seed=seed, device="cpu", overrides=hyper
     )
 
 
-def training_of(model: str, config: TrainingConfig) -> Task:
+def training_of(name: str, config: TrainingConfig) -> Task:
     """Return the model and its data."""
-    task, case = task_of(config), CASES[model]
-    build = partial(BUILDERS[model], **case.size)
+    task, case = task_of(config), CASES[name]
+    build = partial(BUILDERS[case.model], **case.size)
     if isinstance(task, ImageTask):
         return replace(task, model=replace(task.model, build=lambda _, classes: build(classes)))
     assert isinstance(task, TextTask)
@@ -169,12 +196,12 @@ def training_of(model: str, config: TrainingConfig) -> Task:
 
 
 def recipe_of(
-    model: str, config: TrainingConfig, steps_per_epoch: int, density: float, **changes: Any
+    name: str, config: TrainingConfig, steps_per_epoch: int, density: float, **changes: Any
 ) -> Recipe:
     """Return how a density is trained: what is higher of the paper's warm-up, then the density."""
     usual = {
         "warmup": tuple(d for d in PAPER_WARMUP if d > density),
-        "warmup_steps": max(round(CASES[model].warmup_epochs * steps_per_epoch), 1),
+        "warmup_steps": max(round(CASES[name].warmup_epochs * steps_per_epoch), 1),
         "momentum": config.hyper.momentum,
         "clip_norm": config.hyper.clip_norm,
         "unit": "model",

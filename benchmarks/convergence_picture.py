@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 
 from benchmarks.common import median
-from benchmarks.convergence_table import DENSE, Curves, figure_of
+from benchmarks.convergence_table import AHEAD, DENSE, Curves, figure_of
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -16,13 +16,28 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
 __all__ = ["draw"]
 
-COLOURS = {DENSE: "#444444", "0.01": "#2b62a8", "0.005": "#2e8b57", "0.001": "#c0471b"}
-STYLES = {DENSE: "-", "0.01": "-", "0.005": "--", "0.001": "-."}
+COLOURS = {
+    DENSE: "#444444",
+    "0.01": "#2b62a8",
+    "0.01" + AHEAD: "#2b62a8",
+    "0.005": "#2e8b57",
+    "0.001": "#c0471b",
+    "0.001" + AHEAD: "#c0471b",
+}
+STYLES = {
+    DENSE: "-",
+    "0.01": "-.",
+    "0.01" + AHEAD: "-",
+    "0.005": "--",
+    "0.001": "-.",
+    "0.001" + AHEAD: "-",
+}
 TITLES = {
     "resnet20": "ResNet-20 on digits",
     "vgg16": "VGG-16, half as wide, on digits",
     "lstm": "LSTM, 2 layers, on text",
     "transformer": "Transformer on text",
+    "transformer on all text": "Transformer on all of the text",
 }
 COLUMNS = 2
 

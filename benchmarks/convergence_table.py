@@ -9,9 +9,11 @@ from rich.table import Table
 
 from benchmarks.common import median
 
-__all__ = ["DENSE", "LAST", "Curves", "figure_of", "final", "table", "within"]
+__all__ = ["AHEAD", "DENSE", "LAST", "Curves", "figure_of", "final", "table", "within"]
 
 DENSE = "dense"
+AHEAD = ", stepping ahead"
+"""What is said of a density besides."""
 LAST = 3
 """The accuracy of a training is the median of its last epochs: one epoch's jumps by a few images.
 Of the perplexity the last counts."""

@@ -118,6 +118,35 @@ def resumed(given: str | dict[str, Any], overlap: bool) -> list[str]:
     return differing
 
 
+def stepped_ahead(given: dict[str, Any], options: dict[str, Any], hooked: bool) -> dict[str, Any]:
+    """Train stepping ahead with the wrapper, or with torch's and the hook; return the end."""
+    torch.manual_seed(3)
+    module = MODELS["plain"]()
+    model: Any
+    state: Any
+    if hooked:
+        model = TorchDDP(module, bucket_cap_mb=0.01)
+        state = GTopKState(model, Recipe(**given))
+        model.register_comm_hook(state, gtopk)
+    else:
+        model = state = DistributedDataParallel(
+            module, compression=Recipe(**given), **options.get("wrapper", {})
+        )
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    if not hooked and options.get("overlap") == "before":
+        model.overlap(optimizer)
+    state.step_ahead(optimizer)
+    if not hooked and options.get("overlap") == "after":
+        model.overlap(optimizer)
+    train(model, optimizer, options["steps"])
+    saved = state.state_dict() if hooked else state.compression_state_dict()
+    return {
+        "parameters": {n: p.detach().numpy().copy() for n, p in module.named_parameters()},
+        "residuals": {n: r.numpy() for n, r in saved["residuals"].items()},
+        "defers": None if hooked else model.defers,
+    }
+
+
 def reverted() -> dict[str, Any]:
     """Let a compressed plan lose; compare what was left in residuals with what then arrives."""
     ddp, optimizer = begun({"density": 0.02}, check=True)
@@ -264,6 +293,17 @@ def refused(case: str) -> str:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         if case == "hook":
             ddp.register_comm_hook(None, lambda *_: None)
+        if case == "ahead of nothing":
+            DistributedDataParallel(MODELS["plain"]()).step_ahead(optimizer)
+        if case == "ahead of 16 bits":
+            other = DistributedDataParallel(MODELS["plain"](), compression="bfloat16")
+            other.step_ahead(optimizer)
+        if case == "ahead of another model":
+            other = DistributedDataParallel(MODELS["plain"](), **arguments)
+            other.step_ahead(optimizer)
+        if case == "late ahead":
+            train(ddp, optimizer, 1)
+            ddp.step_ahead(optimizer)
         if case == "late scaler":
             train(ddp, optimizer, 1)
             ddp.scaled_by(torch.amp.GradScaler("cpu"))
@@ -371,7 +411,9 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
     ]
 
 
-def scaled(kind: str, recipe: dict[str, Any], bad: int, several: int = 1) -> list[str]:
+def scaled(
+    kind: str, recipe: dict[str, Any], bad: int, several: int = 1, ahead: bool = False
+) -> list[str]:
     """Return what differs between a training with a scaler and one that leaves a step out.
 
     Args:
@@ -379,6 +421,7 @@ def scaled(kind: str, recipe: dict[str, Any], bad: int, several: int = 1) -> lis
         recipe: of the exchange.
         bad: the step in which a gradient of one rank and of one optimizer is infinite.
         several: optimizers, each of as many parameters as the others.
+        ahead: whether gradients are taken where residuals will bring the weights.
     """
     net = {}
     states = {}
@@ -399,6 +442,8 @@ def scaled(kind: str, recipe: dict[str, Any], bad: int, several: int = 1) -> lis
             state_dict = model.compression_state_dict
         parameters = [*model.parameters()]
         optimizers = [torch.optim.SGD(parameters[n::several], lr=0.05) for n in range(several)]
+        for optimizer in optimizers if ahead else ():
+            (state if kind == "hook" else model).step_ahead(optimizer)
         for step in range(bad + 6):
             if step == bad and not scaling:
                 continue

@@ -149,6 +149,13 @@ def test_no_step_is_dense_unasked(workers: WorkerPool) -> None:
         ("states differ", "MismatchError: the compression's state is "),
         ("other rank's state", "MismatchError: the state is of rank 5 of 2"),
         ("late state", "UserError: load_compression_state_dict was called after training had"),
+        ("ahead of nothing", "UserError: this wrapper was made without compression; give it compr"),
+        (
+            "ahead of 16 bits",
+            "UserError: step_ahead is for what sparse exchange leaves behind; bfl",
+        ),
+        ("ahead of another model", "UserError: step_ahead: the optimizer updates no parameter"),
+        ("late ahead", "UserError: step_ahead was called after training had begun"),
         ("late scaler", "UserError: scaled_by was called after training had begun"),
         ("checked scaler", "UserError: with a scaler, what sparse exchange has left over could be"),
         ("nan", "UserError: the gradient of parameter 'wide.weight' on rank 1 is infinite or NaN"),
@@ -181,6 +188,36 @@ def test_a_step_that_a_scaler_skips_leaves_no_trace(
     workers: WorkerPool, kind: str, recipe: dict[str, Any], bad: int
 ) -> None:
     assert workers.run(jobs.scaled, 2, kind, recipe, bad) == [[], []]
+
+
+@pytest.mark.parametrize(("kind", "bad"), [("hook", 3), ("wrapper", 26)])
+@pytest.mark.parametrize("several", [1, 2])
+def test_a_skipped_step_leaves_no_trace_ahead_either(
+    workers: WorkerPool, kind: str, bad: int, several: int
+) -> None:
+    assert workers.run(jobs.scaled, 2, kind, {"density": 0.05}, bad, several, True) == [[], []]
+
+
+@pytest.mark.parametrize("overlap", [None, "before", "after"])
+def test_the_wrapper_steps_ahead_as_the_hook_does(workers: WorkerPool, overlap: str | None) -> None:
+    """Also where updates were to be deferred: the weights are put back before each, so none is."""
+    recipe = {"density": 0.05}
+    options = {"overlap": overlap, "steps": 30, "wrapper": {"check": False}}
+    expected = workers.run(jobs.stepped_ahead, 2, recipe, options, True)
+    found = workers.run(jobs.stepped_ahead, 2, recipe, options, False)
+    for rank in (0, 1):
+        assert found[rank]["defers"] is False
+        for kept in ("parameters", "residuals"):
+            for name, values in expected[rank][kept].items():
+                np.testing.assert_allclose(found[rank][kept][name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_dense_steps_of_the_check_are_not_stepped_ahead(workers: WorkerPool) -> None:
+    options = {"steps": 40}
+    found = workers.run(jobs.stepped_ahead, 2, {"density": 0.05}, options, False)
+    for name, values in found[0]["parameters"].items():
+        assert np.isfinite(values).all()
+        np.testing.assert_array_equal(values, found[1]["parameters"][name])
 
 
 @pytest.mark.parametrize("kind", ["hook", "wrapper"])

@@ -136,6 +136,7 @@ def trained(
     first: int = 0,
     begin: dict[str, torch.Tensor] | None = None,
     device: torch.device | str = "cpu",
+    ahead: bool = False,
     **ddp: Any,
 ) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
     """Train with the hook; return the losses, the parameters and the hook's state."""
@@ -147,12 +148,20 @@ def trained(
     if state is not None:
         kept.load_state_dict(state)
     wrapped.register_comm_hook(kept, gtopk)
-    losses = train(wrapped, range(first, first + steps))
+    losses = train(wrapped, range(first, first + steps), ahead=kept if ahead else None)
     return losses, {n: p.clone() for n, p in net.state_dict().items()}, kept.state_dict()
 
 
-def train(wrapped: nn.Module, steps: range, *, momentum: float = 0.0) -> list[float]:
+def train(
+    wrapped: nn.Module,
+    steps: range,
+    *,
+    momentum: float = 0.0,
+    ahead: GTopKState | None = None,
+) -> list[float]:
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=momentum)
+    if ahead is not None:
+        ahead.step_ahead(optimizer)
     losses = []
     for step in steps:
         device = next(wrapped.parameters()).device
@@ -217,11 +226,11 @@ def unhooked(steps: int, momentum: float = 0.0) -> tuple[list[float], Any]:
     return losses, plain(net.state_dict())
 
 
-def resumed(recipe: dict[str, Any]) -> bool:
+def resumed(recipe: dict[str, Any], ahead: bool = False) -> bool:
     """Return whether six steps are the same as three, a checkpoint, and three."""
-    whole = trained(recipe, 6)
-    _, parameters, state = trained(recipe, 3)
-    rest = trained(recipe, 3, state=state, first=3, begin=parameters)
+    whole = trained(recipe, 6, ahead=ahead)
+    _, parameters, state = trained(recipe, 3, ahead=ahead)
+    rest = trained(recipe, 3, state=state, first=3, begin=parameters, ahead=ahead)
     return (
         whole[0][3:] == rest[0]
         and all(torch.equal(whole[1][name], rest[1][name]) for name in whole[1])
@@ -301,6 +310,108 @@ def channels_last() -> tuple[np.ndarray, np.ndarray]:
         assert net.weight.grad is not None
         found.append(net.weight.grad.numpy().copy())
     return found[0], found[1]
+
+
+def moved_ahead(momentum: float) -> dict[str, bool]:
+    """Say what is right about the weights between a forward pass and the update, and after it."""
+    torch.manual_seed(MODEL_SEED)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last), nn.Flatten(), nn.Linear(288, 4)
+    )
+    wrapped = DistributedDataParallel(net, bucket_cap_mb=0.002)
+    state = GTopKState(wrapped, Recipe(density=0.05, dense_names=("*.bias",)), check=True)
+    wrapped.register_comm_hook(state, gtopk)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=momentum)
+    state.step_ahead(optimizer)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    ranks = dist.get_world_size()
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+    def loss() -> torch.Tensor:
+        inputs = torch.randn(6, 3, 8, 8, generator=generator)
+        return nn.functional.mse_loss(wrapped(inputs), torch.ones(6, 4))
+
+    right: dict[str, bool] = {}
+    for step in range(4):
+        before = weights()
+        residuals = state.state_dict()["residuals"]
+        with wrapped.no_sync():
+            loss().backward()  # gradients of two passes are accumulated at the same place
+        ahead = weights()
+        loss().backward()
+        for name, values in before.items():
+            expected = values.clone()
+            if name in residuals:
+                strides = expected.shape, expected.stride()
+                expected -= 0.1 / (1 - momentum) / ranks * residuals[name].as_strided(*strides)
+                moved = not torch.equal(expected, values)
+                right[f"{step}, {name}: moved from the second step on"] = moved == (step > 0)
+            right[f"{step}, {name}: where"] = torch.allclose(ahead[name], expected, atol=1e-7)
+        right[f"{step}: once"] = all(torch.equal(ahead[n], p) for n, p in weights().items())
+        if step == 1:
+            saved = net.state_dict()
+            right["saved"] = all(torch.equal(before[n], saved[n]) for n in before)
+        if step == 2:
+            net.eval()
+            net(torch.zeros(1, 3, 8, 8))
+            net.train()
+            right["judged"] = all(torch.equal(before[n], p) for n, p in weights().items())
+        if step == 3:  # as a scaler skips it: a step whose gradients are not used
+            optimizer.zero_grad()
+            loss().backward()
+            saved = net.state_dict()
+            right["skipped"] = all(torch.equal(before[n], saved[n]) for n in before)
+        optimizer.step()
+        optimizer.zero_grad()
+        everyone: list[Any] = [None] * ranks
+        dist.all_gather_object(everyone, plain(weights()))
+        right[f"{step}: same on all ranks"] = all(
+            np.array_equal(other[n], everyone[0][n]) for other in everyone for n in other
+        )
+    return right
+
+
+def overshoots(ahead: bool) -> float:
+    """Return how far from the minimum of a parabola the weights end; they begin at 1.
+
+    Each waits for 50 steps, and what 50 gradients add up to is 5 times the way.
+    """
+    net = nn.Linear(100, 1, bias=False)
+    nn.init.ones_(net.weight)
+    wrapped = DistributedDataParallel(net)
+    state = GTopKState(wrapped, Recipe(density=0.02))
+    wrapped.register_comm_hook(state, gtopk)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    if ahead:
+        state.step_ahead(optimizer)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        (wrapped(torch.eye(100)).square().sum() / 2).backward()
+        optimizer.step()
+    return float(net.weight.detach().abs().max())
+
+
+def ahead_refusals(case: str) -> str:
+    """Return what is said where something is stepped ahead with that cannot be."""
+    net = model()
+    state = GTopKState(net, Recipe(density=0.05))
+    parameters = list(net.parameters())
+    optimizers = {
+        "adam": lambda: torch.optim.Adam(parameters),
+        "dampening": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.5, dampening=0.1),
+        "ascent": lambda: torch.optim.SGD(parameters, lr=0.1, maximize=True),
+        "other model": lambda: torch.optim.SGD(model().parameters(), lr=0.1),
+        "twice": lambda: torch.optim.SGD(parameters, lr=0.1),
+    }
+    optimizer = optimizers[case]()
+    try:
+        state.step_ahead(optimizer)
+        state.step_ahead(optimizer)
+    except SynclineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
 
 
 def refusals(case: str) -> str:

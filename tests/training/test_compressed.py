@@ -84,6 +84,25 @@ def require_equal(one: Path, other: Path) -> None:
             assert torch.equal(values, its["residuals"][name]), name
 
 
+def test_stepping_ahead_is_resumed_bit_for_bit(workers: WorkerPool, tmp_path: Path) -> None:
+    write_images(tmp_path)
+    ahead = GTOPK | {"step_ahead": True}
+    runs = workers.run(
+        train_all,
+        2,
+        [
+            whole := config_of(tmp_path, "whole", epochs=2, **ahead),
+            config_of(tmp_path, "parts", epochs=2, **ahead, steps=STEPS_PER_EPOCH),
+            config_of(tmp_path, "parts", epochs=2, **ahead, resume=True),
+            config_of(tmp_path, "without", epochs=2, **GTOPK),
+        ],
+    )
+    require_equal(tmp_path / "whole", tmp_path / "parts")
+    assert ", stepping ahead: 6 steps, " in summary_text(whole, runs[0][0])
+    (_, ours), (_, theirs) = (load_checkpoint(tmp_path / n) for n in ("whole", "without"))
+    assert any(not torch.equal(w, theirs.weights[name]) for name, w in ours.weights.items())
+
+
 def test_stopped_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, tmp_path: Path) -> None:
     write_images(tmp_path)
     stopped = STEPS_PER_EPOCH + 2  # the checkpoint is of the first epoch
@@ -196,6 +215,8 @@ def test_files_of_states(tmp_path: Path) -> None:
         ({"compression": "fp16", "density": 0.1}, "sends every element, so there is no density"),
         ({"compression": "fp16", "dense_below": 0}, "sends every element, so there is no density"),
         ({"dense_below": 64}, "--dense-below is for sparse exchange"),
+        ({"step_ahead": True}, "--step-ahead is for sparse exchange"),
+        ({"compression": "bf16", "step_ahead": True}, "sends every element, so there is no dens"),
         ({"compression": "bf16", "strategy": "bsp-1"}, "has no meaning with --strategy bsp-1"),
         ({"check": False, "strategy": "bsp-1"}, "--no-check has no meaning with"),
     ],

@@ -106,6 +106,11 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
     help="Parameters of fewer elements are sent whole beside sparse ones.  [default: 1024]",
 )
 @click.option(
+    "--step-ahead",
+    is_flag=True,
+    help="Take gradients where what waits to be sent will bring the weights.",
+)
+@click.option(
     "--check/--no-check",
     default=True,
     show_default=True,

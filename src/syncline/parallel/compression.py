@@ -9,6 +9,7 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import timeout_of
@@ -89,6 +90,21 @@ class Compressing:
         """Let a scaler skip steps; see :meth:`Session.follow`."""
         if self._session is not None:
             self._session.follow(scaler)
+
+    def step_ahead(
+        self, module: nn.Module, optimizer: Optimizer, *, settle: Callable[[], None]
+    ) -> None:
+        """Take gradients where residuals will bring the weights; see :class:`StepAhead`.
+
+        Raises:
+            UserError: nothing is left behind, or the optimizer is not one that is known.
+        """
+        if self._session is None:
+            raise UserError(
+                f"step_ahead is for what sparse exchange leaves behind; {self.compression} leaves "
+                "nothing: give compression=Recipe(...), or leave step_ahead out"
+            )
+        self._session.step_ahead(module, self._parameters, optimizer, settle=settle)
 
     def told(self) -> str:
         """Return what all ranks must have in common when training begins."""

@@ -350,6 +350,33 @@ class DistributedDataParallel(TorchDDP):
         compressing.follow(scaler)
         self._stop_deferring("a scaler reads all gradients before each step")
 
+    def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take gradients where a rank's residuals will bring its weights, in sparse exchange.
+
+        What waits to be sent no longer makes gradients point the same way again and again: small
+        densities train about as in dense exchange. From a step's first forward pass to its update
+        the weights are other ones on each rank; before the update, an evaluation and
+        ``state_dict`` they are put back. So updates are not deferred.
+
+        Call on all ranks, once for each optimizer, before the first forward pass.
+
+        Args:
+            optimizer: ``torch.optim.SGD`` of this model.
+
+        Raises:
+            UserError: no sparse exchange was asked for, training has begun, or it is another
+                optimizer, of another model, or was given before.
+        """
+        compressing = self._require_compression()
+        assert self._conductor is not None
+        if self._conductor.begun:
+            raise UserError(
+                "step_ahead was called after training had begun; call it before the first forward "
+                "pass"
+            )
+        compressing.step_ahead(self.module, optimizer, settle=self.settle)
+        self._stop_deferring("step_ahead puts the weights back before each of them")
+
     def compression_state_dict(self) -> dict[str, Any]:
         """Return what this rank must save of a compressed training; every rank saves its own.
 

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from syncline.errors import UserError
 from syncline.measure.exchange import timeout_of
@@ -74,6 +76,8 @@ class GTopKState:
         except UserError as error:
             refused, parameters = error, {}
         self.recipe = recipe
+        self._module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._parameters = parameters
         self._names = {id(p): name for name, p in parameters.items()}
         elements = {name: p.numel() for name, p in parameters.items()}
         device = device_of(parameters)
@@ -93,6 +97,23 @@ class GTopKState:
     def step(self) -> int:
         """How many steps have been exchanged; the warm-up goes by it."""
         return self._step
+
+    def step_ahead(self, optimizer: Optimizer) -> None:
+        """Take gradients where this rank's residuals will bring the weights.
+
+        What waits to be sent no longer makes gradients point the same way again and again: small
+        densities train about as in dense exchange. From a step's first forward pass to its update
+        the weights are other ones on each rank; see :class:`~syncline.sparse.ahead.StepAhead`.
+
+        Call on all ranks, once for each optimizer, before the first forward pass.
+
+        Args:
+            optimizer: ``torch.optim.SGD`` of this model.
+
+        Raises:
+            UserError: it is another optimizer, or of another model, or it was given before.
+        """
+        self._session.step_ahead(self._module, self._parameters, optimizer, settle=self._line.join)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save; every rank saves its own.

@@ -8,10 +8,13 @@ from typing import Any, Protocol
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import gather_json, timeout_of
 from syncline.model.recipe import Recipe
+from syncline.sparse.ahead import StepAhead
 from syncline.sparse.gradient import Gradient
 from syncline.sparse.reducer import SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
@@ -74,6 +77,8 @@ class Session:
         """How many steps have been exchanged; the warm-up goes by it."""
         self._agreed = True
         self._scaler: Scaler | None = None
+        self._ahead: set[str] = set()
+        """Parameters that an optimizer steps ahead with."""
         self._begun = False
         """Whether a message of the present step has been prepared."""
         self._before: dict[str, list[torch.Tensor]] = {}
@@ -103,18 +108,49 @@ class Session:
         self.reducer.refused = True
 
     def _begin_step(self, scaler: Scaler) -> None:
-        self._undo_refused()
+        self.undo_refused()
         self._before.clear()
         scale = float(scaler.get_scale())
         if scale != self.reducer.scale:
             self.reducer.residuals.scale(scale / self.reducer.scale)
             self.reducer.scale = scale
 
-    def _undo_refused(self) -> None:
+    def undo_refused(self) -> None:
+        """Let residuals be what they were before the last step, if that is one to be skipped."""
         if self.refused:
             for name, copies in self._before.items():
                 self.reducer.residuals.restore(name, copies)
             self.reducer.refused = False
+
+    def step_ahead(
+        self,
+        module: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        *,
+        settle: Callable[[], None],
+    ) -> None:
+        """Take gradients where the residuals will bring the weights; see :class:`StepAhead`.
+
+        Args:
+            module: that is trained, without a wrapper.
+            parameters: that are exchanged, by name.
+            optimizer: of the module.
+            settle: waits until nothing is under way.
+
+        Raises:
+            UserError: it is an optimizer of another kind or model, or it was given before.
+        """
+
+        def at() -> tuple[int, float]:
+            settle()
+            self.undo_refused()
+            return self.step, self.reducer.scale
+
+        ranks = self._group.size()
+        residuals = self.reducer.residuals
+        free = {name: p for name, p in parameters.items() if name not in self._ahead}
+        self._ahead |= StepAhead(module, free, optimizer, residuals, ranks=ranks, at=at).names
 
     def prepare(
         self, gradients: Sequence[Gradient], *, message: int, after: Sequence[Any]
@@ -156,7 +192,7 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save; every rank saves its own. Nothing may be under way."""
-        self._undo_refused()
+        self.undo_refused()
         return {
             "version": VERSION,
             "recipe": msgspec.to_builtins(self.recipe),

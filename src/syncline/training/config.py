@@ -101,6 +101,8 @@ class TrainingConfig(Value, frozen=True):
     dense_below: int | None = None
     """Parameters with fewer elements are sent whole by sparse algorithms; None:
     :data:`DENSE_BELOW`."""
+    step_ahead: bool = False
+    """Take gradients where a rank's residuals will bring its weights; then nothing is deferred."""
     check: bool = True
     """Compare what is planned with stock DDP, and go back to that where it is faster."""
     baseline: bool = False
@@ -158,7 +160,8 @@ class TrainingConfig(Value, frozen=True):
             return self.compression
         densities = ", ".join(map(str, (*self.density_warmup, self.density)))
         whole = f", whole below {self._dense_below} elements" if self._dense_below else ""
-        return f"{self.compression} at {densities}{whole}"
+        ahead = ", stepping ahead" if self.step_ahead else ""
+        return f"{self.compression} at {densities}{whole}{ahead}"
 
     @property
     def _dense_below(self) -> int:
@@ -193,6 +196,7 @@ class TrainingConfig(Value, frozen=True):
                 ("--density", self.density is not None),
                 ("--density-warmup", bool(self.density_warmup)),
                 ("--dense-below", self.dense_below is not None),
+                ("--step-ahead", self.step_ahead),
             ):
                 if given:
                     raise UserError(
@@ -211,7 +215,8 @@ class TrainingConfig(Value, frozen=True):
                 f"{self.strategy}: it is for --strategy ddp"
             )
         sparse_only = self.density, self.density_warmup or None, self.dense_below
-        if not self.is_sparse and any(given is not None for given in sparse_only):
+        goes_with_density = self.step_ahead or any(given is not None for given in sparse_only)
+        if not self.is_sparse and goes_with_density:
             raise UserError(
                 f"--compression {self.compression} sends every element, so there is no density; "
                 "take gtopk, gtopk-tree or topk, or leave --density and what goes with it out"

@@ -63,8 +63,11 @@ class Replica:
     _memory: Memory = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if isinstance(self.ddp, DistributedDataParallel) and self.config.overlap:
-            self.ddp.overlap(self.optimizer)
+        if isinstance(self.ddp, DistributedDataParallel):
+            if self.config.step_ahead:
+                self.ddp.step_ahead(self.optimizer)
+            elif self.config.overlap:
+                self.ddp.overlap(self.optimizer)
         self.schedule = scheduler(self.optimizer, self.task.steps_per_epoch, self.config.hyper)
         self.random_state = random_state(self.worker.device)
 

@@ -1,0 +1,51 @@
+"""Stepping ahead with residuals, through DDP's hook."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.sparse import jobs
+from tests.workers import WorkerPool
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_weights_are_ahead_by_the_residuals_until_the_update(
+    workers: WorkerPool, momentum: float
+) -> None:
+    for right in workers.run(jobs.moved_ahead, 2, momentum):
+        assert right
+        assert [what for what, is_so in right.items() if not is_so] == []
+
+
+def test_what_waits_is_not_asked_for_again(workers: WorkerPool) -> None:
+    assert max(workers.run(jobs.overshoots, 2, True)) < 0.01
+    assert max(workers.run(jobs.overshoots, 2, False)) > 1
+
+
+def test_with_nothing_left_over_nothing_changes(workers: WorkerPool) -> None:
+    recipe = {"density": 1.0}
+    plainly = workers.run(jobs.hooked, 2, recipe, 4)
+    ahead = workers.run(jobs.hooked, 2, recipe, 4, {"ahead": True})
+    for (losses, parameters, _), (expected, others, _) in zip(ahead, plainly, strict=True):
+        assert losses == expected
+        assert all(np.array_equal(parameters[name], others[name]) for name in others)
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool) -> None:
+    assert workers.run(jobs.resumed, 2, {"density": 0.05, "momentum": 0.9}, True) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("adam", "UserError: step_ahead needs torch.optim.SGD, for which it is known where"),
+        ("dampening", "UserError: step_ahead knows SGD that descends without dampening; group 0"),
+        ("ascent", "has dampening=0 and maximize=True"),
+        ("other model", "UserError: step_ahead: the optimizer updates no parameter that is exch"),
+        ("twice", "not stepped ahead with yet; give each optimizer of this model once"),
+    ],
+)
+def test_other_optimizers_are_refused(workers: WorkerPool, case: str, said: str) -> None:
+    for found in workers.run(jobs.ahead_refusals, 2, case):
+        assert said in found
