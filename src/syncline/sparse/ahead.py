@@ -27,10 +27,10 @@ class StepAhead:
 
     with the learning rate ``lr`` and the momentum ``m`` of the optimizer. Before the optimizer's
     step, a forward pass for evaluation, and ``state_dict`` they are put back, bit for bit: so ranks
-    keep the same weights. That takes a copy of the weights, and two passes over them a step.
+    keep the same weights. That takes a copy of the weights, and three passes over them a step.
 
-    Source: Step-Ahead Error Feedback (Xu, Huo and Huang, AAAI 2021), Algorithm 2, which moves by
-    all of a worker's residual; ours is the worker's share of the average.
+    Source: the step ahead of Xu, Huo and Huang, "Step-Ahead Error Feedback for Distributed Training
+    with Compressed Gradient" (AAAI 2021). The share of the average, and the momentum, are ours.
     """
 
     def __init__(
