@@ -358,6 +358,9 @@ def moved_ahead(momentum: float) -> dict[str, bool]:
             net(torch.zeros(1, 3, 8, 8))
             net.train()
             right["judged"] = all(torch.equal(before[n], p) for n, p in weights().items())
+            with wrapped.no_sync():
+                loss()
+            right["ahead again"] = not torch.equal(before["0.weight"], weights()["0.weight"])
         if step == 3:  # as a scaler skips it: a step whose gradients are not used
             optimizer.zero_grad()
             loss().backward()

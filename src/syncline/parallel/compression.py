@@ -121,6 +121,7 @@ class Compressing:
         """
         if self._session is None or self._session.has_scaler:
             return  # of a step that is skipped they would be lost
+        self._session.delivers = True
         residuals = self._session.reducer.residuals
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())
@@ -150,6 +151,8 @@ class Compressing:
         return take
 
     def _keep_residuals(self) -> None:
+        if self._session is not None:
+            self._session.delivers = False
         for handle in self._takers.values():
             handle.remove()
         self._takers.clear()

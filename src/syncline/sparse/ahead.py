@@ -41,7 +41,7 @@ class StepAhead:
         residuals: Residuals,
         *,
         ranks: int,
-        at: Callable[[], tuple[int, float]],
+        at: Callable[[], tuple[int, float] | None],
     ) -> None:
         """Move ahead from the next forward pass on.
 
@@ -51,8 +51,8 @@ class StepAhead:
             optimizer: plain SGD, of which the effect of a residual is known.
             residuals: of this rank.
             ranks: P.
-            at: returns how many steps have been exchanged, all complete, and what gradients and
-                residuals are multiplied by.
+            at: returns how often the residuals have changed, and what gradients and residuals are
+                multiplied by; None where nothing waits. Itself waits for what is under way.
 
         Raises:
             UserError: it is another optimizer, has dampening or ascends, or it updates none of the
@@ -73,7 +73,7 @@ class StepAhead:
         self._kept: dict[str, torch.Tensor] = {}
         """Copies of the weights, by parameter; made once, and of use while ahead."""
         self._ahead_since: int | None = None
-        """The number of the step that the weights are ahead for; None where they are not."""
+        """The residuals' number of changes when the weights were moved; None while they are not."""
         # Functions are not copied with a module; a copy's calls are none of ours.
         own = weakref.ref(module)
 
@@ -100,14 +100,13 @@ class StepAhead:
     @torch.no_grad()
     def put_back(self) -> None:
         """Let the weights be again those that all ranks have, if they are ahead."""
-        if self._ahead_since is None:
-            return
-        for parameter, name, _ in self._moved():
-            parameter.copy_(self._kept[name])
-        self._ahead_since = None
+        if self._ahead_since is not None:
+            for parameter, name, _ in self._moved():
+                parameter.copy_(self._kept[name])
+            self._ahead_since = None
 
     @torch.no_grad()
-    def _go_ahead(self, step: int, scale: float) -> None:
+    def _go_ahead(self, scale: float) -> None:
         for parameter, name, group in self._moved():
             kept = self._kept.get(name)
             if kept is None:
@@ -117,7 +116,6 @@ class StepAhead:
             residual = self._residuals.of(name).as_strided(kept.shape, kept.stride())
             rate = float(group["lr"]) / (1 - group["momentum"]) / self._ranks / scale
             parameter.sub_(residual, alpha=rate)
-        self._ahead_since = step
 
     def _moved(self) -> list[tuple[nn.Parameter, str, dict[str, Any]]]:
         return [
@@ -128,14 +126,16 @@ class StepAhead:
         ]
 
     def _before_forward(self, trains: bool) -> None:
-        if not trains:
+        at = self._at() if trains else None
+        if at is None:
             self.put_back()
             return
-        step, scale = self._at()
+        changes, scale = at
         # A step may have several forward passes, and the update after one may have been skipped.
-        if step != self._ahead_since:
+        if changes != self._ahead_since:
             self.put_back()
-            self._go_ahead(step, scale)
+            self._go_ahead(scale)
+            self._ahead_since = changes
 
 
 def _require_known_effect(optimizer: Optimizer) -> None:

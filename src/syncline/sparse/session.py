@@ -77,6 +77,10 @@ class Session:
         """How many steps have been exchanged; the warm-up goes by it."""
         self._agreed = True
         self._scaler: Scaler | None = None
+        self._changes = 0
+        """How often the residuals have changed."""
+        self.delivers = False
+        """Whether gradients are exchanged densely for now, with what waits added to them."""
         self._ahead: set[str] = set()
         """Parameters that an optimizer steps ahead with."""
         self._begun = False
@@ -142,10 +146,12 @@ class Session:
             UserError: it is an optimizer of another kind or model, or it was given before.
         """
 
-        def at() -> tuple[int, float]:
+        def at() -> tuple[int, float] | None:
+            if not self._changes or self.delivers:
+                return None
             settle()
             self.undo_refused()
-            return self.step, self.reducer.scale
+            return self._changes, self.reducer.scale
 
         ranks = self._group.size()
         residuals = self.reducer.residuals
@@ -188,6 +194,7 @@ class Session:
     def end_step(self) -> None:
         """Call when all messages of a step have been exchanged."""
         self.step += 1
+        self._changes += 1
         self._begun = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,6 +238,7 @@ class Session:
         self.reducer.residuals.load_state_dict(state)
         self.reducer.scale = state.get("scale", 1.0)
         self._before.clear()
+        self._changes += 1
         self.step = state["step"]
         self._agreed = False
 
