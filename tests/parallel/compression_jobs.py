@@ -147,9 +147,11 @@ def stepped_ahead(given: dict[str, Any], options: dict[str, Any], hooked: bool) 
     }
 
 
-def reverted() -> dict[str, Any]:
+def reverted(ahead: bool) -> dict[str, Any]:
     """Let a compressed plan lose; compare what was left in residuals with what then arrives."""
     ddp, optimizer = begun({"density": 0.02}, check=True)
+    if ahead:
+        ddp.step_ahead(optimizer)
     step = 0
     while not ddp.phase.startswith("trying"):
         train(ddp, optimizer, 1, first=step)
