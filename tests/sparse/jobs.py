@@ -366,6 +366,13 @@ def moved_ahead(momentum: float) -> dict[str, bool]:
             loss().backward()
             saved = net.state_dict()
             right["skipped"] = all(torch.equal(before[n], saved[n]) for n in before)
+            net.train()
+            loss()
+            other = {name: values + 1 for name, values in before.items()}
+            net.load_state_dict(other)  # ahead, and not updated
+            loss()
+            saved = net.state_dict()
+            right["loaded"] = all(torch.equal(other[n], saved[n]) for n in other)
         optimizer.step()
         optimizer.zero_grad()
         everyone: list[Any] = [None] * ranks

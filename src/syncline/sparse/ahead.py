@@ -26,8 +26,9 @@ class StepAhead:
         x - lr / (1 - m) / P e,
 
     with the learning rate ``lr`` and the momentum ``m`` of the optimizer. Before the optimizer's
-    step, a forward pass for evaluation, and ``state_dict`` they are put back, bit for bit: so ranks
-    keep the same weights. That takes a copy of the weights, and three passes over them a step.
+    step, a forward pass for evaluation, ``state_dict`` and ``load_state_dict`` they are put back,
+    bit for bit: so ranks keep the same weights. That takes a copy of the weights, and three passes
+    over them a step.
 
     Source: the step ahead of Xu, Huo and Huang, "Step-Ahead Error Feedback for Distributed Training
     with Compressed Gradient" (AAAI 2021). The share of the average, and the momentum, are ours.
@@ -90,6 +91,7 @@ class StepAhead:
 
         module.register_forward_pre_hook(before_forward, prepend=True)
         module.register_state_dict_pre_hook(before_state)
+        module.register_load_state_dict_pre_hook(before_state)
         optimizer.register_step_pre_hook(before_update)
 
     @property
