@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from syncline.sparse.exchange import Content, Joined, Outcome, Share, Step, join
+from syncline.sparse.exchange import Content, Outcome, Share, Step, join
 from syncline.sparse.vector import SparseVector, total
 
 __all__ = ["butterfly"]
@@ -20,15 +20,11 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
     Where P is no power of two, ``P = 2^m + r``: the odd ones of the first 2 r ranks hand their
     vector to the rank before them, and get the result at the end: two rounds more.
 
-    Nothing is lost:
-
-    - A rank that sees an index dropped takes its own contribution to it back. It does so once: the
-      index may survive in another part of the butterfly, but this contribution is not in that sum.
-      The published code puts back only what the *final* mask lacks, and so loses a value whose
-      index was dropped on the way and yet survived elsewhere.
-    - What a folded rank handed in is its partner's contribution from then on.
-    - What rounding to the wire's precision takes from a merged value, the lowest of the ranks that
-      hold it keeps: in its residual, and taken off its contribution.
+    Nothing is lost: what a merge drops, and what rounding to the wire's precision takes, goes into
+    the residual of the lowest rank that merges, as in the tree. So all of a dropped sum waits in
+    one place: one rank selects it again, by its whole size, where several would each spend an
+    entry on their part. The published code puts back only what the *final* mask lacks, and loses
+    a value whose index was dropped on the way and yet survived elsewhere.
 
     Source: gTop-k, Algorithm 3 and section III.C for the merging, for powers of two and with a
     broadcast; the fold is of Rabenseifner (2004), section 3.
@@ -48,47 +44,18 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
         held = joined.kept
         returned += [joined.dropped, joined.remainder]
 
-    contribution = _Contribution(held, share.length)
     number = rank // 2 if rank < 2 * surplus else rank - surplus
     bit = 1
     while bit < ranks - surplus:
         other = number ^ bit
         partner = 2 * other if other < surplus else other + surplus
-        (theirs,) = yield Step(partner, (held,), partner, 1, contribution.take_back)
+        (theirs,) = yield Step(partner, (held,), partner, 1)
         joined = join(held, theirs, share)
         held = joined.kept
-        contribution.joined(joined, keeps_remainder=number % (2 * bit) == 0)
+        if number % (2 * bit) == 0:
+            returned += [joined.dropped, joined.remainder]
         bit *= 2
 
     if rank < 2 * surplus:
-        yield Step(send_to=rank + 1, contents=(held,), meanwhile=contribution.take_back)
-    contribution.take_back()
-    return Outcome(held, total(share.length, [*returned, *contribution.returned]))
-
-
-class _Contribution:
-    """What a rank has given to what is held, and what of it came back.
-
-    Nothing of it is needed for the next round, so it is worked out while that is under way.
-    """
-
-    def __init__(self, own: Content, length: int) -> None:
-        self._own = own
-        self._length = length
-        self._joined: list[tuple[Joined, bool]] = []
-        self.returned: list[SparseVector] = []
-
-    def joined(self, joined: Joined, *, keeps_remainder: bool) -> None:
-        self._joined.append((joined, keeps_remainder))
-
-    def take_back(self) -> None:
-        """Take back what was dropped of it in the rounds so far."""
-        done, self._joined = self._joined, []
-        if not isinstance(self._own, SparseVector):
-            return
-        for joined, keeps_remainder in done:
-            back, self._own = self._own.divided(joined.dropped.indices)
-            self.returned.append(back)
-            if keeps_remainder and len(joined.remainder):
-                self.returned.append(joined.remainder)
-                self._own = total(self._length, [self._own, joined.remainder.negated()])
+        yield Step(send_to=rank + 1, contents=(held,))
+    return Outcome(held, total(share.length, returned))

@@ -137,8 +137,6 @@ class Courier:
                 sent = torch.from_numpy(whole)
                 works.append(self._group.send([sent], step.send_to, 0))
                 self.sent_bytes += sent.numel()
-            if step.meanwhile is not None:
-                step.meanwhile()
             for work in works:
                 if work.wait(self._timeout) is False:
                     raise PeerError("the exchange was aborted")

@@ -59,8 +59,6 @@ class Step(NamedTuple):
     receive_from: int | None = None
     receives: int = 0
     """How many contents."""
-    meanwhile: Callable[[], None] | None = None
-    """What to compute while the step is under way."""
 
 
 class Outcome(NamedTuple):

@@ -43,8 +43,6 @@ def run_in_one_process(
             return
         if step.send_to is not None:
             mail.setdefault((rank, step.send_to), deque()).append(carried(step.contents))
-        if step.meanwhile is not None:
-            step.meanwhile()
         waiting[rank] = step
 
     for rank in range(len(shares)):
