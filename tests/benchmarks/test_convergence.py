@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.convergence import prepared, without_what_the_recipe_does
 from benchmarks.convergence_cases import CASES, config_of, recipe_of, told, training_of
-from benchmarks.convergence_table import DENSE, Curves, final, within
+from benchmarks.convergence_table import AHEAD, DENSE, Curves, final, within
 from torch import nn
 from torch.optim import SGD
 
@@ -40,7 +40,9 @@ def test_results_of_another_case_are_thrown_away() -> None:
     again = prepared(record)["models"]["resnet20"]
     assert again[DENSE]["0"] == accuracies(0.5)
     # A density that is no longer asked for goes.
-    assert set(again) == {DENSE, *(f"{d:g}" for d in CASES["resnet20"].densities)}
+    case = CASES["resnet20"]
+    ahead = {f"{density:g}{AHEAD}" for density in case.ahead}
+    assert set(again) == {DENSE, *(f"{density:g}" for density in case.densities), *ahead}
     record["cases"]["resnet20"]["hyper"]["epochs"] += 1
     assert not any(prepared(record)["models"]["resnet20"].values())
 
