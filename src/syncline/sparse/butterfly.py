@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+import numpy as np
+
 from syncline.sparse.exchange import Content, Outcome, Share, Step, join
 from syncline.sparse.vector import SparseVector, total
 
@@ -21,10 +23,11 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
     vector to the rank before them, and get the result at the end: two rounds more.
 
     Nothing is lost: what a merge drops, and what rounding to the wire's precision takes, goes into
-    the residual of the lowest rank that merges, as in the tree. So all of a dropped sum waits in
-    one place: one rank selects it again, by its whole size, where several would each spend an
-    entry on their part. The published code puts back only what the *final* mask lacks, and loses
-    a value whose index was dropped on the way and yet survived elsewhere.
+    the residual of exactly one of the ranks that make the same merge, told by the lowest bits of
+    the index. So all of a dropped sum waits in one place, where it is selected again by its whole
+    size, and no rank has more of them than another. The published code puts back only what the
+    *final* mask lacks, and loses a value whose index was dropped on the way and yet survived
+    elsewhere.
 
     Source: gTop-k, Algorithm 3 and section III.C for the merging, for powers of two and with a
     broadcast; the fold is of Rabenseifner (2004), section 3.
@@ -52,10 +55,15 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
         (theirs,) = yield Step(partner, (held,), partner, 1)
         joined = join(held, theirs, share)
         held = joined.kept
-        if number % (2 * bit) == 0:
-            returned += [joined.dropped, joined.remainder]
         bit *= 2
+        returned += [_own_part(each, number, bit) for each in (joined.dropped, joined.remainder)]
 
     if rank < 2 * surplus:
         yield Step(send_to=rank + 1, contents=(held,))
     return Outcome(held, total(share.length, returned))
+
+
+def _own_part(vector: SparseVector, number: int, ranks: int) -> SparseVector:
+    """Return the entries that wait on one of the ranks, a power of two, that all have them."""
+    own = vector.indices % np.uint32(ranks) == number % ranks
+    return SparseVector(vector.length, vector.indices[own], vector.values[own])
