@@ -76,14 +76,12 @@ CASES = {
         model="resnet20",
         data="digits",
         densities=(0.01, 0.001),
-        ahead=(0.001,),
         hyper={"epochs": 20, "batch_size": 8},
     ),
     "lstm": Case(
         model="lstm",
         data="text",
         densities=(0.01, 0.005, 0.001),
-        ahead=(0.001,),
         hyper={
             "epochs": 30,
             "batch_size": 4,
@@ -129,7 +127,6 @@ CASES = {
         model="vgg16",
         data="digits",
         densities=(0.01, 0.001),
-        ahead=(0.001,),
         hyper={"epochs": 24, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 1},
         size={"width": 0.5},
     ),
