@@ -353,8 +353,8 @@ class DistributedDataParallel(TorchDDP):
     def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
         """Take gradients where a rank's residuals will bring its weights, in sparse exchange.
 
-        What waits to be sent no longer makes gradients point the same way again and again: small
-        densities train about as in dense exchange. From a step's first forward pass to its update
+        What waits to be sent no longer makes gradients point the same way again and again, so small
+        densities cost less. From a step's first forward pass to its update
         the weights are other ones on each rank; before the update, an evaluation and
         ``state_dict`` they are put back. So updates are not deferred.
 

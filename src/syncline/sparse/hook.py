@@ -101,8 +101,8 @@ class GTopKState:
     def step_ahead(self, optimizer: Optimizer) -> None:
         """Take gradients where this rank's residuals will bring the weights.
 
-        What waits to be sent no longer makes gradients point the same way again and again: small
-        densities train about as in dense exchange. From a step's first forward pass to its update
+        What waits to be sent no longer makes gradients point the same way again and again, so small
+        densities cost less. From a step's first forward pass to its update
         the weights are other ones on each rank; see :class:`~syncline.sparse.ahead.StepAhead`.
 
         Call on all ranks, once for each optimizer, before the first forward pass.
