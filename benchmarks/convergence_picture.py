@@ -103,4 +103,4 @@ def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
     axis.set_title(TITLES[model], fontsize=10, loc="left")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=8, framealpha=0.85, edgecolor="none")
