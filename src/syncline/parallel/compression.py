@@ -21,6 +21,7 @@ from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
 from syncline.planners.single import Single
 from syncline.sparse.courier import Courier
+from syncline.sparse.gradient import shaped
 from syncline.sparse.layout import device_of, require_exchangeable
 from syncline.sparse.session import Scaler, Session, own_group
 from syncline.sparse.side import side_of
@@ -144,9 +145,7 @@ class Compressing:
             if name in delivered:
                 return gradient
             delivered.add(name)
-            # Residuals lie as gradients do in their buckets: by the strides of the parameter.
-            residual = residuals.taken(name).as_strided(strides.shape, strides.stride())
-            return gradient + residual
+            return gradient + shaped(residuals.taken(name), strides)
 
         return take
 

@@ -287,10 +287,7 @@ class DistributedDataParallel(TorchDDP):
                 f"first in group {number} of shape {tuple(parameter.shape)}; give overlap an "
                 "optimizer of this model's parameters alone"
             )
-        if self._conductor is not None and self._conductor.begun:
-            raise UserError(
-                "overlap was called after training had begun; call it before the first forward pass"
-            )
+        self._require_not_begun("overlap")
         self._overlapped.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
         if is_compiled(self.module) and self._why_not_deferred is None:
             self._stop_deferring(COMPILED)
@@ -336,12 +333,7 @@ class DistributedDataParallel(TorchDDP):
                 made to compare with.
         """
         compressing = self._require_compression()
-        assert self._conductor is not None
-        if self._conductor.begun:
-            raise UserError(
-                "scaled_by was called after training had begun; call it before the first forward "
-                "pass"
-            )
+        self._require_not_begun("scaled_by")
         if self._settings.check and isinstance(compressing.compression, Recipe):
             raise UserError(
                 "with a scaler, what sparse exchange has left over could be lost with a dense step "
@@ -354,9 +346,9 @@ class DistributedDataParallel(TorchDDP):
         """Take gradients where a rank's residuals will bring its weights, in sparse exchange.
 
         What waits to be sent no longer makes gradients point the same way again and again, so small
-        densities cost less. From a step's first forward pass to its update
-        the weights are other ones on each rank; before the update, an evaluation and
-        ``state_dict`` they are put back. So updates are not deferred.
+        densities cost less. From a step's first forward pass to its update the weights are other
+        ones on each rank; before the update, an evaluation and ``state_dict`` they are put back. So
+        updates are not deferred.
 
         Call on all ranks, once for each optimizer, before the first forward pass.
 
@@ -368,12 +360,7 @@ class DistributedDataParallel(TorchDDP):
                 optimizer, of another model, or was given before.
         """
         compressing = self._require_compression()
-        assert self._conductor is not None
-        if self._conductor.begun:
-            raise UserError(
-                "step_ahead was called after training had begun; call it before the first forward "
-                "pass"
-            )
+        self._require_not_begun("step_ahead")
         compressing.step_ahead(self.module, optimizer, settle=self.settle)
         self._stop_deferring("step_ahead puts the weights back before each of them")
 
@@ -404,18 +391,20 @@ class DistributedDataParallel(TorchDDP):
             MismatchError: the state is of another compression, model, rank or number of ranks.
         """
         compressing = self._require_compression()
-        assert self._conductor is not None
-        if self._conductor.begun:
-            raise UserError(
-                "load_compression_state_dict was called after training had begun; call it before "
-                "the first forward pass"
-            )
+        self._require_not_begun("load_compression_state_dict")
         decided, plan = compressing.load_state_dict(state)
         if plan is not None:
             self._require_fitting(plan, "plan of the state")
         # Without the check no step is to be dense, so what had won when there was one is no matter.
         if decided and (plan is not None or self._settings.check):
             self._tuning.resume(plan)
+
+    def _require_not_begun(self, method: str) -> None:
+        if self._conductor is not None and self._conductor.begun:
+            raise UserError(
+                f"{method} was called after training had begun; call it before the first forward "
+                "pass"
+            )
 
     def _require_compression(self) -> Compressing:
         if self._compressing is None:

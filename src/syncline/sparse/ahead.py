@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from syncline.errors import UserError
+from syncline.sparse.gradient import shaped
 from syncline.sparse.residuals import Residuals
 
 __all__ = ["StepAhead"]
@@ -114,8 +115,7 @@ class StepAhead:
             if kept is None:
                 kept = self._kept[name] = torch.empty_like(parameter)
             kept.copy_(parameter)
-            # Residuals lie as gradients do in their buckets: by the strides of the parameter.
-            residual = self._residuals.of(name).as_strided(kept.shape, kept.stride())
+            residual = shaped(self._residuals.of(name), kept)
             rate = float(group["lr"]) / (1 - group["momentum"]) / self._ranks / scale
             parameter.sub_(residual, alpha=rate)
 

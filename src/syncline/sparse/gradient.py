@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Gradient", "flat"]
+__all__ = ["Gradient", "flat", "shaped"]
 
 
 class Gradient(NamedTuple):
@@ -23,3 +23,8 @@ def flat(values: torch.Tensor) -> torch.Tensor:
     Channels-last gradients have no view of one dimension.
     """
     return values.as_strided((values.numel(),), (1,), values.storage_offset())
+
+
+def shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return what lies as :func:`flat` has it in the shape and strides of another, uncopied."""
+    return values.as_strided(like.shape, like.stride())

@@ -12,14 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from syncline.errors import UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.recipe import Recipe
 from syncline.sparse.gradient import Gradient, flat
-from syncline.sparse.layout import device_of, exchanged_parameters
+from syncline.sparse.layout import device_of, exchanged_parameters, unwrapped
 from syncline.sparse.line import Line
 from syncline.sparse.session import Scaler, Session, resharded
 
@@ -76,7 +75,7 @@ class GTopKState:
         except UserError as error:
             refused, parameters = error, {}
         self.recipe = recipe
-        self._module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._module = unwrapped(model)
         self._parameters = parameters
         self._names = {id(p): name for name, p in parameters.items()}
         elements = {name: p.numel() for name, p in parameters.items()}
@@ -102,8 +101,8 @@ class GTopKState:
         """Take gradients where this rank's residuals will bring the weights.
 
         What waits to be sent no longer makes gradients point the same way again and again, so small
-        densities cost less. From a step's first forward pass to its update
-        the weights are other ones on each rank; see :class:`~syncline.sparse.ahead.StepAhead`.
+        densities cost less. From a step's first forward pass to its update the weights are other
+        ones on each rank; see :class:`~syncline.sparse.ahead.StepAhead`.
 
         Call on all ranks, once for each optimizer, before the first forward pass.
 

@@ -9,7 +9,15 @@ from torch import nn
 
 from syncline.errors import UserError
 
-__all__ = ["device_of", "exchanged_parameters", "require_exchangeable"]
+__all__ = ["device_of", "exchanged_parameters", "require_exchangeable", "unwrapped"]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module that is trained, inside DDP or not."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        module: nn.Module = model.module
+        return module
+    return model
 
 
 def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -18,8 +26,7 @@ def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     Raises:
         UserError: there are none, or one cannot be exchanged sparsely.
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
+    model = unwrapped(model)
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     require_exchangeable(model, found)
     return found
