@@ -403,6 +403,18 @@ def overshoots(ahead: bool) -> float:
     return float(net.weight.detach().abs().max())
 
 
+def one_ahead_alone() -> str:
+    """Return what is said where rank 1 steps ahead and no other does."""
+    wrapped = DistributedDataParallel(model())
+    state = GTopKState(wrapped, Recipe(density=0.05))
+    wrapped.register_comm_hook(state, gtopk)
+    try:
+        train(wrapped, range(1), ahead=state if dist.get_rank() == 1 else None)
+    except SynclineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
 def ahead_refusals(case: str) -> str:
     """Return what is said where something is stepped ahead with that cannot be."""
     net = model()

@@ -36,6 +36,13 @@ def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool) -> None:
     assert workers.run(jobs.resumed, 2, {"density": 0.05, "momentum": 0.9}, True) == [True, True]
 
 
+def test_one_that_steps_ahead_alone_is_told(workers: WorkerPool) -> None:
+    """Or dropped sums could wait on no rank, or on two."""
+    for found in workers.run(jobs.one_ahead_alone, 2):
+        assert "MismatchError" in found
+        assert "let all step ahead or none" in found
+
+
 @pytest.mark.parametrize(
     ("case", "said"),
     [

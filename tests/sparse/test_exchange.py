@@ -28,6 +28,7 @@ class Case(NamedTuple):
     gradients: list[Dense]
     k: int
     precision: Precision
+    lowest_keeps: bool = False
 
 
 @st.composite
@@ -43,13 +44,15 @@ def cases(draw: st.DrawFn, *, exact: bool = False, precision: Precision | None =
         ).astype(np.float32)
     drawn[generator.random(shape) < draw(st.sampled_from([0.0, 0.3, 0.9]))] = 0
     k = draw(st.integers(1, max(1, length)))
-    return Case(list(drawn), k, precision or draw(st.sampled_from(PRECISIONS)))
+    precision = precision or draw(st.sampled_from(PRECISIONS))
+    return Case(list(drawn), k, precision, draw(st.booleans()))
 
 
 def shares_of(case: Case, vectors: list[Content]) -> list[Share]:
     ranks, length = len(vectors), len(case.gradients[0])
+    quota = Quota((length,), (case.k,))
     return [
-        Share(rank, ranks, own, Quota((length,), (case.k,)), case.precision)
+        Share(rank, ranks, own, quota, case.precision, case.lowest_keeps)
         for rank, own in enumerate(vectors)
     ]
 
@@ -174,12 +177,23 @@ def test_tree_and_butterfly_deliver_the_same_for_powers_of_two(case: Case, power
 @given(cases(), st.integers(1, 4))
 def test_a_dropped_index_waits_on_ranks_that_it_tells(case: Case, power: int) -> None:
     """On one of the two ranks of a first merge, of the four of a second, and so on."""
-    case = case._replace(gradients=(case.gradients * 16)[: 2**power])
+    case = case._replace(gradients=(case.gradients * 16)[: 2**power], lowest_keeps=False)
     own: list[Content] = [
         rounded(largest(gradient, case.k), case.precision)[0] for gradient in case.gradients
     ]
     for rank, outcome in enumerate(exchanged("gtop-k-butterfly", case, own)):
         assert (outcome.returned.indices % 2 == rank % 2).all()
+
+
+@given(cases(), st.integers(0, 4))
+def test_the_lowest_keep_what_they_keep_in_the_tree(case: Case, power: int) -> None:
+    case = case._replace(gradients=(case.gradients * 16)[: 2**power], lowest_keeps=True)
+    own: list[Content] = [
+        rounded(largest(gradient, case.k), case.precision)[0] for gradient in case.gradients
+    ]
+    tree, butterfly = exchanged("gtop-k", case, own), exchanged("gtop-k-butterfly", case, own)
+    for expected, found in zip(tree, butterfly, strict=True):
+        assert_same(found.returned, expected.returned)
 
 
 def test_what_is_dropped_waits_where_its_index_says() -> None:
@@ -192,6 +206,9 @@ def test_what_is_dropped_waits_where_its_index_says() -> None:
     assert_same(vector_of(outcomes[0].delivered), SparseVector.of(np.array([0, 15, 0], np.float32)))
     returned = [outcome.returned.dense().tolist() for outcome in outcomes]
     assert returned == [[4, 0, 0], [0, 2, 0], [0, 0, 0], [0, 0, 0]]
+    outcomes = exchanged("gtop-k-butterfly", case._replace(lowest_keeps=True), own)
+    returned = [outcome.returned.dense().tolist() for outcome in outcomes]
+    assert returned == [[4, 2, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
 def published_loss(vectors: list[Dense], k: int) -> float:

@@ -23,11 +23,11 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
     vector to the rank before them, and get the result at the end: two rounds more.
 
     Nothing is lost: what a merge drops, and what rounding to the wire's precision takes, goes into
-    the residual of exactly one of the ranks that make the same merge, told by the lowest bits of
-    the index. So all of a dropped sum waits in one place, where it is selected again by its whole
-    size, and no rank has more of them than another. The published code puts back only what the
-    *final* mask lacks, and loses a value whose index was dropped on the way and yet survived
-    elsewhere.
+    the residual of exactly one of the ranks that make the same merge. So all of a dropped sum waits
+    in one place, where it is selected again by its whole size. The lowest bits of the index tell
+    which rank it is, so that all have as many of them; or it is always the lowest, as in the tree,
+    if :attr:`Share.lowest_keeps` says so. The published code puts back only what the *final* mask
+    lacks, and loses a value whose index was dropped on the way and yet survived elsewhere.
 
     Source: gTop-k, Algorithm 3 and section III.C for the merging, for powers of two and with a
     broadcast; the fold is of Rabenseifner (2004), section 3.
@@ -56,7 +56,11 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
         joined = join(held, theirs, share)
         held = joined.kept
         bit *= 2
-        returned += [_own_part(each, number, bit) for each in (joined.dropped, joined.remainder)]
+        both = joined.dropped, joined.remainder
+        if not share.lowest_keeps:
+            returned += [_own_part(each, number, bit) for each in both]
+        elif number % bit == 0:
+            returned += both
 
     if rank < 2 * surplus:
         yield Step(send_to=rank + 1, contents=(held,))

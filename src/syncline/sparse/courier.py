@@ -154,7 +154,7 @@ class Courier:
             # With several contents the sender has passed on those of others.
             self._refused = MismatchError(
                 f"rank {self.rank} cannot read what rank {sender} sent: {error}; give all ranks "
-                "the same recipe and the same number of steps"
+                "the same recipe and the same number of steps, and let all step ahead or none"
             )
             return Refusal(self.rank, UNREADABLE, sender or 0)
 

@@ -44,6 +44,9 @@ class Share(NamedTuple):
     """How many entries of which parts a vector may have."""
     precision: Precision
     """In which values travel."""
+    lowest_keeps: bool = False
+    """Whether what a merge drops waits on the lowest of the ranks that make it, wherever several
+    do."""
 
     @property
     def length(self) -> int:

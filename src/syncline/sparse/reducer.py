@@ -78,6 +78,8 @@ class SparseReducer:
         is noted, and all ranks get infinities, for whoever skips such steps."""
         self.scale = 1.0
         """What gradients and residuals are multiplied by."""
+        self.lowest_keeps = False
+        """See :class:`Share`; ranks that differ in it refuse each other's messages."""
         self._memory = side.memory
         kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
         self.residuals = Residuals(
@@ -137,7 +139,7 @@ class SparseReducer:
             k=quota.k,
             length=quota.length,
             precision=self._recipe.wire,
-            digest=_digest_of(self._recipe.digest, step, message, *names),
+            digest=_digest_of(self._recipe.digest, self.lowest_keeps, step, message, *names),
         )
         if refusal is None:
             self._treatment.clip(gradients, self.scale)
@@ -158,11 +160,9 @@ class SparseReducer:
     def _exchange(self, gradients: Sequence[Gradient], begun: _Begun) -> None:
         names = [gradient.name for gradient in gradients]
         own, quota, wire, conservation = begun
-        outcome = self.courier.run(
-            ALGORITHMS[self._recipe.algorithm],
-            Share(self.courier.rank, self.courier.ranks, own, quota, wire.precision),
-            wire,
-        )
+        rank, ranks = self.courier.rank, self.courier.ranks
+        share = Share(rank, ranks, own, quota, wire.precision, self.lowest_keeps)
+        outcome = self.courier.run(ALGORITHMS[self._recipe.algorithm], share, wire)
         delivered = outcome.delivered
         if isinstance(delivered, Refusal):
             if isinstance(own, SparseVector):

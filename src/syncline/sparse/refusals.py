@@ -34,7 +34,7 @@ def refusal_error(refusal: Refusal, names: Sequence[str], *, together: int) -> U
     if reason == UNREADABLE:
         return UserError(
             f"rank {rank} cannot read what rank {detail} sent in this exchange; give all ranks "
-            "the same recipe and the same number of steps"
+            "the same recipe and the same number of steps, and let all step ahead or none"
         )
     where = f"parameter {names[detail]!r} on rank {rank}"
     if reason == NOT_FINITE:

@@ -157,6 +157,8 @@ class Session:
         residuals = self.reducer.residuals
         free = {name: p for name, p in parameters.items() if name not in self._ahead}
         self._ahead |= StepAhead(module, free, optimizer, residuals, ranks=ranks, at=at).names
+        # A rank that knows of all that was dropped learns more than if each knows of a part.
+        self.reducer.lowest_keeps = True
 
     def prepare(
         self, gradients: Sequence[Gradient], *, message: int, after: Sequence[Any]
