@@ -159,11 +159,13 @@ def train(
     momentum: float = 0.0,
     ahead: GTopKState | None = None,
 ) -> list[float]:
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=momentum)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.0, momentum=momentum)
     if ahead is not None:
         ahead.step_ahead(optimizer)
     losses = []
     for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * 0.9**step
         device = next(wrapped.parameters()).device
         inputs, targets = (tensor.to(device) for tensor in batch(step, dist.get_rank()))
         loss = nn.functional.mse_loss(wrapped(inputs), targets)
@@ -337,6 +339,9 @@ def moved_ahead(momentum: float) -> dict[str, bool]:
     for step in range(4):
         before = weights()
         residuals = state.state_dict()["residuals"]
+        # What waits is to bring the weights as far as with the learning rate of the step before.
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
         with wrapped.no_sync():
             loss().backward()  # gradients of two passes are accumulated at the same place
         ahead = weights()
@@ -345,7 +350,7 @@ def moved_ahead(momentum: float) -> dict[str, bool]:
             expected = values.clone()
             if name in residuals:
                 strides = expected.shape, expected.stride()
-                expected -= 0.1 / (1 - momentum) / ranks * residuals[name].as_strided(*strides)
+                expected -= rate / (1 - momentum) / ranks * residuals[name].as_strided(*strides)
                 moved = not torch.equal(expected, values)
                 right[f"{step}, {name}: moved from the second step on"] = moved == (step > 0)
             right[f"{step}, {name}: where"] = torch.allclose(ahead[name], expected, atol=1e-7)

@@ -62,6 +62,24 @@ def test_sharing_out_keeps_the_sum(rows: list[np.ndarray], ranks: int) -> None:
         np.testing.assert_array_equal(found, [*map(row_of, states)])
 
 
+@given(st.lists(st.sampled_from([0.0, 1e-9, 0.25, 0.5, 1.0, 3.0]), max_size=9), st.integers(0, 8))
+def test_what_waits_moves_weights_as_far_at_every_rate(rates: list[float], saved: int) -> None:
+    """Also through a checkpoint, and with a rate of 0 now and then."""
+    residuals = residuals_of(np.ones((2, 10), np.float32))
+    residuals.follow("a", 0.5)
+    for number, rate in enumerate(rates):
+        if number == saved:
+            state = residuals.state_dict()
+            residuals = residuals_of(np.zeros((2, 10), np.float32))
+            residuals.load_state_dict(resharded([state], 1)[0])
+        residuals.follow("a", rate)
+        if rate:
+            expected = torch.full((3,), 0.5 / rate)
+            torch.testing.assert_close(residuals.of("a"), expected, rtol=1e-5, atol=0)
+    assert row_of(residuals.state_dict())[1].tolist() == [1.0] * 10
+    assert residuals.of("b").tolist() == [1.0] * 5
+
+
 def test_saved_tensors_are_copies() -> None:
     residuals = residuals_of(np.ones((2, 10), np.float32))
     state = residuals.state_dict()

@@ -31,6 +31,9 @@ class StepAhead:
     bit for bit: so ranks keep the same weights. That takes a copy of the weights, and three passes
     over them a step.
 
+    What waits keeps the effect that it had: where the learning rate changes, residuals are
+    multiplied by the old one over the new one, in a fourth pass.
+
     Source: the step ahead of Xu, Huo and Huang, "Step-Ahead Error Feedback for Distributed Training
     with Compressed Gradient" (AAAI 2021). The share of the average, and the momentum, are ours.
     """
@@ -54,7 +57,8 @@ class StepAhead:
             residuals: of this rank.
             ranks: P.
             at: returns how often the residuals have changed, and what gradients and residuals are
-                multiplied by; None where nothing waits. Itself waits for what is under way.
+                multiplied by; None where what waits is delivered. Itself waits for what is under
+                way.
 
         Raises:
             UserError: it is another optimizer, has dampening or ascends, or it updates none of the
@@ -115,9 +119,11 @@ class StepAhead:
             if kept is None:
                 kept = self._kept[name] = torch.empty_like(parameter)
             kept.copy_(parameter)
+            rate = float(group["lr"])
+            self._residuals.follow(name, rate)
             residual = shaped(self._residuals.of(name), kept)
-            rate = float(group["lr"]) / (1 - group["momentum"]) / self._ranks / scale
-            parameter.sub_(residual, alpha=rate)
+            share = rate / (1 - group["momentum"]) / self._ranks / scale
+            parameter.sub_(residual, alpha=share)
 
     def _moved(self) -> list[tuple[nn.Parameter, str, dict[str, Any]]]:
         return [

@@ -43,6 +43,8 @@ class Residuals:
         self._velocities: Tensors = {
             n: torch.zeros(e, device=device) for n, e in elements.items() if velocities
         }
+        self._rates: dict[str, float] = {}
+        """Of parameters that follow a learning rate: at which their residuals are to count."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._residuals
@@ -59,6 +61,21 @@ class Residuals:
         for tensors in (self._residuals, self._velocities):
             for tensor in tensors.values():
                 tensor.mul_(factor)
+
+    def follow(self, name: str, rate: float) -> None:
+        """Let a parameter's residual move the weights as far at this learning rate as at the last.
+
+        Gradients that are added from now on are of this rate. At 0 nothing moves them, so that what
+        waits goes on counting at the rate before.
+
+        Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
+        Schemes" (ICML 2019), Algorithm 2, where a gradient times its learning rate is what waits.
+        """
+        if rate > 0:
+            before = self._rates.get(name, rate)
+            if rate != before:
+                self._residuals[name].mul_(before / rate)
+            self._rates[name] = rate
 
     def copy_of(self, name: str) -> list[torch.Tensor]:
         """Return copies of what is kept of a parameter, for :meth:`restore`."""
@@ -84,14 +101,15 @@ class Residuals:
         self._memory.add([self._residuals[name] for name in names], vector)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies on the CPU of all tensors of this rank: so any device can go on."""
+        """Return copies on the CPU of all tensors of this rank, so that any device can go on."""
         return {
             "residuals": {n: t.to("cpu", copy=True) for n, t in self._residuals.items()},
             "velocities": {n: t.to("cpu", copy=True) for n, t in self._velocities.items()},
+            "rates": dict(self._rates),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the tensors of a state.
+        """Take over a state.
 
         Raises:
             MismatchError: they are of other parameters.
@@ -110,10 +128,13 @@ class Residuals:
         for what, own in (("residuals", self._residuals), ("velocities", self._velocities)):
             for name, tensor in state[what].items():
                 own[name].copy_(tensor.reshape(-1))
+        self._rates = dict(state.get("rates", {}))
 
 
 def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
     """Return the states of another number of ranks, with the same sums.
+
+    All of them follow the same learning rates.
 
     Rank r gets the sum of the old ranks r, r + P, r + 2 P, ...; a rank that no old one falls to
     begins with zeros. With as many ranks as before nothing changes.
@@ -133,5 +154,6 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
                 }
                 for what in ("residuals", "velocities")
             }
+            | {"rates": states[0].get("rates", {})}
         )
     return result

@@ -147,7 +147,7 @@ class Session:
         """
 
         def at() -> tuple[int, float] | None:
-            if not self._changes or self.delivers:
+            if self.delivers:
                 return None
             settle()
             self.undo_refused()
