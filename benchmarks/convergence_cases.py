@@ -76,12 +76,14 @@ CASES = {
         model="resnet20",
         data="digits",
         densities=(0.01, 0.001),
+        ahead=(0.001,),
         hyper={"epochs": 20, "batch_size": 8},
     ),
     "lstm": Case(
         model="lstm",
         data="text",
         densities=(0.01, 0.005, 0.001),
+        ahead=(0.001,),
         hyper={
             "epochs": 30,
             "batch_size": 4,

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError
+from syncline.measure.lent import lend
 
 __all__ = ["gather_json", "gather_numbers", "share_json", "timeout_of"]
 
@@ -31,12 +32,12 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
     try:
         own_size = torch.tensor([len(text)], dtype=torch.int64, device=device)
-        dist.all_gather(sizes, own_size, group=group)
+        _all_gather(sizes, own_size, group)
         longest = max(int(size.item()) for size in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
         texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world)]
-        dist.all_gather(texts, padded.to(device), group=group)
+        _all_gather(texts, padded.to(device), group)
     except RuntimeError as error:
         raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
     return [
@@ -61,7 +62,7 @@ def gather_numbers(
     own = torch.tensor(values, dtype=torch.float64, device=device)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     try:
-        dist.all_gather(everyone, own, group=group)
+        _all_gather(everyone, own, group)
     except RuntimeError as error:
         raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
     return [numbers.tolist() for numbers in everyone]
@@ -83,15 +84,21 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
     text = bytearray(msgspec.json.encode(value)) if is_source else bytearray()
     try:
         size = torch.tensor([len(text)], dtype=torch.int64, device=device)
-        dist.broadcast(size, source, group=group)
+        dist.broadcast(lend(size), source, group=group)
         if is_source:
             data = torch.frombuffer(text, dtype=torch.uint8).to(device)
         else:
             data = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
-        dist.broadcast(data, source, group=group)
+        dist.broadcast(lend(data), source, group=group)
     except RuntimeError as error:
         raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
     return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))
+
+
+def _all_gather(
+    received: Sequence[torch.Tensor], sent: torch.Tensor, group: dist.ProcessGroup
+) -> None:
+    dist.all_gather([lend(each) for each in received], lend(sent), group=group)
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
