@@ -388,6 +388,32 @@ def moved_ahead(momentum: float) -> dict[str, bool]:
     return right
 
 
+def joined_while_ahead() -> list[bool]:
+    """Say in which steps two weights are ahead; the second joins the optimizer in step 2.
+
+    In all of them they are put back.
+    """
+    net = model()
+    wrapped = DistributedDataParallel(net)
+    state = GTopKState(wrapped, Recipe(density=0.05))
+    wrapped.register_comm_hook(state, gtopk)
+    first, second = net[0].weight, net[3].weight
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    state.step_ahead(optimizer)
+    found = []
+    for step in range(4):
+        before = [first.detach().clone(), second.detach().clone()]
+        wrapped(batch(step, dist.get_rank())[0]).square().sum().backward()
+        found += [not torch.equal(w, b) for w, b in zip([first, second], before, strict=True)]
+        if step == 2:
+            optimizer.add_param_group({"params": [second]})
+        saved = net.state_dict()
+        assert torch.equal(saved["0.weight"], before[0])
+        assert torch.equal(saved["3.weight"], before[1])
+        optimizer.step()
+    return found
+
+
 def overshoots(ahead: bool) -> float:
     """Return how far from the minimum of a parabola the weights end; they begin at 1.
 

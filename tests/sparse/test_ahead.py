@@ -23,6 +23,11 @@ def test_what_waits_is_not_asked_for_again(workers: WorkerPool) -> None:
     assert max(workers.run(jobs.overshoots, 2, False)) > 1
 
 
+def test_a_parameter_may_join_while_others_are_ahead(workers: WorkerPool) -> None:
+    steps = [False, False, True, False, True, False, True, True]
+    assert workers.run(jobs.joined_while_ahead, 2) == [steps, steps]
+
+
 def test_with_nothing_left_over_nothing_changes(workers: WorkerPool) -> None:
     recipe = {"density": 1.0}
     plainly = workers.run(jobs.hooked, 2, recipe, 4)

@@ -77,7 +77,9 @@ class StepAhead:
                 "not stepped ahead with yet; give each optimizer of this model once"
             )
         self._kept: dict[str, torch.Tensor] = {}
-        """Copies of the weights, by parameter; made once, and of use while ahead."""
+        """Room for copies of the weights, by parameter; made once."""
+        self._places: list[tuple[nn.Parameter, torch.Tensor]] = []
+        """Of the parameters that are ahead now, and where they belong."""
         self._ahead_since: int | None = None
         """The residuals' number of changes when the weights were moved; None while they are not."""
         # Functions are not copied with a module; a copy's calls are none of ours.
@@ -107,10 +109,10 @@ class StepAhead:
     @torch.no_grad()
     def put_back(self) -> None:
         """Let the weights be again those that all ranks have, if they are ahead."""
-        if self._ahead_since is not None:
-            for parameter, name, _ in self._moved():
-                parameter.copy_(self._kept[name])
-            self._ahead_since = None
+        for parameter, kept in self._places:
+            parameter.copy_(kept)
+        self._places.clear()
+        self._ahead_since = None
 
     @torch.no_grad()
     def _go_ahead(self, scale: float) -> None:
@@ -119,6 +121,7 @@ class StepAhead:
             if kept is None:
                 kept = self._kept[name] = torch.empty_like(parameter)
             kept.copy_(parameter)
+            self._places.append((parameter, kept))
             rate = float(group["lr"])
             self._residuals.follow(name, rate)
             residual = shaped(self._residuals.of(name), kept)
