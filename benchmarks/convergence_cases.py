@@ -98,7 +98,7 @@ CASES = {
         model="transformer",
         data="text",
         densities=(0.01, 0.001),
-        ahead=(0.001,),
+        ahead=(0.01, 0.001),
         hyper={
             "epochs": 24,
             "batch_size": 4,
@@ -113,7 +113,7 @@ CASES = {
         model="transformer",
         data="text",
         densities=(0.001,),
-        ahead=(0.001,),
+        ahead=(0.01, 0.001),
         hyper={
             "epochs": 4,
             "batch_size": 4,

@@ -46,7 +46,14 @@ def within(dense: Sequence[float], sparse: Sequence[float], *, higher_is_better:
 def table(models: dict[str, dict[str, Curves]]) -> Any:
     """Return the table to print; dense runs of the same seeds are compared with."""
     shown = Table(
-        "model", "exchange", "figure", "seeds", "median", "range", "within dense's spread"
+        "model",
+        "exchange",
+        "figure",
+        "seeds",
+        "median",
+        "range",
+        "within dense's spread",
+        "training loss",
     )
     for model, by_density in models.items():
         dense = final(by_density[DENSE]) if by_density.get(DENSE) else {}
@@ -67,5 +74,6 @@ def table(models: dict[str, dict[str, Curves]]) -> Any:
                 f"{median([*found.values()]):.4g}",
                 f"{min(found.values()):.4g} to {max(found.values()):.4g}",
                 judged,
+                f"{median([curve[-1]['training loss'] for curve in curves.values()]):.3f}",
             )
     return shown

@@ -323,6 +323,7 @@ def raised(path: Path) -> Iterator[tuple[int, str]]:
         "devices",
         "collectives",
         "bench",
+        "sparse",
         "parallel/backend.py",
         "cli/bench.py",
         "cli/places.py",

@@ -164,6 +164,9 @@ def reverted(ahead: bool) -> dict[str, Any]:
     assert compressing._session is not None
     residuals = compressing._session.reducer.residuals
     kept = {name: residuals.of(name).clone() for name in ddp._exchanged}
+    if ahead:  # what waits is to bring the weights as far as before
+        kept = {name: 10 * values for name, values in kept.items()}
+        optimizer.param_groups[0]["lr"] /= 10
     ddp._conductor._left = True  # as under join: DDP's own buckets for a while
     ddp._reducer_buckets.use(None, record=False)
     inputs, targets = batch(step)
@@ -434,13 +437,12 @@ def scaled(
         model: Any
         if kind == "hook":
             model = TorchDDP(module, bucket_cap_mb=0.01)
-            state = GTopKState(model, Recipe(**recipe), scaler=scaler if scaling else None)
+            state = GTopKState(model, Recipe(**recipe), scaler=scaler)
             model.register_comm_hook(state, gtopk)
             state_dict = state.state_dict
         else:
             model = DistributedDataParallel(module, compression=Recipe(**recipe), check=False)
-            if scaling:
-                model.scaled_by(scaler)
+            model.scaled_by(scaler)
             state_dict = model.compression_state_dict
         parameters = [*model.parameters()]
         optimizers = [torch.optim.SGD(parameters[n::several], lr=0.05) for n in range(several)]
@@ -466,7 +468,10 @@ def scaled(
     factor = states[True]["scale"]
     assert factor > 1
     differing = [n for n, p in net[True].items() if not torch.equal(p, net[False][n])]
+    again = GTopKState(module, Recipe(**recipe))  # without a scaler
+    again.load_state_dict(states[True])
     for name, residual in states[True]["residuals"].items():
-        if not torch.equal(residual / factor, states[False]["residuals"][name]):
+        others = states[False], again.state_dict()
+        if not all(torch.equal(residual / factor, other["residuals"][name]) for other in others):
             differing.append(f"residual of {name}")
     return differing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import time
 import weakref
 from datetime import timedelta
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, Recipe, gtopk, resharded
@@ -250,10 +253,7 @@ def resharded_sums(recipe: dict[str, Any]) -> list[float]:
     dist.all_gather_object(states, state)
 
     def total(of: list[Any]) -> torch.Tensor:
-        return sum(  # type: ignore[return-value]
-            (r.double() for each in of for r in each["residuals"]["3.weight"]),
-            torch.zeros(32).double(),
-        )
+        return torch.stack([each["residuals"]["3.weight"].double() for each in of]).sum(0)
 
     ranks = len(states)
     return [
@@ -446,15 +446,100 @@ def one_ahead_alone() -> str:
     return "trained"
 
 
+def updated_ahead(by: str) -> list[bool]:
+    """Say whether updates are what they are where no weights are ahead, all at density 1 but one.
+
+    Args:
+        by: ``"closure"``, or another optimizer than the one that is stepped ahead with.
+    """
+    net = model()
+    wrapped = DistributedDataParallel(net)
+    state = GTopKState(wrapped, Recipe(density=0.05))
+    wrapped.register_comm_hook(state, gtopk)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state.step_ahead(optimizer)
+    # The other one has a parameter that is no model's, and only some of the model's.
+    given = [nn.Parameter(torch.zeros(1)), *list(net.parameters())[2:]]
+    other = torch.optim.SGD(given, lr=0.1)
+    right = []
+    for step in range(4):
+        before = {name: values.clone() for name, values in net.state_dict().items()}
+        inputs, targets = batch(step, dist.get_rank())
+
+        def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            net.zero_grad()
+            loss = nn.functional.mse_loss(wrapped(inputs), targets)
+            loss.backward()
+            return loss
+
+        stepping = optimizer if by == "closure" else other
+        if by == "closure":
+            optimizer.step(lambda i=inputs, t=targets: loss_of(i, t))  # type: ignore[misc]
+        else:
+            loss_of(inputs, targets)
+            other.step()
+        updated = {id(p) for group in stepping.param_groups for p in group["params"]}
+        expected = {
+            name: before[name] - 0.1 * p.grad if id(p) in updated else before[name]
+            for name, p in net.named_parameters()
+            if p.grad is not None
+        }
+        found = net.state_dict()
+        right.append(all(torch.allclose(found[n], e, atol=1e-7) for n, e in expected.items()))
+    return right
+
+
+def copied_ahead() -> list[bool]:
+    """Say whether copies of a model that steps ahead can be had, and do not."""
+    net = model()
+    wrapped = DistributedDataParallel(net)
+    state = GTopKState(wrapped, Recipe(density=0.05))
+    wrapped.register_comm_hook(state, gtopk)
+    train(wrapped, range(3), ahead=state)
+    copies = [pickle.loads(pickle.dumps(net)), copy.deepcopy(net)]
+    right = []
+    for each in copies:
+        before = [p.detach().clone() for p in each.parameters()]
+        each(batch(9, 0)[0]).square().sum().backward()
+        right.append(all(torch.equal(p, b) for p, b in zip(each.parameters(), before, strict=True)))
+    return right
+
+
+def dropped_ahead() -> list[bool]:
+    """Say what is left of stepping ahead once nothing refers to the state."""
+    net = model()
+    wrapped = DistributedDataParallel(net)
+    state = GTopKState(wrapped, Recipe(density=0.05))
+    wrapped.register_comm_hook(state, gtopk)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state.step_ahead(optimizer)
+    for step in range(3):
+        before = [values.clone() for values in net.state_dict().values()]
+        wrapped(batch(step, dist.get_rank())[0]).square().sum().backward()
+        if step < 2:
+            optimizer.step()
+    gone = weakref.ref(state)
+    ahead = [not torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True)]
+    del wrapped, state
+    gc.collect()
+    back = [torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True)]
+    hooks = [*net._forward_pre_hooks.values(), *net._state_dict_pre_hooks.values()]
+    hooks += [*net._load_state_dict_pre_hooks.values(), *_global_optimizer_pre_hooks.values()]
+    return [any(ahead), all(back), gone() is None, not hooks]
+
+
 def ahead_refusals(case: str) -> str:
     """Return what is said where something is stepped ahead with that cannot be."""
     net = model()
-    state = GTopKState(net, Recipe(density=0.05))
+    recipe = Recipe(density=0.05, dense_names=("*",) if case == "all dense" else ())
+    state = GTopKState(net, recipe)
     parameters = list(net.parameters())
     optimizers = {
         "adam": lambda: torch.optim.Adam(parameters),
         "dampening": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.5, dampening=0.1),
         "ascent": lambda: torch.optim.SGD(parameters, lr=0.1, maximize=True),
+        "momentum": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=1.0),
+        "all dense": lambda: torch.optim.SGD(parameters, lr=0.1),
         "other model": lambda: torch.optim.SGD(model().parameters(), lr=0.1),
         "twice": lambda: torch.optim.SGD(parameters, lr=0.1),
     }
@@ -481,7 +566,9 @@ def refusals(case: str) -> str:
     if case == "frozen":
         net.requires_grad_(False)
     try:
-        state = GTopKState(net, recipe)
+        # A scaler that is not enabled changes nothing.
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        state = GTopKState(net, recipe, scaler=scaler)
         if case == "checkpoint recipe":
             saved = state.state_dict()
             saved["recipe"]["density"] = 0.5
@@ -496,8 +583,8 @@ def refusals(case: str) -> str:
             state.load_state_dict(saved)
         wrapped = DistributedDataParallel(net)
         wrapped.register_comm_hook(state, gtopk)
-        if case == "steps":
-            state.load_state_dict({**state.state_dict(), "step": rank})
+        if case == "steps" and rank == 1:
+            state.load_state_dict({**state.state_dict(), "step": 1})
         if case == "nan" and rank == 1:
             with torch.no_grad():
                 next(iter(net.parameters()))[0, 0] = 1.0

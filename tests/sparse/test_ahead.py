@@ -41,6 +41,19 @@ def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool) -> None:
     assert workers.run(jobs.resumed, 2, {"density": 0.05, "momentum": 0.9}, True) == [True, True]
 
 
+@pytest.mark.parametrize("by", ["closure", "another optimizer"])
+def test_an_update_is_made_where_the_weights_belong(workers: WorkerPool, by: str) -> None:
+    assert workers.run(jobs.updated_ahead, 2, by) == [[True] * 4] * 2
+
+
+def test_copies_do_not_step_ahead(workers: WorkerPool) -> None:
+    assert workers.run(jobs.copied_ahead, 2) == [[True, True]] * 2
+
+
+def test_it_ends_with_the_state(workers: WorkerPool) -> None:
+    assert workers.run(jobs.dropped_ahead, 2) == [[True] * 4] * 2
+
+
 def test_one_that_steps_ahead_alone_is_told(workers: WorkerPool) -> None:
     """Or dropped sums could wait on no rank, or on two."""
     for found in workers.run(jobs.one_ahead_alone, 2):
@@ -52,8 +65,10 @@ def test_one_that_steps_ahead_alone_is_told(workers: WorkerPool) -> None:
     ("case", "said"),
     [
         ("adam", "UserError: step_ahead needs torch.optim.SGD, for which it is known where"),
-        ("dampening", "UserError: step_ahead knows SGD that descends without dampening; group 0"),
-        ("ascent", "has dampening=0 and maximize=True"),
+        ("dampening", "UserError: step_ahead knows SGD that descends without dampening, with a"),
+        ("ascent", "dampening=0 and maximize=True"),
+        ("momentum", "group 0 has momentum=1.0, "),
+        ("all dense", "UserError: step_ahead is for what sparse exchange leaves behind; this"),
         ("other model", "UserError: step_ahead: the optimizer updates no parameter that is exch"),
         ("twice", "not stepped ahead with yet; give each optimizer of this model once"),
     ],

@@ -62,9 +62,14 @@ class Recipe(Value, frozen=True, kw_only=True):
     """Parameters whose names match one of these patterns (``*bias``) are exchanged whole."""
 
     def __post_init__(self) -> None:
+        for name, several in (("warmup", self.warmup), ("dense_names", self.dense_names)):
+            if not isinstance(several, tuple | list):
+                raise UserError(
+                    f"recipe: {name} is a tuple, found {several!r}; write ({several!r},)"
+                )
         for density in (self.density, *self.warmup):
-            if not (math.isfinite(density) and 0 < density <= 1):
-                raise UserError(f"recipe: a density is above 0 and at most 1, found {density}")
+            if not (isinstance(density, int | float) and 0 < density <= 1):
+                raise UserError(f"recipe: a density is above 0 and at most 1, found {density!r}")
         if self.algorithm not in ALGORITHMS:
             hint = did_you_mean(self.algorithm, ALGORITHMS)
             raise UserError(

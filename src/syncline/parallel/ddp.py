@@ -324,7 +324,8 @@ class DistributedDataParallel(TorchDDP):
 
         A gradient that is infinite or NaN is no error from here on: all ranks get infinities, so
         that all skip the step, and the residuals are what they were before it. They follow the
-        scale. The backward pass waits for the whole exchange.
+        scale. The backward pass waits for the whole exchange. A scaler that is not enabled changes
+        nothing.
 
         Call on all ranks, before the first forward pass.
 
@@ -334,6 +335,8 @@ class DistributedDataParallel(TorchDDP):
         """
         compressing = self._require_compression()
         self._require_not_begun("scaled_by")
+        if not scaler.is_enabled():
+            return
         if self._settings.check and isinstance(compressing.compression, Recipe):
             raise UserError(
                 "with a scaler, what sparse exchange has left over could be lost with a dense step "
@@ -361,7 +364,14 @@ class DistributedDataParallel(TorchDDP):
         """
         compressing = self._require_compression()
         self._require_not_begun("step_ahead")
-        compressing.step_ahead(self.module, optimizer, settle=self.settle)
+        own = weakref.ref(self)
+
+        def settle() -> None:
+            wrapper = own()
+            if wrapper is not None:
+                wrapper.settle()
+
+        compressing.step_ahead(self.module, optimizer, settle=settle)
         self._stop_deferring("step_ahead puts the weights back before each of them")
 
     def compression_state_dict(self) -> dict[str, Any]:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import UserError
 from syncline.sparse.gradient import shaped
 from syncline.sparse.residuals import Residuals
 
-__all__ = ["StepAhead"]
+__all__ = ["StepAhead", "Waiting"]
+
+Places = list[tuple[nn.Parameter, torch.Tensor]]
+"""Of parameters that are ahead, and where they belong."""
+
+
+class Waiting(NamedTuple):
+    """What is to be known of residuals before a step."""
+
+    changes: int
+    """How often they have changed."""
+    scale: float
+    """What gradients and residuals are multiplied by."""
+    is_delivered: bool
+    """Whether they go out with the next gradients, which are exchanged whole."""
 
 
 class StepAhead:
@@ -26,13 +42,15 @@ class StepAhead:
 
         x - lr / (1 - m) / P e,
 
-    with the learning rate ``lr`` and the momentum ``m`` of the optimizer. Before the optimizer's
-    step, a forward pass for evaluation, ``state_dict`` and ``load_state_dict`` they are put back,
-    bit for bit: so ranks keep the same weights. That takes a copy of the weights, and three passes
-    over them a step.
+    with the learning rate ``lr`` and the momentum ``m`` of the optimizer. Before a step of any
+    optimizer of theirs, a forward pass for evaluation, ``state_dict`` and ``load_state_dict`` they
+    are put back, bit for bit: so ranks keep the same weights. That takes a copy of the weights, and
+    three passes over them a step.
 
     What waits keeps the effect that it had: where the learning rate changes, residuals are
     multiplied by the old one over the new one, in a fourth pass.
+
+    Nothing but the caller keeps one alive; with it the hooks go, and the weights are put back.
 
     Source: the step ahead of Xu, Huo and Huang, "Step-Ahead Error Feedback for Distributed Training
     with Compressed Gradient" (AAAI 2021). The share of the average, and the momentum, are ours.
@@ -46,7 +64,7 @@ class StepAhead:
         residuals: Residuals,
         *,
         ranks: int,
-        at: Callable[[], tuple[int, float] | None],
+        waiting: Callable[[], Waiting],
     ) -> None:
         """Move ahead from the next forward pass on.
 
@@ -56,76 +74,59 @@ class StepAhead:
             optimizer: plain SGD, of which the effect of a residual is known.
             residuals: of this rank.
             ranks: P.
-            at: returns how often the residuals have changed, and what gradients and residuals are
-                multiplied by; None where what waits is delivered. Itself waits for what is under
-                way.
+            waiting: says what waits, once nothing is under way.
 
         Raises:
             UserError: it is another optimizer, has dampening or ascends, or it updates none of the
                 parameters.
         """
-        self._residuals = residuals
+        self._module = module
         self._optimizer = optimizer
+        self._residuals = residuals
         self._ranks = ranks
-        self._at = at
-        names = {id(p): name for name, p in parameters.items() if name in residuals}
+        self._waiting = waiting
+        self._names = {id(p): name for name, p in parameters.items() if name in residuals}
         _require_known_effect(optimizer)
-        self._names = names
         if not self._moved():
             raise UserError(
                 "step_ahead: the optimizer updates no parameter that is exchanged sparsely and "
                 "not stepped ahead with yet; give each optimizer of this model once"
             )
-        self._kept: dict[str, torch.Tensor] = {}
-        """Room for copies of the weights, by parameter; made once."""
-        self._places: list[tuple[nn.Parameter, torch.Tensor]] = []
-        """Of the parameters that are ahead now, and where they belong."""
-        self._ahead_since: int | None = None
-        """The residuals' number of changes when the weights were moved; None while they are not."""
-        # Functions are not copied with a module; a copy's calls are none of ours.
-        own = weakref.ref(module)
-
-        def before_forward(called: nn.Module, _: Any) -> None:
-            if called is own():
-                self._before_forward(called.training and torch.is_grad_enabled())
-
-        def before_state(called: nn.Module, *_: Any) -> None:
-            if called is own():
-                self.put_back()
-
-        def before_update(*_: Any) -> None:
-            self.put_back()
-
-        module.register_forward_pre_hook(before_forward, prepend=True)
-        module.register_state_dict_pre_hook(before_state)
-        module.register_load_state_dict_pre_hook(before_state)
-        optimizer.register_step_pre_hook(before_update)
+        self._room: dict[str, torch.Tensor] = {}
+        """For copies of the weights, by parameter; made once."""
+        self._places: Places = []
+        self._since: int | None = None
+        """The residuals' number of changes when weights and residuals were last seen to."""
+        hooks = [
+            module.register_forward_pre_hook(_Hook(self._before_forward), prepend=True),
+            module.register_state_dict_pre_hook(_Hook(self._before_state)),
+            module.register_load_state_dict_pre_hook(_Hook(self._before_state)),
+            # Of any optimizer: the weights may be another one's too.
+            register_optimizer_step_pre_hook(_Hook(self._before_update)),
+        ]
+        weakref.finalize(self, _end, self._places, hooks).atexit = False
 
     @property
     def names(self) -> set[str]:
         """The parameters that are moved."""
         return {name for _, name, _ in self._moved()}
 
-    @torch.no_grad()
     def put_back(self) -> None:
         """Let the weights be again those that all ranks have, if they are ahead."""
-        for parameter, kept in self._places:
-            parameter.copy_(kept)
-        self._places.clear()
-        self._ahead_since = None
+        if self._places:
+            _put_back(self._places)
+            self._since = None
 
     @torch.no_grad()
     def _go_ahead(self, scale: float) -> None:
         for parameter, name, group in self._moved():
-            kept = self._kept.get(name)
+            kept = self._room.get(name)
             if kept is None:
-                kept = self._kept[name] = torch.empty_like(parameter)
+                kept = self._room[name] = torch.empty_like(parameter)
             kept.copy_(parameter)
             self._places.append((parameter, kept))
-            rate = float(group["lr"])
-            self._residuals.follow(name, rate)
             residual = shaped(self._residuals.of(name), kept)
-            share = rate / (1 - group["momentum"]) / self._ranks / scale
+            share = float(group["lr"]) / (1 - group["momentum"]) / self._ranks / scale
             parameter.sub_(residual, alpha=share)
 
     def _moved(self) -> list[tuple[nn.Parameter, str, dict[str, Any]]]:
@@ -136,17 +137,77 @@ class StepAhead:
             if id(parameter) in self._names
         ]
 
-    def _before_forward(self, trains: bool) -> None:
-        at = self._at() if trains else None
-        if at is None:
+    def _before_forward(self, called: nn.Module, _: Any) -> None:
+        if called is not self._module:
+            return
+        if not (called.training and torch.is_grad_enabled()):
             self.put_back()
             return
-        changes, scale = at
+        waiting = self._waiting()
         # A step may have several forward passes, and the update after one may have been skipped.
-        if changes != self._ahead_since:
+        if waiting.changes == self._since:
+            return
+        self.put_back()
+        _require_known_effect(self._optimizer)
+        for _parameter, name, group in self._moved():
+            self._residuals.follow(name, float(group["lr"]))
+        if not waiting.is_delivered:
+            self._go_ahead(waiting.scale)
+        self._since = waiting.changes
+
+    def _before_state(self, called: nn.Module, *_: Any) -> None:
+        if called is self._module:
             self.put_back()
-            self._go_ahead(scale)
-            self._ahead_since = changes
+
+    def _before_update(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Put the weights back, and again after the forward pass of a closure."""
+        updated = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        if not any(id(parameter) in self._names for parameter in updated):
+            return None
+        self.put_back()
+        own, *rest = arguments
+        closure = rest[0] if rest else named.get("closure")
+        if closure is None:
+            return None
+
+        def closure_and_back() -> Any:
+            loss = closure()
+            self.put_back()
+            return loss
+
+        return (own,), {**named, "closure": closure_and_back}
+
+
+class _Hook:
+    """Calls a method as long as there is what it belongs to; a copy, such as a module's, does not.
+
+    It can be pickled with a module.
+    """
+
+    def __init__(self, method: Callable[..., Any] | None = None) -> None:
+        self._method = None if method is None else weakref.WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> Any:
+        method = None if self._method is None else self._method()
+        return None if method is None else method(*arguments)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+@torch.no_grad()
+def _put_back(places: Places) -> None:
+    for parameter, kept in places:
+        parameter.copy_(kept)
+    places.clear()
+
+
+def _end(places: Places, hooks: Sequence[RemovableHandle]) -> None:
+    _put_back(places)
+    for hook in hooks:
+        hook.remove()
 
 
 def _require_known_effect(optimizer: Optimizer) -> None:
@@ -156,8 +217,9 @@ def _require_known_effect(optimizer: Optimizer) -> None:
             f"the weights, found {type(optimizer).__name__}; leave step_ahead out"
         )
     for number, group in enumerate(optimizer.param_groups):
-        if group["dampening"] or group["maximize"]:
+        if group["dampening"] or group["maximize"] or not group["momentum"] < 1:
             raise UserError(
-                f"step_ahead knows SGD that descends without dampening; group {number} has "
+                f"step_ahead knows SGD that descends without dampening, with a momentum below 1; "
+                f"group {number} has momentum={group['momentum']}, "
                 f"dampening={group['dampening']} and maximize={group['maximize']}"
             )

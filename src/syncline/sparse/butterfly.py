@@ -69,5 +69,6 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
 
 def _own_part(vector: SparseVector, number: int, ranks: int) -> SparseVector:
     """Return the entries that wait on one of the ranks, a power of two, that all have them."""
-    own = vector.indices % np.uint32(ranks) == number % ranks
+    # By positions: indexing with booleans takes several times as long.
+    own = np.flatnonzero((vector.indices & np.uint32(ranks - 1)) == number % ranks)
     return SparseVector(vector.length, vector.indices[own], vector.values[own])

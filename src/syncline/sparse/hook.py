@@ -126,7 +126,7 @@ class GTopKState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank has saved.
 
-        Ranks compare their steps before the next exchange.
+        Ranks that have loaded other steps refuse each other's messages.
 
         Raises:
             MismatchError: it is of another recipe, model, rank or number of ranks.

@@ -65,8 +65,8 @@ class Residuals:
     def follow(self, name: str, rate: float) -> None:
         """Let a parameter's residual move the weights as far at this learning rate as at the last.
 
-        Gradients that are added from now on are of this rate. At 0 nothing moves them, so that what
-        waits goes on counting at the rate before.
+        Gradients that are added from now on are of this rate. At 0 residuals stay as they are, and
+        what is delivered then moves nothing, as whole gradients do not.
 
         Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
         Schemes" (ICML 2019), Algorithm 2, where a gradient times its learning rate is what waits.
@@ -76,6 +76,10 @@ class Residuals:
             if rate != before:
                 self._residuals[name].mul_(before / rate)
             self._rates[name] = rate
+
+    def follow_none(self) -> None:
+        """Let residuals count at whatever the learning rate is."""
+        self._rates.clear()
 
     def copy_of(self, name: str) -> list[torch.Tensor]:
         """Return copies of what is kept of a parameter, for :meth:`restore`."""

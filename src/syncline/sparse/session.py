@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import gather_json, timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.ahead import StepAhead
+from syncline.sparse.ahead import StepAhead, Waiting
 from syncline.sparse.gradient import Gradient
 from syncline.sparse.reducer import SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
@@ -27,6 +28,9 @@ VERSION = 1
 
 class Scaler(Protocol):
     """What is needed of torch's ``GradScaler``."""
+
+    def is_enabled(self) -> bool:
+        """Say whether it scales, and skips steps, at all."""
 
     def get_scale(self) -> float:
         """Return what losses are multiplied by now."""
@@ -66,7 +70,7 @@ class Session:
         self.recipe = recipe
         self._elements = dict(elements)
         self._group = group
-        self._require_same(0, refused)
+        self._require_same(refused)
         self._group = own_group(group)
         timeout = timeout_of(group)
         self.side = side_of(device)
@@ -75,14 +79,13 @@ class Session:
         )
         self.step = 0
         """How many steps have been exchanged; the warm-up goes by it."""
-        self._agreed = True
         self._scaler: Scaler | None = None
         self._changes = 0
         """How often the residuals have changed."""
         self.delivers = False
         """Whether gradients are exchanged densely for now, with what waits added to them."""
-        self._ahead: set[str] = set()
-        """Parameters that an optimizer steps ahead with."""
+        self._ahead: list[StepAhead] = []
+        """Of each optimizer that steps ahead."""
         self._begun = False
         """Whether a message of the present step has been prepared."""
         self._before: dict[str, list[torch.Tensor]] = {}
@@ -92,8 +95,11 @@ class Session:
         """Let steps be skipped: a gradient that is not finite is no error from now on.
 
         All ranks then get infinities, so that all their scalers skip the step, and the residuals
-        are what they were before it. They follow the scale, so that it may change.
+        are what they were before it. They follow the scale, so that it may change. A scaler that is
+        not enabled skips none, and changes nothing.
         """
+        if not scaler.is_enabled():
+            return
         self._scaler = scaler
         self.reducer.refused = False
 
@@ -136,6 +142,8 @@ class Session:
     ) -> None:
         """Take gradients where the residuals will bring the weights; see :class:`StepAhead`.
 
+        It ends with the session.
+
         Args:
             module: that is trained, without a wrapper.
             parameters: that are exchanged, by name.
@@ -143,20 +151,30 @@ class Session:
             settle: waits until nothing is under way.
 
         Raises:
-            UserError: it is an optimizer of another kind or model, or it was given before.
+            UserError: it is an optimizer of another kind or model, or it was given before; or the
+                recipe leaves nothing behind.
         """
-
-        def at() -> tuple[int, float] | None:
-            if self.delivers:
-                return None
-            settle()
-            self.undo_refused()
-            return self._changes, self.reducer.scale
-
-        ranks = self._group.size()
         residuals = self.reducer.residuals
-        free = {name: p for name, p in parameters.items() if name not in self._ahead}
-        self._ahead |= StepAhead(module, free, optimizer, residuals, ranks=ranks, at=at).names
+        if not any(name in residuals for name in parameters):
+            raise UserError(
+                "step_ahead is for what sparse exchange leaves behind; this recipe exchanges every "
+                "parameter whole: leave step_ahead out"
+            )
+        own = weakref.ref(self)
+
+        def waiting() -> Waiting:
+            session = own()
+            assert session is not None  # it keeps what calls this
+            settle()
+            session.undo_refused()
+            return Waiting(session._changes, session.reducer.scale, session.delivers)
+
+        taken = {name for each in self._ahead for name in each.names}
+        free = {name: p for name, p in parameters.items() if name not in taken}
+        ranks = self._group.size()
+        self._ahead.append(
+            StepAhead(module, free, optimizer, residuals, ranks=ranks, waiting=waiting)
+        )
         # A rank that knows of all that was dropped learns more than if each knows of a part.
         self.reducer.lowest_keeps = True
 
@@ -171,9 +189,6 @@ class Session:
             gradients: of the message.
             message: its number within the step.
             after: marks of :attr:`side` after which the gradients are complete.
-
-        What is returned also raises:
-            MismatchError: ranks have loaded states of different steps.
         """
         with self.side.after(after):
             if self._scaler is not None:
@@ -185,9 +200,6 @@ class Session:
             exchange = self.reducer.prepare(gradients, step=self.step, message=message)
 
         def carry_out() -> None:
-            if not self._agreed:
-                self._require_same(self.step, None)
-                self._agreed = True
             with self.side.after(()):
                 exchange()
 
@@ -198,6 +210,8 @@ class Session:
         self.step += 1
         self._changes += 1
         self._begun = False
+        if not self._ahead:
+            self.reducer.residuals.follow_none()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save; every rank saves its own. Nothing may be under way."""
@@ -215,7 +229,7 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank has saved.
 
-        Ranks compare their steps before the next exchange.
+        Ranks that have loaded other steps refuse each other's messages.
 
         Raises:
             MismatchError: it is of another recipe, model, rank or number of ranks.
@@ -238,17 +252,17 @@ class Session:
                 "syncline.hooks.resharded"
             )
         self.reducer.residuals.load_state_dict(state)
-        self.reducer.scale = state.get("scale", 1.0)
+        # As without a scaler; one that there is scales them anew.
+        self.reducer.residuals.scale(1 / state.get("scale", 1.0))
+        self.reducer.scale = 1.0
         self._before.clear()
         self._changes += 1
         self.step = state["step"]
-        self._agreed = False
 
-    def _require_same(self, step: int, refused: UserError | None) -> None:
+    def _require_same(self, refused: UserError | None) -> None:
         own = {
             "recipe": msgspec.to_builtins(self.recipe),
             "parameters": list(self._elements.items()),
-            "step": step,
             "refused": None if refused is None else str(refused),
         }
         found = gather_json(own, self._group, _device_of(self._group))
@@ -257,7 +271,7 @@ class Session:
         for rank, other in enumerate(found):
             if other["refused"] is not None:
                 raise UserError(f"rank {rank} cannot exchange sparsely: {other['refused']}")
-            for what in ("recipe", "parameters", "step"):
+            for what in ("recipe", "parameters"):
                 if other[what] != found[0][what]:
                     raise MismatchError(
                         f"rank {rank} differs from rank 0 in its {what}: {_short(other[what])} "
