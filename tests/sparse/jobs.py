@@ -284,6 +284,22 @@ def accumulated() -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
+def joined_early() -> tuple[int, np.ndarray, float]:
+    """Train on uneven inputs; return steps, a residual and how far parameters are from rank 0's."""
+    net = model()
+    wrapped = DistributedDataParallel(net)
+    state = GTopKState(wrapped, Recipe(density=0.05), check=True)
+    wrapped.register_comm_hook(state, gtopk)
+    with wrapped.join():
+        train(wrapped, range(3 + 2 * dist.get_rank()))
+    apart = 0.0
+    for parameter in net.parameters():
+        first = parameter.detach().clone()
+        dist.broadcast(first, 0)
+        apart = max(apart, float((first - parameter).abs().max()))
+    return state.step, state.state_dict()["residuals"]["3.weight"].numpy(), apart
+
+
 def clipped(norm: float) -> np.ndarray:
     """Return the average of independent gradients, each of norm 10, of a parameter."""
     wrapped = DistributedDataParallel(nn.Linear(8, 1, bias=False))

@@ -172,6 +172,14 @@ def test_accumulated_gradients_are_exchanged_once(workers: WorkerPool) -> None:
         np.testing.assert_allclose(twice, once, rtol=1e-4, atol=1e-6)
 
 
+def test_ranks_with_less_to_train_on_join_the_others(workers: WorkerPool) -> None:
+    """What a rank that has joined still keeps waits; the check of conservation is on."""
+    for steps, residual, apart in workers.run(jobs.joined_early, 2):
+        assert steps == 5
+        assert residual.any()
+        assert apart == 0
+
+
 def test_channels_last_gradients(workers: WorkerPool) -> None:
     for found, expected in workers.run(jobs.channels_last, 2):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)

@@ -183,4 +183,7 @@ class GTopKState:
         if last:
             self._step, self._message = self._step + 1, 0
             # Before DDP waits for the futures: so an error comes out of backward() as it is.
-            Variable._execution_engine.queue_callback(self._line.join)
+            if torch._C._current_graph_task_id() >= 0:
+                Variable._execution_engine.queue_callback(self._line.join)
+            else:  # a rank that has joined, in DDP's join(), follows the others' backward passes
+                self._line.join()
