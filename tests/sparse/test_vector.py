@@ -45,7 +45,7 @@ def test_totals(vectors: list[np.ndarray]) -> None:
 def test_dense_and_back() -> None:
     vector = SparseVector.of(np.array([0, 1.5, 0, -2], np.float32))
     assert len(vector) == 2
-    np.testing.assert_array_equal(vector.negated().dense(), [0, -1.5, 0, 2])
+    np.testing.assert_array_equal(vector.dense(), [0, 1.5, 0, -2])
     assert len(SparseVector.empty(4)) == 0
     with pytest.raises(InternalError, match=r"\(2,\) indices for \(1,\) values"):
         SparseVector(4, vector.indices, vector.values[:1])

@@ -50,10 +50,6 @@ class SparseVector:
         result[self.indices] = self.values
         return result
 
-    def negated(self) -> SparseVector:
-        """Return the vector with the sign of every value turned round."""
-        return SparseVector(self.length, self.indices, -self.values)
-
     def parts(self, lengths: Sequence[int]) -> Iterator[SparseVector]:
         """Yield the vectors that make up this one, one after the other.
 
