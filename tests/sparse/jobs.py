@@ -387,7 +387,6 @@ def moved_ahead(momentum: float) -> dict[str, bool]:
             loss().backward()
             saved = net.state_dict()
             right["skipped"] = all(torch.equal(before[n], saved[n]) for n in before)
-            net.train()
             loss()
             other = {name: values + 1 for name, values in before.items()}
             net.load_state_dict(other)  # ahead, and not updated
