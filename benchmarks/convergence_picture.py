@@ -49,12 +49,13 @@ def draw(models: dict[str, dict[str, Curves]], path: Path) -> None:
         return
     rows = -(-len(shown) // COLUMNS)
     figure, axes = plt.subplots(
-        rows, COLUMNS, figsize=(10, 3.7 * rows), layout="constrained", squeeze=False
+        rows, COLUMNS, figsize=(10, 4.3 * rows), layout="constrained", squeeze=False
     )
     for axis, (model, by_density) in zip(axes.flat, shown.items(), strict=False):
         _panel(axis, model, by_density)
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
+    figure.suptitle("Dense exchange, and gTop-k by density: medians of the seeds", fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -68,7 +69,7 @@ def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
         seeds = [[epoch[figure] for epoch in curve] for curve in curves.values()]
         by_epoch = list(zip(*seeds, strict=True))
         epochs = range(1, len(by_epoch) + 1)
-        said = f"median of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+        said = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
         if name == DENSE and len(seeds) > 1:
             axis.fill_between(
                 epochs,
@@ -85,7 +86,7 @@ def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
             STYLES[name],
             color=COLOURS[name],
             lw=1.5,
-            label=f"{name if name == DENSE else f'density {name}'}, {said}",
+            label=f"{name}, {said}",
         )
         ends += [value for seed in seeds for value in seed[len(seed) // 4 :]]
         axis.set(xlabel="epoch", ylabel=figure)
@@ -103,4 +104,5 @@ def _panel(axis: Any, model: str, by_density: dict[str, Curves]) -> None:
     axis.set_title(TITLES[model], fontsize=10, loc="left")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, framealpha=0.85, edgecolor="none")
+    # Below, where it hides no curve.
+    axis.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
