@@ -97,7 +97,7 @@ CASES = {
         model="transformer",
         data="text",
         densities=(0.01, 0.001),
-        ahead=(0.01, 0.001),
+        ahead=(0.001,),
         hyper={
             "epochs": 24,
             "batch_size": 4,
