@@ -177,8 +177,8 @@ def run_cell(
             f"{median(times_s):.4f} s"
         )
 
-    # Each round has processes of its own: torch's DDP does not give back all that it has taken, and
-    # of VGG-16 eight hosts have no room for more than four rounds.
+    # Each round has processes of its own: what rounds leave behind in one adds up, and with VGG-16
+    # eight hosts had no room for the fifth.
     until_s = time.monotonic() + seconds
     for _, of_round in itertools.groupby(turns, lambda turn: turn[2]):
         left_s = until_s - time.monotonic()

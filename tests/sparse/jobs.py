@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import time
@@ -112,7 +113,7 @@ def averages(dtype: str, elements: int) -> tuple[np.ndarray, np.ndarray]:
 MODEL_SEED = 7
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     torch.manual_seed(MODEL_SEED)
     return nn.Sequential(
         nn.Linear(8, 32),
@@ -127,6 +128,17 @@ def model() -> nn.Module:
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(6, 8, generator=generator), torch.randn(6, 4, generator=generator)
+
+
+def with_the_hook(
+    *, check: bool = False
+) -> tuple[nn.Sequential, DistributedDataParallel, GTopKState]:
+    """Return the model, its wrapper and the hook's state, at density 0.05."""
+    net = model()
+    wrapped = DistributedDataParallel(net)
+    state = GTopKState(wrapped, Recipe(density=0.05), check=check)
+    wrapped.register_comm_hook(state, gtopk)
+    return net, wrapped, state
 
 
 def trained(
@@ -286,10 +298,7 @@ def accumulated() -> tuple[np.ndarray, np.ndarray]:
 
 def joined_early() -> tuple[int, np.ndarray, float]:
     """Train on uneven inputs; return steps, a residual and how far parameters are from rank 0's."""
-    net = model()
-    wrapped = DistributedDataParallel(net)
-    state = GTopKState(wrapped, Recipe(density=0.05), check=True)
-    wrapped.register_comm_hook(state, gtopk)
+    net, wrapped, state = with_the_hook(check=True)
     with wrapped.join():
         train(wrapped, range(3 + 2 * dist.get_rank()))
     apart = 0.0
@@ -408,10 +417,7 @@ def joined_while_ahead() -> list[bool]:
 
     In all of them they are put back.
     """
-    net = model()
-    wrapped = DistributedDataParallel(net)
-    state = GTopKState(wrapped, Recipe(density=0.05))
-    wrapped.register_comm_hook(state, gtopk)
+    net, wrapped, state = with_the_hook()
     first, second = net[0].weight, net[3].weight
     optimizer = torch.optim.SGD([first], lr=0.1)
     state.step_ahead(optimizer)
@@ -451,9 +457,7 @@ def overshoots(ahead: bool) -> float:
 
 def one_ahead_alone() -> str:
     """Return what is said where rank 1 steps ahead and no other does."""
-    wrapped = DistributedDataParallel(model())
-    state = GTopKState(wrapped, Recipe(density=0.05))
-    wrapped.register_comm_hook(state, gtopk)
+    _, wrapped, state = with_the_hook()
     try:
         train(wrapped, range(1), ahead=state if dist.get_rank() == 1 else None)
     except SynclineError as error:
@@ -462,38 +466,35 @@ def one_ahead_alone() -> str:
 
 
 def updated_ahead(by: str) -> list[bool]:
-    """Say whether updates are what they are where no weights are ahead, all at density 1 but one.
+    """Say of each step whether the update was made where the weights belong.
 
     Args:
         by: ``"closure"``, or another optimizer than the one that is stepped ahead with.
     """
-    net = model()
-    wrapped = DistributedDataParallel(net)
-    state = GTopKState(wrapped, Recipe(density=0.05))
-    wrapped.register_comm_hook(state, gtopk)
+    net, wrapped, state = with_the_hook()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     state.step_ahead(optimizer)
     # The other one has a parameter that is no model's, and only some of the model's.
     given = [nn.Parameter(torch.zeros(1)), *list(net.parameters())[2:]]
     other = torch.optim.SGD(given, lr=0.1)
+    stepping = optimizer if by == "closure" else other
+    updated = {id(p) for group in stepping.param_groups for p in group["params"]}
+
+    def loss_of(step: int) -> float:
+        net.zero_grad()
+        inputs, targets = batch(step, dist.get_rank())
+        loss = nn.functional.mse_loss(wrapped(inputs), targets)
+        loss.backward()
+        return loss.item()
+
     right = []
     for step in range(4):
         before = {name: values.clone() for name, values in net.state_dict().items()}
-        inputs, targets = batch(step, dist.get_rank())
-
-        def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            net.zero_grad()
-            loss = nn.functional.mse_loss(wrapped(inputs), targets)
-            loss.backward()
-            return loss
-
-        stepping = optimizer if by == "closure" else other
         if by == "closure":
-            optimizer.step(lambda i=inputs, t=targets: loss_of(i, t))  # type: ignore[misc]
+            optimizer.step(functools.partial(loss_of, step))
         else:
-            loss_of(inputs, targets)
+            loss_of(step)
             other.step()
-        updated = {id(p) for group in stepping.param_groups for p in group["params"]}
         expected = {
             name: before[name] - 0.1 * p.grad if id(p) in updated else before[name]
             for name, p in net.named_parameters()
@@ -506,10 +507,7 @@ def updated_ahead(by: str) -> list[bool]:
 
 def copied_ahead() -> list[bool]:
     """Say whether copies of a model that steps ahead can be had, and do not."""
-    net = model()
-    wrapped = DistributedDataParallel(net)
-    state = GTopKState(wrapped, Recipe(density=0.05))
-    wrapped.register_comm_hook(state, gtopk)
+    net, wrapped, state = with_the_hook()
     train(wrapped, range(3), ahead=state)
     copies = [pickle.loads(pickle.dumps(net)), copy.deepcopy(net)]
     right = []
@@ -523,10 +521,7 @@ def copied_ahead() -> list[bool]:
 def dropped_ahead() -> list[bool]:
     """Say what is left of stepping ahead once nothing refers to the state."""
     others = [*_global_optimizer_pre_hooks.values()]
-    net = model()
-    wrapped = DistributedDataParallel(net)
-    state = GTopKState(wrapped, Recipe(density=0.05))
-    wrapped.register_comm_hook(state, gtopk)
+    net, wrapped, state = with_the_hook()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     state.step_ahead(optimizer)
     for step in range(3):
