@@ -76,6 +76,7 @@ CASES = {
         model="resnet20",
         data="digits",
         densities=(0.01, 0.001),
+        ahead=(0.01, 0.001),
         hyper={"epochs": 20, "batch_size": 8},
     ),
     "lstm": Case(
