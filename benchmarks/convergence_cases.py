@@ -98,7 +98,7 @@ CASES = {
         model="transformer",
         data="text",
         densities=(0.01, 0.001),
-        ahead=(0.001,),
+        ahead=(0.01, 0.001),
         hyper={
             "epochs": 24,
             "batch_size": 4,
@@ -129,6 +129,7 @@ CASES = {
         model="vgg16",
         data="digits",
         densities=(0.01, 0.001),
+        ahead=(0.01, 0.001),
         hyper={"epochs": 24, "batch_size": 4, "learning_rate": 0.02, "warmup_epochs": 1},
         size={"width": 0.5},
     ),
