@@ -535,6 +535,7 @@ def future_error(future: Any) -> str:
 def initialized_again(folder: str) -> list[float]:
     """Leave the workers' group, and make it of the backend twice, with all that torch does."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # Gloo fails on a rank that still connects to one that leaves
     dist.destroy_process_group()
     found = []
     for time in range(2):
