@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import itertools
-import weakref
 from typing import Any
 from unittest import mock
 
@@ -431,38 +429,6 @@ def copies_and_pickles() -> dict[str, Any]:
     train(twin, OPTIMIZERS["sgd"](twin.parameters()), 3)
     steps_to_steady(ddp, optimizer)
     return {"twin": twin.phase, "ours": ddp.phase, "run": twin.run_record().decision}
-
-
-def is_dropped_while_measuring() -> dict[str, Any]:
-    """Drop a wrapper that observes, first alone, then another with its model."""
-    module = Plain()
-    hooks_before = hooks_on(module)
-    ddp = DistributedDataParallel(module)
-    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    steps = 0
-    while hooks_on(module) == hooks_before:
-        train(ddp, optimizer, 1, first=steps)
-        steps += 1
-        assert ddp.measuring
-    wrapper = weakref.ref(ddp)
-    del ddp
-    gc.collect()
-    found = {"wrapper": wrapper() is None, "hooks": hooks_on(module) - hooks_before}
-    cross_entropy(module(batch(0)[0]), batch(0)[1]).backward()
-    optimizer.step()
-
-    again = DistributedDataParallel(module)
-    train(again, optimizer, steps)
-    assert hooks_on(module) > hooks_before
-    parameter = weakref.ref(next(module.parameters()))
-    del again, module, optimizer
-    gc.collect()
-    return found | {"parameter": parameter() is None}
-
-
-def hooks_on(module: nn.Module) -> int:
-    """Count the hooks of a module and those in it."""
-    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in module.modules())
 
 
 def writes_a_report(folder: str) -> dict[str, Any]:

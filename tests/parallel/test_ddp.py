@@ -221,13 +221,6 @@ def test_a_copy_trains_on(workers: WorkerPool) -> None:
         assert result == {"twin": "steady", "ours": "steady", "run": "ddp"}
 
 
-def test_nothing_is_left_of_a_wrapper_that_is_dropped_while_it_measures(
-    workers: WorkerPool,
-) -> None:
-    for result in workers.run(jobs.is_dropped_while_measuring, 2):
-        assert result == {"wrapper": True, "hooks": 0, "parameter": True}
-
-
 def test_report(workers: WorkerPool, tmp_path) -> None:
     results = workers.run(jobs.writes_a_report, 2, str(tmp_path / "report"))
     page = tmp_path / "report" / "report.html"

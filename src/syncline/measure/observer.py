@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -65,9 +64,6 @@ class Observer:
     pass) and ends with the next one. With ``detail``, every backward operation is noted, which
     costs a few microseconds each; without, only the gradients and submodules are; if ``quiet``,
     nothing is but the whole, which tells what the noting costs.
-
-    What is hooked outlives an observer that is dropped in between, such as that of a wrapper that
-    nobody holds any more: hooks hold the observer weakly, and go when it goes.
     """
 
     def __init__(
@@ -78,7 +74,6 @@ class Observer:
         self._identities = {id(parameter) for parameter in self._parameters.values()}
         self._clock = clock
         self._handles: list[RemovableHandle] = []
-        weakref.finalize(self, _take_off, self._handles).atexit = False
         self._kept_alive: list[Any] = []
         self._events: list[Event] = []
         self._graph: AutogradGraph | None = None
@@ -98,12 +93,9 @@ class Observer:
         for name, parameter in self._parameters.items():
             node = get_gradient_edge(parameter).node
             self._kept_alive.append(node)
-            add(node.register_hook(self._hook(Observer._gradient_ready, name)))
-        for moment, register in (
-            (Moment.STEP, register_optimizer_step_pre_hook),
-            (Moment.STEPPED, register_optimizer_step_post_hook),
-        ):
-            add(register(self._hook(Observer._optimizer_reached, moment)))
+            add(node.register_hook(self._ready_hook(name)))
+        add(register_optimizer_step_pre_hook(self._step_hook(Moment.STEP)))
+        add(register_optimizer_step_post_hook(self._step_hook(Moment.STEPPED)))
 
     def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
         """Hook a module and those in it, but for the inside of compiled ones."""
@@ -126,7 +118,9 @@ class Observer:
 
     def detach(self) -> None:
         """Remove every hook and forget what was noted."""
-        _take_off(self._handles)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         self._kept_alive.clear()
         self._noting = False
         self._events = []
@@ -157,7 +151,7 @@ class Observer:
         if self.detail:
             self._graph = read_graph(output)
             for index, node in enumerate(self._graph.nodes):
-                node.register_prehook(self._hook(Observer._node_reached, index))
+                node.register_prehook(self._node_hook(index))
             self._note(Moment.WALKED, "")
 
     def pause(self) -> None:
@@ -178,27 +172,26 @@ class Observer:
         if self._noting and self._in_forward:
             self._note(moment, name)
 
-    def _hook(self, note: Callable[..., None], what: Any) -> Callable[..., None]:
-        """Return a hook that calls ``note(observer, what, ...)`` while the observer is there."""
-        reference = weakref.ref(self)
-
-        def hook(*arguments: Any) -> None:
-            observer = reference()
-            if observer is not None and observer._noting:
-                note(observer, what, *arguments)
+    def _node_hook(self, index: int) -> Any:
+        def hook(_: Any) -> None:
+            if self._noting:
+                self._note(Moment.NODE, index)
 
         return hook
 
-    def _node_reached(self, index: int, *_: Any) -> None:
-        self._note(Moment.NODE, index)
+    def _ready_hook(self, name: str) -> Any:
+        def hook(*_: Any) -> None:
+            if self._noting and not self._in_forward:
+                self._note(Moment.READY, name)
 
-    def _gradient_ready(self, name: str, *_: Any) -> None:
-        if not self._in_forward:
-            self._note(Moment.READY, name)
+        return hook
 
-    def _optimizer_reached(self, moment: Moment, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._in_forward and self._owns(optimizer):
-            self._note(moment, "")
+    def _step_hook(self, moment: Moment) -> Any:
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if self._noting and not self._in_forward and self._owns(optimizer):
+                self._note(moment, "")
+
+        return hook
 
     def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups
@@ -209,25 +202,16 @@ class _ModuleHook:
     """Says when a module's forward begins or ends; in a copy of the module it does nothing."""
 
     def __init__(self, observer: Observer, moment: Moment, name: str) -> None:
-        self._observer = weakref.ref(observer)
+        self._observer = observer
         self._moment = moment
         self._name = name
 
     def __call__(self, *_: Any) -> None:
-        if torch.compiler.is_dynamo_compiling():  # not a part of what is compiled
-            return
-        observer = self._observer()
-        if observer is not None:
-            observer.module_reached(self._moment, self._name)
+        if not torch.compiler.is_dynamo_compiling():  # not a part of what is compiled
+            self._observer.module_reached(self._moment, self._name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_hook, ()
-
-
-def _take_off(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
 
 
 def _no_hook() -> Any:
