@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, Recipe, gtopk, resharded
@@ -531,13 +531,24 @@ def dropped_ahead() -> list[bool]:
             optimizer.step()
     gone = weakref.ref(state)
     ahead = [not torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True)]
+    held = [wrapped, state]
     del wrapped, state
-    gc.collect()
+
+    def let_go(*_: Any) -> None:
+        held.clear()
+        gc.collect()
+
+    # In the midst of another optimizer's step, where torch goes through the hooks on all steps.
+    handle = register_optimizer_step_pre_hook(let_go)
+    torch.optim.SGD(model().parameters()).step()
+    handle.remove()
     back = [torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True)]
     hooks = [*net._forward_pre_hooks.values(), *net._state_dict_pre_hooks.values()]
     hooks += [*net._load_state_dict_pre_hooks.values()]
-    hooks += [hook for hook in _global_optimizer_pre_hooks.values() if hook not in others]
-    return [any(ahead), all(back), gone() is None, not hooks]
+    another, _, state = with_the_hook()
+    state.step_ahead(torch.optim.SGD(another.parameters(), lr=0.1))
+    on_steps = [hook for hook in _global_optimizer_pre_hooks.values() if hook not in others]
+    return [any(ahead), all(back), gone() is None, not hooks, len(on_steps) == 1]
 
 
 def ahead_refusals(case: str) -> str:

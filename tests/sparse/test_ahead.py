@@ -51,7 +51,7 @@ def test_copies_do_not_step_ahead(workers: WorkerPool) -> None:
 
 
 def test_it_ends_with_the_state(workers: WorkerPool) -> None:
-    assert workers.run(jobs.dropped_ahead, 2) == [[True] * 4] * 2
+    assert workers.run(jobs.dropped_ahead, 2) == [[True] * 5] * 2
 
 
 def test_one_that_steps_ahead_alone_is_told(workers: WorkerPool) -> None:

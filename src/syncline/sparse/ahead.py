@@ -97,14 +97,15 @@ class StepAhead:
         self._places: Places = []
         self._since: int | None = None
         """The residuals' number of changes when weights and residuals were last seen to."""
+        _remove_ended()
         hooks = [
             module.register_forward_pre_hook(_Hook(self._before_forward), prepend=True),
             module.register_state_dict_pre_hook(_Hook(self._before_state)),
             module.register_load_state_dict_pre_hook(_Hook(self._before_state)),
-            # Of any optimizer: the weights may be another one's too.
-            register_optimizer_step_pre_hook(_Hook(self._before_update)),
         ]
-        weakref.finalize(self, _end, self._places, hooks).atexit = False
+        # Of any optimizer: the weights may be another one's too.
+        on_steps = register_optimizer_step_pre_hook(_Hook(self._before_update))
+        weakref.finalize(self, _end, self._places, hooks, on_steps).atexit = False
 
     @property
     def names(self) -> set[str]:
@@ -204,10 +205,24 @@ def _put_back(places: Places) -> None:
     places.clear()
 
 
-def _end(places: Places, hooks: Sequence[RemovableHandle]) -> None:
+def _end(places: Places, hooks: Sequence[RemovableHandle], on_steps: RemovableHandle) -> None:
     _put_back(places)
     for hook in hooks:
         hook.remove()
+    _ended.append(on_steps)
+
+
+_ended: list[RemovableHandle] = []
+"""Hooks on the steps of all optimizers that do nothing any more.
+
+Garbage collection may end what they are of while torch goes through them, in any optimizer's step,
+and must not take them away then.
+"""
+
+
+def _remove_ended() -> None:
+    while _ended:
+        _ended.pop().remove()
 
 
 def _require_known_effect(optimizer: Optimizer) -> None:
