@@ -25,6 +25,8 @@ __all__ = [
     "SynclineError",
     "UserError",
     "did_you_mean",
+    "quoted",
+    "shortened",
 ]
 
 
@@ -58,5 +60,30 @@ class InternalError(SynclineError, AssertionError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, or an empty string."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name[:LONGEST_QUOTE], list(known), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+LONGEST_QUOTE = 80
+"""Characters of a value in a message."""
+LONGEST_TEXT = 400
+"""Characters of a text in a message that another library wrote, which may quote the input."""
+
+
+def quoted(value: object) -> str:
+    """Return a value of the input as messages quote it: its ``repr``, cut where it is long."""
+    if isinstance(value, list | tuple | dict):  # may be nested too deeply to print
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and abs(value) > 10**20:
+        return "a number of more than 20 digits"
+    if isinstance(value, str | bytes) and len(value) > LONGEST_QUOTE:
+        return f"{value[:LONGEST_QUOTE]!r}..."
+    return shortened(repr(value), LONGEST_QUOTE)
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a text for a message, with its middle left out if it is longer than ``longest``."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}...{text[-half:]}"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
+import signal
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +160,7 @@ def test_a_missing_file(document: Document, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="cannot be read: Is a directory"):
+    with pytest.raises(FileError, match="this is a folder; name a file in it"):
         Profile.load(tmp_path)
 
 
@@ -165,7 +170,9 @@ def test_a_path_with_a_null_character() -> None:
 
 
 @examples
-@pytest.mark.parametrize("text", [b"", b" ", b"\0", b"\xff\xfe", b"nul", b"NaN", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "text", [b"", b" ", b"\0", b"\xff\xfe", b"nul", b"NaN", b'{"a":' * 100_000]
+)
 def test_what_is_not_json(document: Document, text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
     path.write_bytes(text)
@@ -184,7 +191,9 @@ def test_a_file_truncated_at_any_byte(document: Document) -> None:
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"syncline/plan"'])
 def test_json_that_is_no_object(text: str) -> None:
-    with pytest.raises(FileError, match=r"x.json: expected a JSON object, found \w+; this is not"):
+    with pytest.raises(
+        FileError, match=r"x.json: expected a JSON object \(.* got `\w+`\); this is not"
+    ):
         Plan.from_json(text, source="x.json")
 
 
@@ -347,8 +356,58 @@ def test_numbers_that_json_does_not_have(document: Document, number: str) -> Non
     text = re.sub(r": \d+(\.\d+)?(e-?\d+)?", f": {number}", document.to_json())
     text = text.replace(f'"version": {number}', '"version": 1')
     assert number in text
-    with pytest.raises(FileError, match="not valid JSON"):
+    with pytest.raises(FileError, match=r"not valid JSON|Number out of range"):
         type(document).from_json(text)
+
+
+def test_what_is_no_file_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sparse = tmp_path / "sparse.json"
+    with sparse.open("wb") as file:
+        file.truncate(1 << 40)
+    for path, message in {
+        Path("/dev/zero"): "this is a device; name a regular file or a pipe",
+        sparse: "holds more than 67108864 bytes, the most that is read",
+    }.items():
+        with pytest.raises(FileError, match=f"{path}: {message}"):
+            Profile.load(path)
+        with pytest.raises(FileError, match=f"{path}: {message}"):
+            read_document(path, KINDS)
+    monkeypatch.setattr("syncline.model.document.LARGEST_FILE_BYTES", 1 << 20)
+    read, write = os.pipe()
+    with subprocess.Popen(["yes"], stdout=write) as endless:
+        os.close(write)
+        with pytest.raises(FileError, match="holds more than 1048576 bytes"):
+            Profile.load(f"/dev/fd/{read}")
+        os.close(read)
+    assert endless.returncode == -signal.SIGPIPE
+
+
+def test_a_pipe_is_read() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as file:
+        file.write(PLAN.to_json())
+    assert Plan.load(f"/dev/fd/{read}") == PLAN
+    os.close(read)
+
+
+def test_messages_quote_long_values_in_part() -> None:
+    long = "x" * 10_000
+    for document, path, value in (
+        (PROFILE, ["format"], f"syncline/{long}"),
+        (PROFILE, ["format"], long),
+        (PROFILE, ["version"], long),
+        (PROFILE, [long], 1),
+        (PROFILE, ["operations", 1, "phase"], long),
+        (PROFILE, ["gradients", 0, "dtype"], long),
+        (PLAN, ["messages", 1, "collective"], long),
+        (COMPARISON, ["chosen"], long),
+        (TIMELINE, ["spans", 1, "kind"], long),
+    ):
+        with pytest.raises(FileError) as error:
+            type(document).from_json(edited(document, list(path), value))
+        assert len(str(error.value)) < 1000, path
 
 
 def test_the_constructor_says_the_same_as_the_file() -> None:
@@ -489,6 +548,38 @@ def test_a_folder_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "plan.json").mkdir()
     with pytest.raises(FileError, match="cannot be written: Is a directory"):
         PLAN.save(tmp_path / "plan.json")
+    assert names(tmp_path) == ["plan.json"]
+
+
+def test_what_is_not_a_regular_file_is_written_and_not_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "plan.json")
+    PLAN.save(link)
+    assert link.is_symlink()
+    assert Plan.load(tmp_path / "plan.json") == PLAN
+    read, write = os.pipe()
+    PLAN.save(f"/dev/fd/{write}")
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read() == PLAN.to_json()
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")  # so that a mistake here replaces a link
+    with pytest.raises(FileError, match="full: cannot be written: No space left on device"):
+        PLAN.save(full)
+    assert stat.S_ISCHR(full.stat().st_mode)
+
+
+def test_a_disk_that_fills_up_half_way_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # acts as a full disk does
+    try:
+        with pytest.raises(FileError, match=r"plan.json: cannot be written: File too large"):
+            PLAN.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Plan.load(path) == PLAN
     assert names(tmp_path) == ["plan.json"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import FileError
 from syncline.traces import reading
-from syncline.traces.reading import brief, json_elements, open_trace, text_lines
+from syncline.traces.reading import json_elements, open_trace, text_lines
 from tests import strategies as some
 
 
@@ -47,7 +47,7 @@ def test_progress_counts_bytes_on_disk(tmp_path: Path) -> None:
 def test_what_is_no_trace_file_is_named(tmp_path: Path) -> None:
     cases = {
         "missing": "missing: no such file; check the path",
-        "folder": "folder: this is a folder; name the trace file in it",
+        "folder": "folder: this is a folder; name a file in it",
         "empty": "empty: the file is empty; record or copy it again",
         "empty.gz": "empty.gz: the file is empty",
         "cut.gz": "cut.gz: the gzip file ends too early, it is truncated",
@@ -65,6 +65,22 @@ def test_what_is_no_trace_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "crc.gz").write_bytes(packed[:-8] + b"\0" * 8)
     for name, message in cases.items():
         with pytest.raises(FileError, match=message), open_trace(tmp_path / name) as stream:
+            stream.read()
+
+
+def test_no_more_than_the_largest_trace_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LARGEST_TRACE_BYTES", 3 << 20)
+    for name, content in (
+        ("bomb.gz", gzip.compress(b"\0" * (4 << 20))),
+        ("large", b"x" * (4 << 20)),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with (
+            pytest.raises(FileError, match=f"{name}: holds more than 3145728 bytes .unpacked"),
+            open_trace(tmp_path / name) as stream,
+        ):
             stream.read()
 
 
@@ -190,17 +206,3 @@ def test_what_profilers_really_write_is_read() -> None:
     assert first["name"] == "a\tb\ufffd"
     assert first["v"] != first["v"]
     assert second == float("-inf")
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ([[]], "a list"),
-        ({}, "an object"),
-        ("x" * 90, repr("x" * 90)[:60]),
-        (10**30, "a number of more than 20 digits"),
-        (None, "None"),
-    ],
-)
-def test_values_in_messages_are_short(value: object, said: str) -> None:
-    assert brief(value) == said

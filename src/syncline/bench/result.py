@@ -8,7 +8,7 @@ from typing import ClassVar
 from syncline.bench.bandwidth import bus_factor
 from syncline.bench.names import COPY
 from syncline.collectives import Collective
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 
 __all__ = ["Absent", "Benchmark", "Entry"]
@@ -28,7 +28,7 @@ class Entry(Value, frozen=True, kw_only=True):
     """In each round: CPU seconds of one operation, all ranks together."""
 
     def __post_init__(self) -> None:
-        where = f"benchmark of {self.contestant!r}, {self.size_bytes} bytes"
+        where = f"benchmark of {quoted(self.contestant)}, {self.size_bytes} bytes"
         if not self.rounds_s or len(self.rounds_s) != len(self.cpu_s):
             raise UserError(
                 f"{where}: expected times and CPU seconds of as many rounds, found "

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from syncline.collectives import PROGRAMS, Collective, Pipelined
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.groups.choice import MOST_BLOCKS, Choice
 from syncline.groups.site import Site
 from syncline.model.document import Document, Value
@@ -126,7 +126,7 @@ def require_algorithm(
         pipelined = isinstance(PROGRAMS[collective][algorithm], Pipelined)
     else:
         known = ", ".join(PROGRAMS[collective])
-        raise UserError(f"{where}: unknown algorithm {algorithm!r} (known: {known})")
+        raise UserError(f"{where}: unknown algorithm {quoted(algorithm)} (known: {known})")
     if pipelined and (blocks is None or blocks < 1):
         raise UserError(f"{where}: {algorithm} needs a block, of a byte, or more; found {blocks}")
     if not pipelined and blocks is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, quoted
 from syncline.model.cost import CostCurve
 from syncline.model.rounds import doubling_rounds, require_workers
 
@@ -78,7 +78,7 @@ def line_formula(algorithm: str) -> Line:
     if algorithm not in ALL_REDUCE_ALGORITHMS:
         hint = did_you_mean(algorithm, ALL_REDUCE_ALGORITHMS)
         known = ", ".join(ALL_REDUCE_ALGORITHMS)
-        raise UserError(f"unknown all-reduce algorithm {algorithm!r}{hint} (known: {known})")
+        raise UserError(f"unknown all-reduce algorithm {quoted(algorithm)}{hint} (known: {known})")
     return ALL_REDUCE_ALGORITHMS[algorithm]
 
 

@@ -14,18 +14,22 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted, shortened
+from syncline.model.files import read_bytes
 
 __all__ = [
     "Document",
     "Value",
     "read_document",
-    "read_json_object",
     "write_atomically",
     "write_text_atomically",
 ]
 
 FORMAT_PREFIX = "syncline/"
+LONGEST_HEADER_BYTES = 1000
+"""Of the kind or the version; what is longer is neither, and may be large."""
+LARGEST_FILE_BYTES = 64 << 20
+"""The largest file that is read: what it decodes to then stays below 2 GB."""
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,30 +64,34 @@ class Document(Value, frozen=True, kw_only=True):
             FileError: the text is not valid JSON, is of another kind or version, or a value is
                 missing, unknown, of the wrong type or out of its range.
         """
-        return cls._from_object(_parse_object(text, source), source)
+        return cls._from_fields(_fields_of(text, source), source)
 
     @classmethod
-    def _from_object(cls, fields: dict[str, Any], source: str) -> Self:
+    def _from_fields(cls, fields: dict[str, msgspec.Raw], source: str) -> Self:
         kind = _kind_of(fields, source)
         if kind != cls.KIND:
             raise FileError(
-                f"{source}: expected a {cls.KIND} file, this is a {kind} file; "
+                f"{source}: expected a {cls.KIND} file, this is a {shortened(kind, 80)} file; "
                 f"see what it holds with 'syncline show {source}'"
             )
-        version = fields.get("version")
+        version = _header(fields, "version", source)
         if type(version) is not int or version != cls.VERSION:
             raise FileError(
                 f"{source}: expected version {cls.VERSION} of the {cls.KIND} form, the file has "
-                f"version {version!r}; write it again with this release of syncline"
+                f"version {quoted(version)}; write it again with this release of syncline"
             )
         body = {k: v for k, v in fields.items() if k not in ("format", "version")}
         try:
-            return msgspec.convert(body, cls)
+            # Text again, which is decoded straight into the noun: generic lists and dictionaries
+            # in between would take thirty times the memory of the file.
+            return msgspec.json.decode(msgspec.json.encode(body), type=cls)
         except msgspec.ValidationError as error:
             raise FileError(
-                f"{source}: not a valid {cls.KIND} file: {error}; "
+                f"{source}: not a valid {cls.KIND} file: {shortened(str(error))}; "
                 "correct it there, or write the file again with this release of syncline"
             ) from None
+        except _NOT_JSON as error:
+            raise _not_json(error, source) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document to ``path``; an existing file is replaced whole or not at all.
@@ -100,7 +108,7 @@ class Document(Value, frozen=True, kw_only=True):
         Raises:
             FileError: as for :meth:`from_json`, and when the file cannot be read.
         """
-        return cls._from_object(read_json_object(path), str(path))
+        return cls._from_fields(_read_fields(path), str(path))
 
 
 def read_document(path: str | os.PathLike[str], kinds: tuple[type[Document], ...]) -> Document:
@@ -109,54 +117,57 @@ def read_document(path: str | os.PathLike[str], kinds: tuple[type[Document], ...
     Raises:
         FileError: the file cannot be read or is of none of the kinds.
     """
-    fields = read_json_object(path)
+    fields = _read_fields(path)
     kind = _kind_of(fields, str(path))
     for cls in kinds:
         if kind == cls.KIND:
-            return cls._from_object(fields, str(path))
+            return cls._from_fields(fields, str(path))
     known = ", ".join(sorted(cls.KIND for cls in kinds))
-    raise FileError(f"{path}: unknown kind of file {kind!r}; this release reads: {known}")
+    raise FileError(f"{path}: unknown kind of file {quoted(kind)}; this release reads: {known}")
 
 
-def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the JSON object in the file at ``path``.
+def _read_fields(path: str | os.PathLike[str]) -> dict[str, msgspec.Raw]:
+    return _fields_of(read_bytes(path, most_bytes=LARGEST_FILE_BYTES), str(path))
 
-    Raises:
-        FileError: the file cannot be read or does not hold one JSON object.
-    """
+
+_NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
+
+
+def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
+    """Return the members of a JSON object, not yet decoded."""
     try:
-        text = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file; check the path") from None
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}; check the path") from None
-    except ValueError:
-        raise FileError(f"{str(path)!r}: not a path; it holds a null character") from None
-    return _parse_object(text, str(path))
-
-
-def _parse_object(text: str | bytes, source: str) -> dict[str, Any]:
-    try:
-        fields = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
         raise FileError(
-            f"{source}: not valid JSON ({error}); the file is truncated or was edited by hand: "
-            "write it again"
+            f"{source}: expected a JSON object ({error}); this is not a file that syncline wrote"
         ) from None
-    if not isinstance(fields, dict):
-        raise FileError(
-            f"{source}: expected a JSON object, found {type(fields).__name__}; "
-            "this is not a file that syncline wrote"
-        )
-    return fields
+    except _NOT_JSON as error:
+        raise _not_json(error, source) from None
 
 
-def _kind_of(fields: dict[str, Any], source: str) -> str:
-    header = fields.get("format")
+def _not_json(error: Exception, source: str) -> FileError:
+    return FileError(
+        f"{source}: not valid JSON ({error}); the file is truncated or was edited by hand: "
+        "write it again"
+    )
+
+
+def _header(fields: dict[str, msgspec.Raw], name: str, source: str) -> Any:
+    text = bytes(fields.get(name, b"null"))
+    if len(text) > LONGEST_HEADER_BYTES:
+        return "..."
+    try:
+        return msgspec.json.decode(text)
+    except _NOT_JSON as error:
+        raise _not_json(error, source) from None
+
+
+def _kind_of(fields: dict[str, msgspec.Raw], source: str) -> str:
+    header = _header(fields, "format", source)
     if not isinstance(header, str) or not header.startswith(FORMAT_PREFIX):
         raise FileError(
             f'{source}: not a syncline file: expected "format": "{FORMAT_PREFIX}...", '
-            f"found {header!r}"
+            f"found {quoted(header)}"
         )
     return header.removeprefix(FORMAT_PREFIX)
 
@@ -173,20 +184,27 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` through a temporary file in the same folder.
 
+    A link is followed, and a pipe or a device such as ``/dev/stdout`` is written to directly.
+
     Raises:
         FileError: the folder does not exist or cannot be written.
     """
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(content)
+        else:
+            _replace(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException as error:
+    except BaseException:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise FileError(f"{path}: cannot be written: {error.strerror}") from None
         raise

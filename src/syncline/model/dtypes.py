@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, quoted
 
 __all__ = ["BYTES_PER_ELEMENT", "bytes_per_element"]
 
@@ -27,4 +27,4 @@ def bytes_per_element(dtype: str) -> int:
     except KeyError:
         known = ", ".join(BYTES_PER_ELEMENT)
         hint = did_you_mean(dtype, BYTES_PER_ELEMENT)
-        raise UserError(f"unknown gradient dtype {dtype!r}{hint} (known: {known})") from None
+        raise UserError(f"unknown gradient dtype {quoted(dtype)}{hint} (known: {known})") from None

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, quoted
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
 from syncline.model.hierarchy import (
@@ -151,7 +151,8 @@ def require_exchange(algorithm: str) -> None:
     if algorithm not in EXCHANGES:
         hint = did_you_mean(algorithm, EXCHANGES)
         raise UserError(
-            f"unknown all-reduce algorithm {algorithm!r}{hint} (known: {', '.join(EXCHANGES)})"
+            f"unknown all-reduce algorithm {quoted(algorithm)}{hint} (known: "
+            f"{', '.join(EXCHANGES)})"
         )
 
 

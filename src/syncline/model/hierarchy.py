@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, quoted
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, all_reduce_line
 from syncline.model.cost import CostCurve
 from syncline.model.link import Link
@@ -30,7 +30,7 @@ def all_reduce_curve(algorithm: str, workers: int, link: Link) -> CostCurve:
     if algorithm not in DENSE_ALGORITHMS:
         hint = did_you_mean(algorithm, DENSE_ALGORITHMS)
         known = ", ".join(DENSE_ALGORITHMS)
-        raise UserError(f"unknown all-reduce algorithm {algorithm!r}{hint} (known: {known})")
+        raise UserError(f"unknown all-reduce algorithm {quoted(algorithm)}{hint} (known: {known})")
     if algorithm == "linear-pipeline":
         return pipeline_all_reduce(
             workers, link.alpha_s, link.beta_s_per_byte, link.gamma_s_per_byte
@@ -86,7 +86,7 @@ def hierarchical_all_reduce(
         local = _reduce_and_broadcast(workers_a_host, inside)
         gamma = between.gamma_s_per_byte
     else:
-        raise UserError(f"unknown scheme {scheme!r} (known: reduce-scatter, reduce)")
+        raise UserError(f"unknown scheme {quoted(scheme)} (known: reduce-scatter, reduce)")
     shared = Link(
         alpha_s=between.alpha_s, beta_s_per_byte=between.beta_s_per_byte, gamma_s_per_byte=gamma
     )

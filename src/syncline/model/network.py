@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.cost import CostCurve
 from syncline.model.document import Document, Value
@@ -226,7 +226,7 @@ class Network(Document, frozen=True, kw_only=True):
         if kind in ("reduce-scatter", "all-gather"):
             return whole.rebased(whole.startup_s / 2, 0.5)
         raise UserError(
-            f"unknown collective {kind!r} (known: all-reduce, reduce-scatter, all-gather)"
+            f"unknown collective {quoted(kind)} (known: all-reduce, reduce-scatter, all-gather)"
         )
 
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
@@ -333,8 +333,8 @@ class Network(Document, frozen=True, kw_only=True):
         if link is None:
             if self.workers < 2:
                 raise UserError(
-                    f"network {self.name!r} has no point-to-point measurement to extrapolate from; "
-                    "measure it again with syncline.probe()"
+                    f"network {quoted(self.name)} has no point-to-point measurement to "
+                    "extrapolate from; measure it again with syncline.probe()"
                 )
             a_s, b = self.all_reduce.linearised(self._reference_bytes())
             link = Link.of_line(self.algorithm, workers=self.workers, a_s=a_s, b_s_per_byte=b)

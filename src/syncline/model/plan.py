@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.limits import LARGEST_BYTES, LARGEST_IN_FLIGHT, require_time
@@ -92,7 +92,7 @@ class Plan(Document, frozen=True, kw_only=True):
             raise UserError("plan: no tensors to exchange")
         seen: set[str] = set()
         for index, tensor in enumerate(self.tensors):
-            where = f"plan: tensors[{index}] {tensor.name!r}"
+            where = f"plan: tensors[{index}] {quoted(tensor.name)}"
             if tensor.name in seen:
                 raise UserError(f"{where}: another tensor has this name")
             seen.add(tensor.name)
@@ -149,8 +149,8 @@ class Plan(Document, frozen=True, kw_only=True):
                 dtype = self.tensors[tensor].dtype
                 if dtype != "float32":
                     raise UserError(
-                        f"{where} and holds {self.tensors[tensor].name!r} of {dtype}; only float32 "
-                        "can"
+                        f"{where} and holds {quoted(self.tensors[tensor].name)} of {dtype}; only "
+                        "float32 can"
                     )
 
     def _check_gathering(self) -> None:
@@ -264,16 +264,20 @@ class Plan(Document, frozen=True, kw_only=True):
                 planned.keys() - present.keys()
             )
             return (
-                f"the plan has {len(planned)} gradients of {self.model!r}, this model has "
-                f"{len(present)}; the first difference is {extra[0]!r}"
+                f"the plan has {len(planned)} gradients of {quoted(self.model)}, this model has "
+                f"{len(present)}; the first difference is {quoted(extra[0])}"
             )
         for name, tensor in present.items():
             if name not in planned:
-                return f"the plan for {self.model!r} has no gradient {name!r}, this model does"
+                return (
+                    f"the plan for {quoted(self.model)} has no gradient {quoted(name)}, this model "
+                    "does"
+                )
             expected = planned[name]
             if (tensor.elements, tensor.dtype) != (expected.elements, expected.dtype):
                 return (
-                    f"gradient {name!r} has {expected.elements} elements of {expected.dtype} in "
+                    f"gradient {quoted(name)} has {expected.elements} elements of "
+                    f"{expected.dtype} in "
                     f"the plan, {tensor.elements} of {tensor.dtype} in this model"
                 )
         return None

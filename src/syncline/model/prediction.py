@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.suggestion import Suggestion
 
@@ -30,7 +30,7 @@ class Prediction(Value, frozen=True, kw_only=True):
     """Standard error of ``iteration_s`` where every simulated iteration is different; else 0."""
 
     def __post_init__(self) -> None:
-        where = f"prediction of {self.planner!r}"
+        where = f"prediction of {quoted(self.planner)}"
         if self.messages < 0:
             raise UserError(f"{where}: messages is negative: {self.messages}")
         for field in (
@@ -77,7 +77,7 @@ class Comparison(Document, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.chosen not in {p.planner for p in self.predictions}:
-            raise UserError(f"comparison: chosen planner {self.chosen!r} is not in the table")
+            raise UserError(f"comparison: chosen planner {quoted(self.chosen)} is not in the table")
 
     def of(self, planner: str) -> Prediction:
         """Return the prediction for ``planner``.
@@ -88,4 +88,4 @@ class Comparison(Document, frozen=True, kw_only=True):
         for prediction in self.predictions:
             if prediction.planner == planner:
                 return prediction
-        raise UserError(f"no prediction for planner {planner!r} in this comparison")
+        raise UserError(f"no prediction for planner {quoted(planner)} in this comparison")

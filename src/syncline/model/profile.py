@@ -13,7 +13,7 @@ import itertools
 import math
 from typing import ClassVar, Literal
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.limits import LARGEST_BYTES, require_time
@@ -135,7 +135,7 @@ class Profile(Document, frozen=True, kw_only=True):
         if self.iterations < 1:
             raise UserError(f"profile: iterations must be at least 1, found {self.iterations}")
         for index, operation in enumerate(self.operations):
-            where = f"profile: operations[{index}] {operation.name!r}"
+            where = f"profile: operations[{index}] {quoted(operation.name)}"
             require_time(f"{where}: duration_s", operation.duration_s)
             for before in operation.after:
                 if not 0 <= before < index:
@@ -158,7 +158,7 @@ class Profile(Document, frozen=True, kw_only=True):
     def _check_gradients(self) -> None:
         seen: set[str] = set()
         for index, gradient in enumerate(self.gradients):
-            where = f"profile: gradients[{index}] {gradient.name!r}"
+            where = f"profile: gradients[{index}] {quoted(gradient.name)}"
             if gradient.name in seen:
                 raise UserError(f"{where}: another gradient has this name")
             seen.add(gradient.name)
@@ -183,14 +183,16 @@ class Profile(Document, frozen=True, kw_only=True):
         if exchanged is not None and ready[-1] >= exchanged:
             late = next(g for g in self.gradients if g.ready_after >= exchanged)
             raise UserError(
-                f"profile: gradient {late.name!r} is ready after operations[{late.ready_after}], "
-                f"but operations[{exchanged}] {self.operations[exchanged].name!r} already waits "
-                "for all exchanged gradients; list finalize and update operations last"
+                f"profile: gradient {quoted(late.name)} is ready after "
+                f"operations[{late.ready_after}], "
+                f"but operations[{exchanged}] {quoted(self.operations[exchanged].name)} already "
+                "waits for all exchanged gradients; list finalize and update operations last"
             )
         for index in range(1, len(ready)):
             if ready[index] < ready[index - 1]:
                 raise UserError(
-                    f"profile: gradients[{index}] {self.gradients[index].name!r} is ready before "
+                    f"profile: gradients[{index}] {quoted(self.gradients[index].name)} is ready "
+                    "before "
                     "the one listed ahead of it; list gradients in the order they become ready"
                 )
 

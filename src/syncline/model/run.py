@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import msgspec
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.recipe import Compression
 from syncline.model.suggestion import Suggestion
@@ -42,7 +42,8 @@ class Rate(Value, frozen=True, kw_only=True):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise UserError(
-                    f"rate {self.name!r}: {field} must be finite and at least 0, found {value}"
+                    f"rate {quoted(self.name)}: {field} must be finite and at least 0, found "
+                    f"{value}"
                 )
 
 
@@ -106,13 +107,19 @@ class Run(Document, frozen=True, kw_only=True):
     """What the training reached, such as ``{"test accuracy": 0.98}``; NaN where it diverged."""
 
     @classmethod
-    def _from_object(cls, fields: dict[str, Any], source: str) -> Self:
+    def _from_fields(cls, fields: dict[str, msgspec.Raw], source: str) -> Self:
         # JSON has no NaN: the loss of a run that diverged is written as null.
-        results = fields.get("results")
-        if isinstance(results, dict):
-            read = {name: math.nan if value is None else value for name, value in results.items()}
-            fields = {**fields, "results": read}
-        return super()._from_object(fields, source)
+        try:
+            results = msgspec.json.decode(fields["results"], type=dict[str, float | None])
+        except (KeyError, msgspec.DecodeError):  # absent, or wrong, which the next line reports
+            return super()._from_fields(fields, source)
+        if None not in results.values():
+            return super()._from_fields(fields, source)
+        numbers = {name: value for name, value in results.items() if value is not None}
+        text = msgspec.Raw(msgspec.json.encode(numbers))
+        run = super()._from_fields({**fields, "results": text}, source)
+        read = {name: math.nan if value is None else value for name, value in results.items()}
+        return msgspec.structs.replace(run, results=read)
 
     @property
     def predicted_s(self) -> float | None:

@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, quoted
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
 from syncline.model.rounds import doubling_rounds, folded_rounds, require_workers
@@ -196,7 +196,7 @@ def _work_of(algorithm: str, workers: int, density: float) -> SparseWork:
     if algorithm not in SPARSE_ALGORITHMS:
         hint = did_you_mean(algorithm, SPARSE_ALGORITHMS)
         known = ", ".join(SPARSE_ALGORITHMS)
-        raise UserError(f"unknown sparse exchange {algorithm!r}{hint} (known: {known})")
+        raise UserError(f"unknown sparse exchange {quoted(algorithm)}{hint} (known: {known})")
     require_workers(workers)
     if not (math.isfinite(density) and 0 < density <= 1):
         raise UserError(f"density must be above 0 and at most 1, found {density}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.profile import Phase
 
@@ -73,7 +73,7 @@ class Timeline(Document, frozen=True, kw_only=True):
         if self.iteration_ns < 0:
             raise UserError(f"timeline: iteration_ns is negative: {self.iteration_ns}")
         for index, span in enumerate(self.spans):
-            where = f"timeline: spans[{index}] {span.label!r}"
+            where = f"timeline: spans[{index}] {quoted(span.label)}"
             if not 0 <= span.start_ns <= span.stop_ns:
                 raise UserError(
                     f"{where} runs from {span.start_ns} ns to {span.stop_ns} ns; a span starts at "
@@ -83,7 +83,8 @@ class Timeline(Document, frozen=True, kw_only=True):
                 continue
             if span.kind != "message":
                 raise UserError(
-                    f"{where} has ready_ns and is of the kind {span.kind!r}; only messages have it"
+                    f"{where} has ready_ns and is of the kind {quoted(span.kind)}; only messages "
+                    "have it"
                 )
             if not 0 <= span.ready_ns <= span.start_ns:
                 raise UserError(

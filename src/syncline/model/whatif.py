@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.limits import require_time
 from syncline.model.prediction import Prediction
@@ -127,7 +127,7 @@ class Point(Value, frozen=True, kw_only=True):
         for prediction in self.predictions:
             if prediction.planner == planner:
                 return prediction
-        raise UserError(f"no prediction for planner {planner!r} at this point")
+        raise UserError(f"no prediction for planner {quoted(planner)} at this point")
 
     def efficiency(self, prediction: Prediction) -> float:
         """Return the time of one worker without communication over that of the iteration."""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from syncline import _native
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.cost import CostCurve
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.limits import LONGEST_NS
@@ -211,8 +211,9 @@ class Overlap(Planner, frozen=True, kw_only=True):
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         if curve.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
             raise UserError(
-                f"overlap: network {network.name!r} needs longer than {LONGEST_NS / 1e9:.0f} s for "
-                f"the gradients of {profile.model!r}; costs are in seconds and seconds a byte"
+                f"overlap: network {quoted(network.name)} needs longer than "
+                f"{LONGEST_NS / 1e9:.0f} s for "
+                f"the gradients of {quoted(profile.model)}; costs are in seconds and seconds a byte"
             )
         round_ = Round.of(profile)
         if not round_.elements:

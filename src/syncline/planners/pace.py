@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from syncline import _native
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
@@ -67,7 +67,7 @@ class Pace(Planner, frozen=True, kw_only=True):
         tensors = whole_tensors(profile)
         if len(tensors) > MOST_TENSORS:
             raise UserError(
-                f"pace: {profile.model!r} has {len(tensors)} gradient tensors; at most "
+                f"pace: {quoted(profile.model)} has {len(tensors)} gradient tensors; at most "
                 f"{MOST_TENSORS} can be fused by trying every number of groups"
             )
         last_tensors = _native.fuse_balanced(

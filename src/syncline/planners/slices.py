@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.model.profile import Profile
@@ -101,7 +101,8 @@ def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
         elements = tensors[-1].stop
         raise UserError(
             f"{planner}: slices of {most_elements} elements cut the {elements} gradient elements "
-            f"of {profile.model!r} into {count} messages, at most {MOST_SLICES} can be planned; "
+            f"of {quoted(profile.model)} into {count} messages, at most {MOST_SLICES} can be "
+            "planned; "
             f"give the planner slices of at least {-(-elements // (MOST_SLICES // 2))} elements"
         )
     layout = Layout(profile)

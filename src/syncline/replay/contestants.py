@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.plan import Plan
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.replay.contest import Contestant
@@ -51,8 +51,8 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
     def messages(model: DistributedDataParallel) -> list[SentMessage]:
         if model.plan is None:
             raise UserError(
-                f"the plan of {plan.planner!r} did not run: {model.run_record().reason}; replay a "
-                "profile whose gradients can be planned"
+                f"the plan of {quoted(plan.planner)} did not run: {model.run_record().reason}; "
+                "replay a profile whose gradients can be planned"
             )
         return _sent(model, plan)
 

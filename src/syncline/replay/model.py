@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.profile import Profile
 from syncline.replay.clock import Clock
 from syncline.replay.names import module_names
@@ -85,8 +85,8 @@ class Replayed(nn.Module):
             shape = tuple((shapes or {}).get(gradient.name, (gradient.elements,)))
             if math.prod(shape) != gradient.elements:
                 raise UserError(
-                    f"gradient {gradient.name!r} has {gradient.elements} elements, but the shape "
-                    f"{shape} has {math.prod(shape)}"
+                    f"gradient {quoted(gradient.name)} has {gradient.elements} elements, but the "
+                    f"shape {shape} has {math.prod(shape)}"
                 )
             _register(self, name, shape, gradient.dtype)
         self._visits = tuple(self._plan_visits())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from syncline.errors import MismatchError, UserError
+from syncline.errors import MismatchError, UserError, quoted
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -46,7 +46,7 @@ class Request:
             raise UserError("nothing to replay: name at least one planner, or give a plan")
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise UserError(f"{name!r} would run twice; name each planner once")
+                raise UserError(f"{quoted(name)} would run twice; name each planner once")
         for name in self.planners:
             planner_named(name)
         for field in ("rounds", "iterations", "warmup"):
@@ -56,7 +56,8 @@ class Request:
             raise UserError("a replay needs at least 2 workers; emulate more hosts or workers")
         if self.network is not None and self.network.workers != self.cluster.workers:
             raise MismatchError(
-                f"network {self.network.name!r} is of {self.network.workers} workers, the emulated "
+                f"network {quoted(self.network.name)} is of {self.network.workers} workers, the "
+                "emulated "
                 f"cluster has {self.cluster.workers}; leave the network out to probe the cluster"
             )
         if self.timeout_s is not None and not (

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from syncline.errors import FileError, UserError
+from syncline.errors import FileError, UserError, quoted
 from syncline.model.document import Document, write_text_atomically
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -60,7 +60,7 @@ class Bundle:
             if timeline is not None and timeline.source != source:
                 raise UserError(
                     f"report: expected a {source} timeline as timeline_{source}, "
-                    f"{timeline.name!r} says that it is {timeline.source}"
+                    f"{quoted(timeline.name)} says that it is {timeline.source}"
                 )
 
     def timelines(self) -> tuple[Timeline, ...]:

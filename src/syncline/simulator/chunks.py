@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncline.collectives.dependencies import dependencies
 from syncline.collectives.schedule import Schedule
-from syncline.errors import MismatchError, UserError
+from syncline.errors import MismatchError, UserError, quoted
 from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.limits import LARGEST_BYTES, LONGEST_NS
 from syncline.simulator.fabric import Fabric
@@ -90,13 +90,13 @@ def simulate_chunks(
     """
     if schedule.ranks != fabric.ranks:
         raise MismatchError(
-            f"schedule {schedule.algorithm!r} is for {schedule.ranks} ranks, the fabric has "
+            f"schedule {quoted(schedule.algorithm)} is for {schedule.ranks} ranks, the fabric has "
             f"{fabric.ranks}; make one of them for the other's number"
         )
     if not 0 <= size_bytes <= LARGEST_BYTES:
         raise UserError(f"a vector has 0 to {LARGEST_BYTES} bytes, found {size_bytes}")
     if order not in get_args(Order):
-        raise UserError(f"unknown order {order!r} (known: {', '.join(get_args(Order))})")
+        raise UserError(f"unknown order {quoted(order)} (known: {', '.join(get_args(Order))})")
     offsets = schedule.block_offsets(size_bytes)
     transfer_bytes = offsets[schedule.block_stop] - offsets[schedule.block_start]
     reductions = np.flatnonzero(schedule.reduces)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from syncline import _native
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
 from syncline.model.parameter_server import pull_line, push_line
@@ -86,7 +86,8 @@ def _pricing(network: Network, *, whole: bool) -> Network:
     if network.density is None:
         return network
     raise UserError(
-        f"network {network.name!r} says what sparse messages cost, and the plan has dense ones "
+        f"network {quoted(network.name)} says what sparse messages cost, and the plan has dense "
+        "ones "
         "beside them; describe the network without --algorithm and --density, and give these to "
         "the simulation"
     )
@@ -155,8 +156,8 @@ def _with_server(
     link = network.link
     if link is None:
         raise UserError(
-            f"network {network.name!r}: a parameter server needs the point-to-point costs of a "
-            "link; give bandwidth= and latency=, or measure with syncline.probe()"
+            f"network {quoted(network.name)}: a parameter server needs the point-to-point costs "
+            "of a link; give bandwidth= and latency=, or measure with syncline.probe()"
         )
     count, alpha, beta = network.workers, link.alpha_s, link.beta_s_per_byte
     push = push_line(count, alpha, beta, link.gamma_s_per_byte, servers=strategy.servers)
@@ -201,6 +202,6 @@ def _with_server(
 def _require_possible(network: Network, total_ns: int) -> None:
     if total_ns > LONGEST_NS:
         raise UserError(
-            f"network {network.name!r}: the messages of one iteration take longer than "
+            f"network {quoted(network.name)}: the messages of one iteration take longer than "
             f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
         )

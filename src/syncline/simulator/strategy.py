@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, quoted
 from syncline.model.document import Value
 
 __all__ = ["STRATEGIES", "Strategy", "strategy_named"]
@@ -51,7 +51,7 @@ class Strategy(Value, frozen=True, kw_only=True):
         for field in ("loaders", "ahead", "servers", "channels"):
             if getattr(self, field) < 1:
                 raise UserError(
-                    f"strategy {self.name!r}: {field} must be at least 1, found "
+                    f"strategy {quoted(self.name)}: {field} must be at least 1, found "
                     f"{getattr(self, field)}"
                 )
         server = self.exchange == "parameter-server"
@@ -62,7 +62,9 @@ class Strategy(Value, frozen=True, kw_only=True):
             (self.channels > 1 and server, "channels", 'exchange="all-reduce"'),
         ):
             if idle:
-                raise UserError(f"strategy {self.name!r}: {field} has no effect without {reason}")
+                raise UserError(
+                    f"strategy {quoted(self.name)}: {field} has no effect without {reason}"
+                )
 
 
 _ALL = (
@@ -118,5 +120,5 @@ def strategy_named(name: str) -> Strategy:
     if name not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         hint = did_you_mean(name, STRATEGIES)
-        raise UserError(f"unknown strategy {name!r}{hint} (known: {known})")
+        raise UserError(f"unknown strategy {quoted(name)}{hint} (known: {known})")
     return STRATEGIES[name]

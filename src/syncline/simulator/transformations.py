@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.profile import Profile
 from syncline.simulator.strategy import Strategy
@@ -27,8 +27,8 @@ def with_wire(profile: Profile, dtype: str) -> Profile:
     for gradient in profile.gradients:
         if gradient.dtype.startswith("complex") and not dtype.startswith("complex"):
             raise UserError(
-                f"gradient {gradient.name!r} is {gradient.dtype} and cannot travel as {dtype}; "
-                "leave --wire out"
+                f"gradient {quoted(gradient.name)} is {gradient.dtype} and cannot travel as "
+                f"{dtype}; leave --wire out"
             )
     if all(gradient.dtype == dtype for gradient in profile.gradients):
         return profile

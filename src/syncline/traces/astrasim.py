@@ -16,7 +16,7 @@ import itertools
 import os
 from pathlib import Path
 
-from syncline.errors import FileError, UserError
+from syncline.errors import FileError, UserError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
@@ -140,13 +140,13 @@ def _layer(line: str, where: str, cycle_s: float) -> Layer:
         kind, size = cells[column], number(cells[column + 1], "the size of a message", where)
         if kind != "NONE" and size:
             raise FileError(
-                f"{where}: {cells[0]!r} exchanges {cells[column + 1]} bytes ({kind}) in its "
+                f"{where}: {quoted(cells[0])} exchanges {cells[column + 1]} bytes ({kind}) in its "
                 f"{what} pass; data-parallel layers exchange weight gradients only"
             )
     kind, size = cells[9], number(cells[10], "the size of the gradient", where)
     if kind not in ("ALLREDUCE", "NONE"):
         raise FileError(
-            f"{where}: {cells[0]!r} exchanges its weight gradient by {kind[:40]}; expected "
+            f"{where}: {quoted(cells[0])} exchanges its weight gradient by {kind[:40]}; expected "
             "ALLREDUCE or NONE"
         )
     if not size.is_integer():

@@ -14,7 +14,7 @@ from array import array
 from pathlib import Path
 from typing import cast, get_args
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Phase, Profile
@@ -85,7 +85,7 @@ def _ours(graph: Graph, metadata: Metadata, source: str) -> Trace:
     if about[OURS] != FORM:
         raise FileError(
             f"{source}: expected form {FORM} of Syncline's Chakra traces, the file has "
-            f"{about[OURS]!r}; write it again with this release of syncline"
+            f"{quoted(about[OURS])}; write it again with this release of syncline"
         )
     index_of: dict[int, int] = {}  # id -> operation
     operations: list[Operation] = []

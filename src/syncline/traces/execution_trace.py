@@ -16,12 +16,12 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError
+from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.model.limits import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.traces.kineto_collectives import element_dtype
 from syncline.traces.kineto_tasks import ReadyPoint, StepTasks
-from syncline.traces.reading import Progress, brief, json_elements, open_trace
+from syncline.traces.reading import Progress, json_elements, open_trace
 from syncline.traces.trace import Trace
 
 __all__ = ["ExecutionTrace", "Iteration", "SizedNode", "read_execution_trace"]
@@ -230,8 +230,8 @@ class _Reader:
         if key == "schema":
             if not isinstance(value, str) or not SCHEMA.match(value):
                 raise FileError(
-                    f"{self._source}: schema {brief(value)} of execution traces is not known; this "
-                    f"release reads {KNOWN}"
+                    f"{self._source}: schema {quoted(value)} of execution traces is not known; "
+                    f"this release reads {KNOWN}"
                 )
             self._schema = value
 
@@ -243,7 +243,7 @@ class _Reader:
             raise self._broken(where, f"expected an object, found {type(node).__name__}")
         name = node.get("name")
         if not isinstance(name, str):
-            raise self._broken(where, f"expected a text in 'name', found {brief(name)}")
+            raise self._broken(where, f"expected a text in 'name', found {quoted(name)}")
         where = f"{where} {name[:80]!r}"
         if name.startswith("Optimizer.step#"):
             self._found.append(_Found(self._whole(node, "id", where), "end", None))
@@ -326,13 +326,15 @@ class _Reader:
         if size is None:
             return
         if type(size) is not int or not 1 <= size <= LARGEST_WORKERS:
-            raise self._broken(where, f"pg_size {brief(size)} is no worker count")
+            raise self._broken(where, f"pg_size {quoted(size)} is no worker count")
         self._workers = max(self._workers or 0, size)
 
     def _whole(self, node: dict[str, Any], key: str, where: str) -> int:
         value = node.get(key)
         if type(value) is not int:
-            raise self._broken(where, f"expected a whole number in {key!r}, found {brief(value)}")
+            raise self._broken(
+                where, f"expected a whole number in {quoted(key)}, found {quoted(value)}"
+            )
         return value
 
     def _broken(self, where: str, what: str) -> FileError:

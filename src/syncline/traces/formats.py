@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from syncline.errors import FileError, UserError, did_you_mean
+from syncline.errors import FileError, UserError, did_you_mean, quoted
 from syncline.model.document import read_document
 from syncline.model.network import Network
 from syncline.model.profile import Profile
@@ -91,7 +91,9 @@ def format_named(name: str) -> Format:
     """
     if name not in FORMATS:
         known = ", ".join(FORMATS)
-        raise UserError(f"unknown trace format {name!r}{did_you_mean(name, FORMATS)} ({known})")
+        raise UserError(
+            f"unknown trace format {quoted(name)}{did_you_mean(name, FORMATS)} ({known})"
+        )
     return FORMATS[name]
 
 

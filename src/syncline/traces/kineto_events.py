@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted
 from syncline.model.limits import LARGEST_WORKERS, LONGEST_NS
-from syncline.traces.reading import Progress, brief, json_elements, open_trace
+from syncline.traces.reading import Progress, json_elements, open_trace
 
 __all__ = ["Call", "DeviceTask", "HostOp", "KinetoEvents", "Payload", "read_events"]
 
@@ -180,7 +180,9 @@ class _Reader:
                 f"{', '.join(map(repr, list(self._members)[:8]))}; is this a profiler trace?"
             )
         if not (self._ops or self._calls or self._device):
-            found = ", ".join(f"{name!r}" for name, _ in self._skipped.most_common(6)) or "none"
+            found = (
+                ", ".join(f"{quoted(name)}" for name, _ in self._skipped.most_common(6)) or "none"
+            )
             raise FileError(
                 f"{self._source}: none of its {self._seen} events is an operator, a runtime call "
                 f"or a kernel of the PyTorch profiler (categories with spans: {found}); record the "
@@ -189,7 +191,7 @@ class _Reader:
         notes: list[str] = []
         version = self._members.get("schemaVersion", 1)
         if version != 1:
-            notes.append(f"schemaVersion {brief(version)} is not known here; read as version 1")
+            notes.append(f"schemaVersion {quoted(version)} is not known here; read as version 1")
         rank, workers, backend = self._distributed(notes)
         return KinetoEvents(
             source=self._source,
@@ -217,7 +219,7 @@ class _Reader:
         rank = self._count(info, "rank", 0, (workers or LARGEST_WORKERS) - 1)
         for name, value in (("rank", rank), ("world_size", workers)):
             if value is None:
-                notes.append(f"distributedInfo does not hold {name!r}")
+                notes.append(f"distributedInfo does not hold {quoted(name)}")
         backend = info.get("backend")
         return rank, workers, backend if isinstance(backend, str) else None
 
@@ -228,7 +230,7 @@ class _Reader:
         if type(value) is not int or not least <= value <= most:
             raise FileError(
                 f"{self._source}: distributedInfo: {key} must be a whole number from {least} to "
-                f"{most}, found {brief(value)}"
+                f"{most}, found {quoted(value)}"
             )
         return value
 
@@ -245,7 +247,7 @@ class _Reader:
         if not isinstance(name, str):
             raise FileError(
                 f"{self._source}: traceEvents[{place}]: expected a text in 'name', found "
-                f"{brief(name)}"
+                f"{quoted(name)}"
             )
         where = f"traceEvents[{place}] {name[:80]!r}"
         start_us = self._time(where, event, "ts")
@@ -275,8 +277,8 @@ class _Reader:
         if type(value) is int or (type(value) is float and math.isfinite(value)):
             return value if abs(value) < 1e30 else 1e30
         raise FileError(
-            f"{self._source}: {where}: expected a number of microseconds in {key!r}, found "
-            f"{brief(value)}"
+            f"{self._source}: {where}: expected a number of microseconds in {quoted(key)}, found "
+            f"{quoted(value)}"
         )
 
     def _lane(self, where: str, event: dict[str, Any]) -> str:
@@ -284,7 +286,7 @@ class _Reader:
         if type(lane) is int or isinstance(lane, str):
             return sys.intern(str(lane))
         raise FileError(
-            f"{self._source}: {where}: expected a number or a text in 'tid', found {brief(lane)}"
+            f"{self._source}: {where}: expected a number or a text in 'tid', found {quoted(lane)}"
         )
 
     def _arguments(self, event: dict[str, Any]) -> dict[str, Any]:
@@ -349,7 +351,7 @@ class _Reader:
         if type(elements) is not int or not 0 <= elements <= 1 << 58:
             raise FileError(
                 f"{self._source}: traceEvents[{place}] {name[:80]!r}: expected a number of "
-                f"elements in 'In msg nelems', found {brief(elements)}"
+                f"elements in 'In msg nelems', found {quoted(elements)}"
             )
         return Payload(
             collective=collective.lower().strip("_"),

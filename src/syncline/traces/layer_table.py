@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
@@ -232,8 +232,8 @@ def _add(rows: dict[int, _Row], layer_id: int, cells: list[str], where: str) -> 
         row = rows[layer_id] = _Row(name=name, size_bytes=int(size))
     elif (row.name, row.size_bytes) != (name, int(size)):
         raise FileError(
-            f"{where}: layer {layer_id} is {name!r} of {int(size)} bytes, but was {row.name!r} of "
-            f"{row.size_bytes} bytes in the first iteration"
+            f"{where}: layer {layer_id} is {quoted(name)} of {int(size)} bytes, but was "
+            f"{quoted(row.name)} of {row.size_bytes} bytes in the first iteration"
         )
     row.forward_s += forward_s
     row.backward_s += backward_s

@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.traces.reading import Progress, open_trace, text_lines
 from syncline.traces.trace import Trace, element_type, in_file, number
@@ -91,7 +91,7 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: Progress | None = 
             else:
                 node = _node(line, len(nodes), where)
                 if node.name in nodes:
-                    raise FileError(f"{where}: {node.name!r} comes twice; names must differ")
+                    raise FileError(f"{where}: {quoted(node.name)} comes twice; names must differ")
                 nodes[node.name] = node
             if len(nodes) > MOST_NODES or len(edges) > MOST_EDGES:
                 raise FileError(

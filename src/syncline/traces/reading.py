@@ -24,18 +24,21 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted
+from syncline.model.files import open_file
 
-__all__ = ["JsonElement", "Progress", "brief", "json_elements", "open_trace", "text_lines"]
+__all__ = ["JsonElement", "Progress", "json_elements", "open_trace", "text_lines"]
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes of the file read so far and, if known, in all (both as on disk)."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
+LARGEST_TRACE_BYTES = 4 << 30
+"""Largest trace, unpacked: a small gzip file or a pipe may be endless."""
 LONGEST_LINE_BYTES = 1 << 20
 """Longest line of a text format."""
-LONGEST_ELEMENT = 1 << 26
+LONGEST_ELEMENT = 1 << 25
 """Longest JSON element, in characters: bounds the memory that a broken file can take."""
 
 WRITE_AGAIN = "record or copy it again"
@@ -56,23 +59,11 @@ def open_trace(
 
     Raises:
         FileError: the file is missing, empty, no file, cannot be read, or, while it is being read,
-            turns out to be truncated or broken.
+            turns out to be truncated, broken, or larger than 4 GiB.
     """
     source = str(path)
-    try:
-        handle = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115 - null characters; closed below
-    except FileNotFoundError:
-        raise FileError(f"{source}: no such file; check the path") from None
-    except IsADirectoryError:
-        raise FileError(f"{source}: this is a folder; name the trace file in it") from None
-    except OSError as error:
-        raise FileError(f"{source}: cannot be read: {error.strerror}; check the path") from None
-    except ValueError:
-        raise FileError(f"{source!r}: not a path; it holds a null character") from None
-    with handle:
+    with open_file(path) as handle:
         status = os.fstat(handle.fileno())
-        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-            raise FileError(f"{source}: this is a device; name a trace file")
         total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
         stream = _buffered(_Counting(handle, source, total_bytes, progress))
         if stream.peek(2)[:2] == GZIP_MAGIC:
@@ -109,6 +100,7 @@ class _Counting(io.RawIOBase):
                 f"{self._source}: cannot be read: {error.strerror}; check the disk and the path"
             ) from None
         self._read_bytes += count or 0
+        _require_fits(self._read_bytes, self._source)
         if self._progress is not None:
             self._progress(self._read_bytes, self._total_bytes)
         return count
@@ -120,6 +112,7 @@ class _Unpacking(io.RawIOBase):
     def __init__(self, unpacked: gzip.GzipFile, source: str) -> None:
         self._unpacked = unpacked
         self._source = source
+        self._read_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -133,8 +126,18 @@ class _Unpacking(io.RawIOBase):
             ) from None
         except (gzip.BadGzipFile, zlib.error) as error:
             raise FileError(f"{self._source}: broken gzip file ({error}); {WRITE_AGAIN}") from None
+        self._read_bytes += len(data)
+        _require_fits(self._read_bytes, self._source)
         buffer[: len(data)] = data
         return len(data)
+
+
+def _require_fits(read_bytes: int, source: str) -> None:
+    if read_bytes > LARGEST_TRACE_BYTES:
+        raise FileError(
+            f"{source}: holds more than {LARGEST_TRACE_BYTES} bytes (unpacked), the most that is "
+            "read of a trace; record fewer steps"
+        )
 
 
 def text_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
@@ -158,15 +161,6 @@ def text_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
                 f"{source}: line {number} is not text ({error.reason} at byte {error.start}); "
                 "is this the right file?"
             ) from None
-
-
-def brief(value: Any) -> str:
-    """Return a JSON value for a message: a broken file may hold nests too deep to print."""
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    if isinstance(value, int) and abs(value) > 10**20:
-        return "a number of more than 20 digits"
-    return f"{value!r:.60}"
 
 
 class JsonElement(NamedTuple):
@@ -193,7 +187,7 @@ def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Ite
 
     Raises:
         FileError: the file is no JSON object or array, is broken or truncated, is nested too
-            deeply, or an element is longer than 64 Mi characters.
+            deeply, or an element is longer than 32 Mi characters.
 
     Linear in the file; holds one chunk and one element. Bytes that are not UTF-8 become U+FFFD:
     they occur in names, which are only shown.
@@ -208,11 +202,11 @@ def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Ite
         raise FileError(f"{source}: the file holds nothing but white space; {WRITE_AGAIN}")
     else:
         raise FileError(
-            f"{source}: expected JSON, found {scanner.excerpt()!r} at the beginning; "
+            f"{source}: expected JSON, found {quoted(scanner.excerpt())} at the beginning; "
             "is this the right file?"
         )
     if scanner.peek() != "":
-        raise scanner.error(f"expected the end of the file, found {scanner.excerpt()!r}")
+        raise scanner.error(f"expected the end of the file, found {quoted(scanner.excerpt())}")
 
 
 def _object(scanner: _Scanner, arrays: Collection[str]) -> Iterator[JsonElement]:
@@ -224,8 +218,8 @@ def _object(scanner: _Scanner, arrays: Collection[str]) -> Iterator[JsonElement]
         where = "at the top"
         key = scanner.value(where)
         if not isinstance(key, str):
-            raise scanner.error(f"expected the name of a member, found {brief(key)}")
-        where = f"in {key!r}"
+            raise scanner.error(f"expected the name of a member, found {quoted(key)}")
+        where = f"in {quoted(key)}"
         scanner.take(":", where)
         if key in arrays and scanner.peek() == "[":
             yield from _array(scanner, key)
@@ -234,13 +228,13 @@ def _object(scanner: _Scanner, arrays: Collection[str]) -> Iterator[JsonElement]
         if scanner.peek() == "}":
             scanner.take("}", where)
             return
-        scanner.take(",", f"after {key!r}")
+        scanner.take(",", f"after {quoted(key)}")
 
 
 def _array(scanner: _Scanner, key: str) -> Iterator[JsonElement]:
-    scanner.take("[", f"in {key!r}")
+    scanner.take("[", f"in {quoted(key)}")
     if scanner.peek() == "]":
-        scanner.take("]", f"in {key!r}")
+        scanner.take("]", f"in {quoted(key)}")
         return
     index = 0
     while True:
@@ -286,7 +280,7 @@ class _Scanner:
         if found != character:
             if found == "":
                 raise self.truncated(where)
-            raise self.error(f"expected {character!r} {where}, found {self.excerpt()!r}")
+            raise self.error(f"expected {character!r} {where}, found {quoted(self.excerpt())}")
         self._position += 1
 
     def value(self, where: str) -> Any:
@@ -303,7 +297,7 @@ class _Scanner:
                 self._position += error.pos - begin  # refilling may have moved the text
                 if self._position >= len(self._text) or "Unterminated" in error.msg:
                     raise self.truncated(where) from None
-                raise self.error(f"{error.msg} {where}, near {self.excerpt()!r}") from None
+                raise self.error(f"{error.msg} {where}, near {quoted(self.excerpt())}") from None
             except RecursionError:
                 raise self.error(f"values {where} are nested too deeply") from None
             except ValueError as error:  # an integer of thousands of digits

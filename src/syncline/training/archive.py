@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted
 
 __all__ = ["PARTIAL", "load_archive", "save_archive"]
 
@@ -50,7 +50,7 @@ def load_archive(path: Path) -> Any:
     except (OSError, zipfile.BadZipFile) as error:
         raise FileError(f"{path}: not a checkpoint, or a truncated one: {error}") from None
     if broken is not None:
-        raise FileError(f"{path}: damaged: the checksum of {broken!r} is wrong")
+        raise FileError(f"{path}: damaged: the checksum of {quoted(broken)} is wrong")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     # A foreign archive fails in whatever way the unpickler, or torch, stumbles over it.

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from torch import Tensor, nn
 
-from syncline.errors import FileError, MismatchError, UserError
+from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.training.archive import load_archive, save_archive
 from syncline.training.config import TrainingConfig
 from syncline.training.residuals import require_states
@@ -74,8 +74,9 @@ class Checkpoint:
                 continue  # what is left of the gradients is shared out
             if found != expected:
                 raise MismatchError(
-                    f"{path}: this training has {name} {expected!r}, the checkpoint is of one with "
-                    f"{name} {found!r}; give the options of that one, or start anew without "
+                    f"{path}: this training has {name} {quoted(expected)}, the checkpoint is of "
+                    "one with "
+                    f"{name} {quoted(found)}; give the options of that one, or start anew without "
                     "--resume"
                 )
         require_states(path.parent, self.compression_files)
@@ -84,7 +85,7 @@ class Checkpoint:
         for name in sorted(shapes.keys() | stored.keys()):
             if shapes.get(name) != stored.get(name):
                 raise MismatchError(
-                    f"{path}: {name!r} has shape {shapes.get(name)} in this model, "
+                    f"{path}: {quoted(name)} has shape {shapes.get(name)} in this model, "
                     f"{stored.get(name)} in the checkpoint (None: it is not there); the checkpoint "
                     "was written by another release"
                 )
@@ -134,7 +135,7 @@ _TYPES: dict[str, type] = {
 def _checkpoint_from(content: object, path: Path) -> Checkpoint:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise FileError(f"{path}: expected a file of format {FORMAT!r}, found {found!r}")
+        raise FileError(f"{path}: expected a file of format {FORMAT!r}, found {quoted(found)}")
     if content.get("version") != VERSION:
         raise FileError(
             f"{path}: expected version {VERSION} of the checkpoint form, found "

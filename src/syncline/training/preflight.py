@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from syncline.errors import FileError, MismatchError
+from syncline.errors import FileError, MismatchError, quoted
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Gradient, Profile
@@ -79,8 +79,8 @@ def _difference(gradients: tuple[Gradient, ...], tensors: list[Tensor]) -> str |
     for name in sorted(profiled.keys() | present.keys()):
         if profiled.get(name) != present.get(name):
             return (
-                f"gradient {name!r} is {profiled.get(name)} in the profile, {present.get(name)} in "
-                "this model (elements, dtype; None: it has none)"
+                f"gradient {quoted(name)} is {profiled.get(name)} in the profile, "
+                f"{present.get(name)} in this model (elements, dtype; None: it has none)"
             )
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import ClassVar
 
-from syncline.errors import UserError
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 
 __all__ = ["FUSED", "READ", "SELECT", "TORCH", "TORCH_FUSED", "Selections", "Timed"]
@@ -35,8 +35,8 @@ class Timed(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.rounds_s or min(self.rounds_s) <= 0:
             raise UserError(
-                f"selection by {self.contestant!r} of {self.elements} elements: expected times "
-                f"above 0 s, found {self.rounds_s}"
+                f"selection by {quoted(self.contestant)} of {self.elements} elements: expected "
+                f"times above 0 s, found {self.rounds_s}"
             )
 
     @property
@@ -84,8 +84,8 @@ class Selections(Document, frozen=True, kw_only=True):
         a, b = (self.of(name, elements, density) for name in (contestant, other))
         if a is None or b is None:
             raise UserError(
-                f"{contestant!r} and {other!r} were not both measured at {elements} elements and "
-                f"density {density}"
+                f"{quoted(contestant)} and {quoted(other)} were not both measured at {elements} "
+                f"elements and density {density}"
             )
         return median(y / x for x, y in zip(a.rounds_s, b.rounds_s, strict=True))
 

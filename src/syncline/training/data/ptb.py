@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from syncline.errors import FileError
+from syncline.errors import FileError, quoted
 from syncline.training.data.spec import TextData, TextDataSpec
 
 __all__ = ["DATA", "load"]
@@ -37,8 +37,8 @@ def load(folder: Path) -> TextData:
         if len(known) < len(numbers):
             word = words[numbers.index(None)]
             raise FileError(
-                f"{folder / name}: the word {word!r} is not in {FILES[0]}, and that file has no "
-                f"{UNKNOWN} to stand for it"
+                f"{folder / name}: the word {quoted(word)} is not in {FILES[0]}, and that file "
+                f"has no {UNKNOWN} to stand for it"
             )
         return torch.tensor(known)
 

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from syncline.errors import quoted, shortened
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([[]], "a list"),
+        ({}, "an object"),
+        ("x" * 90, repr("x" * 80) + "..."),
+        (b"x" * 90, repr(b"x" * 80) + "..."),
+        ("short", "'short'"),
+        (10**5000, "a number of more than 20 digits"),
+        (None, "None"),
+        (1.5, "1.5"),
+    ],
+)
+def test_values_in_messages_are_short(value: object, said: str) -> None:
+    assert quoted(value) == said
+
+
+def test_long_texts_in_messages_lose_their_middle() -> None:
+    assert shortened("abc") == "abc"
+    assert shortened("a" * 300 + "b" * 300) == "a" * 200 + "..." + "b" * 200
