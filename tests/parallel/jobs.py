@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -403,19 +404,34 @@ def keeps_what_the_user_attached() -> dict[str, Any]:
     }
 
 
+class ComplexHalves(nn.Module):
+    """A parameter of a type that plans do not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2).to(torch.complex32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.to(torch.complex64)
+
+
 def trains_unplannable(kind: str) -> dict[str, Any]:
     """Train what cannot be planned, with DDP's own buckets."""
     module: nn.Module
     if kind == "sparse":
         module = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
         inputs = torch.randint(10, (5, 3))
+    elif kind == "complex halves":
+        warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+        module = ComplexHalves()
+        inputs = torch.randn(5, 4, dtype=torch.complex64)
     else:
         module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2).to(torch.float64))
         module[1].register_forward_pre_hook(lambda _, args: (args[0].double(),))
         inputs = torch.randn(5, 4)
     ddp = DistributedDataParallel(module)
     for _ in range(3):
-        ddp(inputs).sum().backward()
+        ddp(inputs).abs().sum().backward()
     run = ddp.run_record()
     return {"phase": ddp.phase, "decision": run.decision, "reason": run.reason}
 

@@ -419,6 +419,31 @@ def float64(side: Side) -> None:
     train(side, Net().double(), loss)
 
 
+class Rotation(nn.Module):
+    """Complex layers between real inputs and outputs, with zeros among the gradients."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.enter = nn.Linear(FEATURES, 20, dtype=dtype)
+        self.hidden = nn.Linear(20, 20, dtype=dtype)
+        self.leave = nn.Linear(20, CLASSES, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.enter(x.to(self.enter.weight.dtype))
+        kept = torch.relu(hidden.real)
+        return self.leave(self.hidden(kept * hidden)).abs()
+
+
+@feature("complex parameters", OVERLAPS)
+def complex_parameters(side: Side) -> None:
+    train(side, Rotation(torch.complex64))
+
+
+@feature("complex parameters in double precision, with Adam", OVERLAPS)
+def complex_double(side: Side) -> None:
+    train(side, Rotation(torch.complex128), make=lambda p: AdamW(p, lr=0.01))
+
+
 class Odd(nn.Module):
     """Parameters of one element, of none, without dimensions."""
 

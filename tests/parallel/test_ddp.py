@@ -208,7 +208,10 @@ def test_what_the_user_attached_stays(workers: WorkerPool) -> None:
         assert result["module_is_plain"]
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("sparse", "sparse"), ("dtypes", "several dtypes")])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("sparse", "sparse"), ("dtypes", "several dtypes"), ("complex halves", "complex32")],
+)
 def test_what_cannot_be_planned_trains(workers: WorkerPool, kind: str, reason: str) -> None:
     for result in workers.run(jobs.trains_unplannable, 2, kind):
         assert result["phase"] == "steady"

@@ -12,7 +12,19 @@ from syncline.measure.lent import lend
 from syncline.model.plan import Collective
 from syncline.parallel.shares import Shares
 
-__all__ = ["Carrier", "CudaCarrier", "Flight", "carrier_for"]
+__all__ = ["Carrier", "CudaCarrier", "Flight", "bucket_elements", "carrier_for"]
+
+
+def bucket_elements(bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
+    """Return a bucket's flat buffer with one entry for each element of its gradients.
+
+    The reducer hands over complex gradients as real numbers, two for each element. A factor must
+    multiply the complex ones, as in the reducer: zeros and infinities differ otherwise.
+    """
+    buffer: torch.Tensor = bucket.buffer()
+    if bucket.parameters()[0].is_complex() and not buffer.is_complex():
+        return torch.view_as_complex(buffer.view(-1, 2))
+    return buffer
 
 
 class Flight(NamedTuple):
@@ -79,7 +91,7 @@ class Carrier:
             after: the marks after which its content is complete.
         """
         if collective == "all-reduce":
-            return Flight(_waiter(self.group.allreduce([lend(buffer)])), _nothing)
+            return Flight(_waiter(self.group.allreduce([_lent(buffer)])), _nothing)
         if collective == "reduce-scatter":
             return self._scatter(buffer, shares)
         return self._gather(buffer, shares)
@@ -101,7 +113,7 @@ class Carrier:
         own = sizes[self.rank]
         arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
         shares_in = [own] * self.workers
-        work = self.group.alltoall_base(lend(arrived), lend(buffer), shares_in, sizes)
+        work = self.group.alltoall_base(_lent(arrived), _lent(buffer), shares_in, sizes)
         wait = _waiter(work)
 
         def land() -> None:
@@ -123,7 +135,7 @@ class Carrier:
         sent = buffer.new_empty(longest)
         arrived = [torch.empty_like(sent) for _ in shares]
         _copy(shares[self.rank], buffer, sent, into=False)
-        wait = _waiter(self.group.allgather([[lend(part) for part in arrived]], [lend(sent)]))
+        wait = _waiter(self.group.allgather([[_lent(part) for part in arrived]], [_lent(sent)]))
 
         def land() -> None:
             wait()
@@ -193,6 +205,11 @@ class CudaCarrier(Carrier):
 def carrier_for(group: dist.ProcessGroup, device: torch.device) -> Carrier:
     """Return the carrier for gradients on ``device``."""
     return CudaCarrier(group, device) if device.type == "cuda" else Carrier(group)
+
+
+def _lent(elements: torch.Tensor) -> torch.Tensor:
+    """Return what to give to a collective: backends know no complex numbers, but rows of two."""
+    return lend(torch.view_as_real(elements) if elements.is_complex() else elements)
 
 
 def _waiter(work: Any) -> Callable[[], None]:

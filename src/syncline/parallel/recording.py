@@ -10,6 +10,7 @@ from syncline.measure.clock import Clock
 from syncline.measure.observer import Iteration
 from syncline.model.plan import Plan
 from syncline.model.timeline import Timeline
+from syncline.parallel.carrier import bucket_elements
 from syncline.parallel.measured import GateTimes, MessageTimes, engine_timeline, timeline_of
 
 __all__ = [
@@ -61,10 +62,10 @@ class BucketRecorder:
     def hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Average the bucket over the group. Registered with ``register_comm_hook``."""
         # The same multiplication as the reducer's own, so that results agree to the last bit.
-        buffer = bucket.buffer().mul_(self._share)
+        bucket_elements(bucket).mul_(self._share)
         exchange = Exchange(bucket.index(), self._clock.stamp(), [])
         self._exchanges.append(exchange)
-        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
         assert work is not None
 
         def finish(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

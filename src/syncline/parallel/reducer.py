@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.measure.clock import Clock, clock_for
+from syncline.measure.profiler import dtype_name
+from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.buckets import bucket_caps_mb, difference_from_plan, needs_engine
@@ -191,6 +193,9 @@ def obstacle(ddp: DistributedDataParallel) -> str | None:
         return "the optimizer runs inside backward and uses DDP's only communication hook"
     if len({(p.dtype, p.device) for p in parameters.values()}) > 1:
         return "gradients are of several dtypes or devices, which DDP never merges"
+    unknown = {dtype_name(p.dtype) for p in parameters.values()} - BYTES_PER_ELEMENT.keys()
+    if unknown:
+        return f"gradients are of {unknown.pop()}, of which messages cannot be planned"
     if any(getattr(m, "sparse", False) for m in ddp.module.modules()):
         return "some gradients are sparse"
     return None

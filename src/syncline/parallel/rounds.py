@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import PeerError
+from syncline.parallel.carrier import bucket_elements
 from syncline.parallel.compressor import Compressor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.engine import Engine
@@ -87,6 +88,8 @@ class Rounds:
         """Whether no round is over."""
         self._seen: dict[int, list[int]] = {}
         """The parameters in each final bucket, by identity, as far as seen."""
+        self._values: dict[int, int] = {}
+        """How many values each of these buckets holds."""
         self._usable = False
         """Whether the reducer's buckets are final, and those of the layout."""
         self.mismatch: str | None = None
@@ -160,7 +163,7 @@ class Rounds:
             return _done(buffer)
         if self._running and self._is_final():
             self._note(bucket)
-        return self._exchange_now(buffer) if self._compressor is None else self._hold(bucket)
+        return self._exchange_now(bucket) if self._compressor is None else self._hold(bucket)
 
     def _hold(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Keep a bucket back until the last one is there, and then exchange the plan's messages."""
@@ -199,9 +202,10 @@ class Rounds:
         The reducer's order is rank 0's, so the answer is the same on every rank.
         """
         self._seen[bucket.index()] = [id(parameter) for parameter in bucket.parameters()]
+        self._values[bucket.index()] = bucket_elements(bucket).numel()
         wanted = self._engine.layout.buckets
         if bucket.index() < len(wanted):
-            self._engine.know(bucket.index(), bucket.buffer())
+            self._engine.know(bucket.index(), bucket_elements(bucket))
         if not bucket.is_last():
             return
         parameters, names = self._deferral.parameters, self._deferral.names
@@ -217,9 +221,21 @@ class Rounds:
                 )
                 self.mismatch = f"bucket {number} holds other gradients at {names[odd]!r}"
                 return
+            elements = sum(parameters[t].numel() for t in tensors)
+            if self._values[number] != elements:
+                self.mismatch = (
+                    f"bucket {number} has {self._values[number]} values for the {elements} "
+                    f"elements from {names[tensors[0]]!r} on"
+                )
+                return
         self._usable = True
 
-    def _exchange_now(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def _exchange_now(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        buffer: torch.Tensor = bucket.buffer()
+
         # An error is raised when backward ends: those of futures and hooks pass through C++ code,
         # which puts its own words around them.
         def first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -229,8 +245,9 @@ class Rounds:
                 self._engine.lose(error)
                 return buffer
 
+        bucket_elements(bucket).mul_(self._share)
         try:
-            work = dist.all_reduce(buffer.mul_(self._share), group=self._group, async_op=True)
+            work = dist.all_reduce(buffer, group=self._group, async_op=True)
         except RuntimeError as error:
             self._engine.lose(error)
             return _done(buffer)
