@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -116,6 +118,97 @@ class Normed(Signs):
 @feature("An optimizer whose update depends on other parameters", SYNCHRONOUS)
 def crossing(side: Side) -> None:
     train(side, lambda p: Normed(p, lr=0.01))
+
+
+class Clipped(Signs):
+    """Clips by the norm of all gradients where a setting, an attribute or a state says so."""
+
+    limit: float | None = None
+
+    def __init__(self, params: Any, *, warm_up: int | None = None) -> None:
+        super().__init__(params, 0.1)
+        for group in self.param_groups:
+            group.update(max_norm=math.inf, warm_up=warm_up)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
+        for group in self.param_groups:
+            used = [p for p in group["params"] if p.grad is not None]
+            for p in used:
+                self.state[p]["step"] = self.state[p].get("step", 0) + 1
+            limit = group["max_norm"] if self.limit is None else self.limit
+            if group["warm_up"] is not None and self.state[used[0]]["step"] > group["warm_up"]:
+                limit = 0.05
+            norm = torch.stack([p.grad.norm() for p in used]).norm()
+            share = min(1.0, limit / (float(norm) + 1e-6))
+            for p in used:
+                p.add_(p.grad, alpha=-share * group["lr"])
+
+
+class Careful(Signs):
+    """Skips the whole step where a gradient is not finite."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
+        if all(bool(p.grad.isfinite().all()) for g in self.param_groups for p in g["params"]):
+            super().step()
+
+
+def _train_changing(
+    side: Side, make: Make, change: Callable[[torch.optim.Optimizer, int], None]
+) -> None:
+    ddp = side.wrap(Net(), loss_of)
+    optimizer = side.overlap(ddp, make(ddp.parameters()))
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        change(optimizer, step)
+        optimizer.step()
+    side.finish(ddp, optimizer)
+
+
+def _set_at_ten(optimizer: torch.optim.Optimizer, step: int, **values: Any) -> None:
+    if step == 10:
+        for group in optimizer.param_groups:
+            group.update(values)
+
+
+def _limit_at_ten(optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step == 10:
+        optimizer.limit = 0.05  # type: ignore[attr-defined]
+
+
+def _reload_at_seven(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Load a state that has three steps more than the present one."""
+    if step == 7:
+        state = copy.deepcopy(optimizer.state_dict())
+        for entry in state["state"].values():
+            entry["step"] += 3
+        optimizer.load_state_dict(state)
+
+
+feature("An optimizer that clips by the norm of all gradients after a warm-up", SYNCHRONOUS)(
+    partial(_train_changing, make=partial(Clipped, warm_up=10), change=lambda *_: None)
+)
+feature("the same, its state loaded in between", SYNCHRONOUS)(
+    partial(_train_changing, make=partial(Clipped, warm_up=10), change=_reload_at_seven)
+)
+feature("an optimizer's threshold for all gradients, set in mid-training", SYNCHRONOUS)(
+    partial(_train_changing, make=Clipped, change=partial(_set_at_ten, max_norm=0.05))
+)
+feature("an attribute of your own optimizer, set in mid-training, with that effect", SYNCHRONOUS)(
+    partial(_train_changing, make=Clipped, change=_limit_at_ten)
+)
+feature("settings of torch's optimizers changed in kind (`weight_decay`, `foreach`)", OVERLAPS)(
+    partial(
+        _train_changing,
+        make=lambda p: optim.RMSprop(p, lr=0.01),
+        change=partial(_set_at_ten, weight_decay=0.1, maximize=True, foreach=True),
+    )
+)
+feature("An optimizer that skips a step where a gradient is not finite", SYNCHRONOUS)(
+    partial(train, make=lambda p: Careful(p, lr=0.01))
+)
 
 
 class Noisy(Signs):

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.optim import optimizer as torch_optimizer
 
 from syncline.errors import UserError
 from syncline.parallel.ambient import Ambient
+from syncline.parallel.canaries import StepCheck
 from syncline.parallel.log import warn
 from syncline.parallel.pending import finish, is_pending
 from syncline.parallel.pending_state import PendingState
@@ -121,14 +123,17 @@ class DeferredOptimizer:
         self._reference = current
         self._said: set[str] = set()
         self.why_not: str | None = why_not_separable(optimizer)
-        """Why the optimizer's steps are synchronous, or None if they are not."""
+        """Why the optimizer's steps are synchronous from the start, or None if they are not."""
+        self._check = StepCheck(optimizer, lambda: _step_of(optimizer)(optimizer))
+        self._coupled = False
+        """Whether a check has found that its steps must be synchronous."""
         setattr(optimizer, _MARK, weakref.ref(self))
         self._whole_step: Callable[..., Any] = optimizer.step
         """What the user has as the optimizer's step."""
         self._state = PendingState(optimizer, self._flush)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(lambda _: self._flush())
-        optimizer.register_load_state_dict_pre_hook(lambda *_: self._flush())
+        optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())
         if self.why_not is not None:
             self._say(self.why_not)
 
@@ -145,12 +150,14 @@ class DeferredOptimizer:
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         return step
 
+    @_disable_dynamo
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Make the update due, as far as its gradients are on their way; make the rest now."""
         optimizer, deferral = self.optimizer, self._current()
         self.updates += 1
         if deferral is None:
             self._flush()
+            self._check.skip()
             return self._whole_step(*args, **kwargs)
         deferral.require_whole()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -161,6 +168,7 @@ class DeferredOptimizer:
             if reason:
                 self._say(reason)
             deferral.settle()
+            self._check.skip()
             return self._whole_step(*args, **kwargs)
         present: list[nn.Parameter] = []
         later: list[nn.Parameter] = []
@@ -182,7 +190,7 @@ class DeferredOptimizer:
     ) -> str | None:
         """Say why this step cannot be deferred: "" if it simply need not be, None if it can."""
         optimizer = self.optimizer
-        if self.why_not is not None:
+        if self.why_not is not None or self._coupled:
             return ""
         if not deferral.pending_gradients:
             return ""
@@ -193,11 +201,17 @@ class DeferredOptimizer:
         scaled = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
         if any(value is not None for value in scaled):
             return "a gradient scaler passes its scale to the optimizer"
-        return None
+        found = self._check.why_not()
+        self._coupled = found is not None
+        return None if found is None else f"found before step {self.updates}: {found}"
 
     def _current(self) -> Deferral | None:
         current = self._reference()
         return None if current is None else current()
+
+    def _before_load(self) -> None:
+        self._flush()
+        self._check.skip()
 
     def _flush(self) -> None:
         deferral = self._current()

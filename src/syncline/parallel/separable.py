@@ -20,10 +20,10 @@ from syncline.parallel.trial import why_trial_differs
 
 __all__ = ["why_not_separable"]
 
-STANDARD = frozenset({"defaults", "state", "param_groups", "step"})
-"""Attributes of every optimizer; ``step`` where a scheduler has wrapped it."""
-HOOKS = "_optimizer_"
-"""What the names of the hooks that every optimizer has begin with."""
+STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
+"""Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
+HOOKS = ("_optimizer_", "_syncline_")
+"""What the names of the hooks that every optimizer has, and of our own marks, begin with."""
 WRAPPERS = ("torch.optim.lr_scheduler", "syncline.")
 """Modules whose wrappers around ``step`` call it once and leave its meaning alone."""
 
@@ -35,9 +35,10 @@ def why_not_separable(optimizer: Optimizer) -> str | None:
     generators are left as they were. A step that is called with a closure is for the caller to
     refuse.
 
-    The trial cannot see what depends on sizes above three elements a dimension, on more than four
-    steps, or on hyper-parameters that are not set yet; and what ``step`` reaches through global
-    variables it would reach in the trial too.
+    The trial cannot see what depends on sizes above three elements a dimension, on more than five
+    steps, or on hyper-parameters that are not set yet
+    (:class:`~syncline.parallel.canaries.StepCheck` goes on looking); and what ``step`` reaches
+    through global variables it would reach in the trial too.
 
     Returns:
         A part of a sentence, such as ``"its step changes 'k' of parameter group 0"``.

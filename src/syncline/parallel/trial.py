@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import warnings
 from collections import OrderedDict, defaultdict
@@ -14,16 +15,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from syncline.parallel.twins import corner, kind_of_parameter, moving, normal, same, small
+
 __all__ = ["why_trial_differs"]
 
-SIDE = 3
-"""Elements that a dimension of a twin's parameter has at most."""
 MOST_PARAMETERS = 8
 """Parameters that a group of a twin has at most, where kinds do not need more."""
-SCALES = (1.0, 1e-3, 30.0, 1e3)
-"""Sizes of the gradients of each step: some are above and some below a clipping threshold."""
-LEAST_RATE = 0.1
-"""What smaller learning rates are raised to: a warm-up that begins at 0 would hide everything."""
+SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
+"""Sizes of the gradients of each step: some are above and some below a clipping threshold.
+
+In the last step one parameter's gradient is infinite: some optimizers then skip the whole step."""
 HOOKS = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
@@ -32,14 +33,13 @@ HOOKS = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def why_trial_differs(optimizer: Optimizer, own: Mapping[str, Any]) -> str | None:
     """Say how stepping parameter by parameter differs from one whole step, or None.
 
     Two twins with small parameters on the devices of the real ones (so that fused, capturable and
-    other device code runs as it will) take the same four steps. Parameters and state must agree
+    other device code runs as it will) take the same five steps. Parameters and state must agree
     to the last bit after each, and hyper-parameters must be left alone.
 
     Args:
@@ -67,10 +67,13 @@ def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) 
     generator = torch.Generator().manual_seed(0)
     orders = random.Random(0)
     for scale in SCALES:
-        for ours, theirs in zip(whole.parameters, apart.parameters, strict=True):
-            if ours.requires_grad:
-                gradient = scale * _random(ours, generator)
-                ours.grad, theirs.grad = gradient, gradient.clone()
+        pairs = zip(whole.parameters, apart.parameters, strict=True)
+        trained = [(ours, theirs) for ours, theirs in pairs if ours.requires_grad]
+        for number, (ours, theirs) in enumerate(trained):
+            gradient = normal(ours, generator)
+            if math.isfinite(scale) or number == 0:
+                gradient *= scale
+            ours.grad, theirs.grad = gradient, gradient.clone()
         seed = orders.randrange(2**32)
         _seed(seed)
         changed = whole.step(range(len(whole.parameters)))
@@ -106,13 +109,13 @@ class _Twin:
         if sum(len(some) for some in chosen) == 1:  # one alone could not differ from the whole
             chosen = [some * 2 for some in chosen]
         for group, some in zip(original.param_groups, chosen, strict=True):
-            small = [_small(parameter, generator) for parameter in some]
-            self.parameters += small
+            ours = [small(parameter, generator) for parameter in some]
+            self.parameters += ours
             rest = {key: value for key, value in group.items() if key != "params"}
-            groups.append({"params": small, **_moving(copy.deepcopy(rest, copies))})
-            for real, parameter in zip(some, small, strict=True):
+            groups.append({"params": ours, **moving(copy.deepcopy(rest, copies))})
+            for real, parameter in zip(some, ours, strict=True):
                 if with_state and real in original.state:
-                    state[parameter] = _corner(original.state[real])
+                    state[parameter] = corner(original.state[real])
         vars(twin).update({name: OrderedDict() for name in HOOKS if hasattr(original, name)})
         vars(twin).update(
             copy.deepcopy({**own, "defaults": original.defaults}, copies),
@@ -144,30 +147,30 @@ class _Twin:
         for number, old, group in zip(numbers, before, left, strict=True):
             new = _hyper(group)
             for key in sorted({*old, *new}):
-                if key not in old or key not in new or not _same(old[key], new[key]):
+                if key not in old or key not in new or not same(old[key], new[key]):
                     return f"its step changes {key!r} of parameter group {number}"
         return None
 
     def difference(self, other: _Twin) -> str | None:
         """Say what differs after steps that should have done the same."""
         for index, (ours, theirs) in enumerate(zip(self.parameters, other.parameters, strict=True)):
-            if not _same(ours.detach(), theirs.detach()):
+            if not same(ours.detach(), theirs.detach()):
                 return (
                     f"{self._name}, tried on a small example, updates a parameter otherwise when "
                     f"it is stepped without the others (parameter {index})"
                 )
-            if not _same(self._twin.state.get(ours), other._twin.state.get(theirs)):
+            if not same(self._twin.state.get(ours), other._twin.state.get(theirs)):
                 return (
                     f"{self._name}, tried on a small example, leaves another state when a "
                     f"parameter is stepped without the others (parameter {index})"
                 )
-        if not _same(self._state_of_none(), other._state_of_none()):
+        if not same(self._state_of_none(), other._state_of_none()):
             return "its step changes state that belongs to no parameter"
         for name in {**vars(self._twin), **vars(other._twin)}:
             if name in ("state", "param_groups"):
                 continue
             missing = object()
-            if not _same(getattr(self._twin, name, missing), getattr(other._twin, name, missing)):
+            if not same(getattr(self._twin, name, missing), getattr(other._twin, name, missing)):
                 return f"its step changes its attribute {name!r}"
         return None
 
@@ -177,102 +180,21 @@ class _Twin:
         return {key: value for key, value in self._twin.state.items() if id(key) not in known}
 
 
-def _same(ours: Any, theirs: Any, seen: set[tuple[int, int]] | None = None) -> bool:
-    """Say whether two values are of the same make, with tensors equal to the last bit.
-
-    Values that say nothing of what they hold (a function, a lock) count as the same, and so do the
-    optimizers that values refer to: they are compared themselves.
-    """
-    seen = set() if seen is None else seen
-    pair = (id(ours), id(theirs))
-    if ours is theirs or pair in seen:
-        return True
-    if type(ours) is not type(theirs):
-        return False
-    if isinstance(ours, PLAIN):
-        return bool(ours == theirs) or (ours != ours and theirs != theirs)
-    if isinstance(ours, torch.Tensor):
-        if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
-            return False
-        return torch.equal(_bits(ours), _bits(theirs))
-    seen.add(pair)
-    if isinstance(ours, Mapping):
-        if ours.keys() == theirs.keys():
-            return all(_same(ours[key], theirs[key], seen) for key in ours)
-        # Keys that are copies of one object are not equal, but stand in the same place.
-        return _same(list(ours.items()), list(theirs.items()), seen)
-    if isinstance(ours, list | tuple):
-        return len(ours) == len(theirs) and all(
-            _same(a, b, seen) for a, b in zip(ours, theirs, strict=True)
-        )
-    if isinstance(ours, set | frozenset):
-        return {v for v in ours if isinstance(v, PLAIN)} == {
-            v for v in theirs if isinstance(v, PLAIN)
-        }
-    if hasattr(ours, "__dict__") and not isinstance(ours, Optimizer):
-        return _same(dict(vars(ours)), dict(vars(theirs)), seen)
-    return True
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor: equal also where it is not a number."""
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-
-
 def _hyper(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
-
-
-def _moving(group: dict[str, Any]) -> dict[str, Any]:
-    """Raise a group's learning rate so that every step can be seen in 16 bits as well."""
-    rate = group.get("lr")
-    if isinstance(rate, torch.Tensor):
-        group["lr"] = rate.clamp(min=LEAST_RATE)
-    elif isinstance(rate, float | int):
-        group["lr"] = max(float(rate), LEAST_RATE)
-    return group
 
 
 def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return one parameter of each kind, then others up to the limit, in their order."""
     kinds: dict[Any, int] = {}
     for index, parameter in enumerate(parameters):
-        kind = (parameter.ndim, parameter.dtype, parameter.device, parameter.requires_grad)
-        kinds.setdefault(kind, index)
+        kinds.setdefault(kind_of_parameter(parameter), index)
     indices = set(kinds.values())
     for index in range(len(parameters)):
         if len(indices) >= MOST_PARAMETERS:
             break
         indices.add(index)
     return [parameters[index] for index in sorted(indices)]
-
-
-def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
-    """Return a parameter that looks like the given one, with at most three a dimension."""
-    shape = tuple(min(side, SIDE) for side in parameter.shape)
-    like = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
-    small = nn.Parameter(_random(like, generator), requires_grad=parameter.requires_grad)
-    # Marks that say how to treat a parameter, such as one for no weight decay.
-    marks = {n: v for n, v in getattr(parameter, "__dict__", {}).items() if isinstance(v, PLAIN)}
-    vars(small).update(marks)
-    return small
-
-
-def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return normal deviates, drawn on the CPU so that every device gets the same."""
-    drawn = torch.float64 if not like.is_complex() else torch.complex128
-    return torch.randn(like.shape, dtype=drawn, generator=generator).to(like)
-
-
-def _corner(state: Any) -> Any:
-    """Copy the first three elements of every dimension of all tensors in a parameter's state."""
-    if isinstance(state, torch.Tensor):
-        return state.detach()[(slice(SIDE),) * state.ndim].clone()
-    if isinstance(state, Mapping):
-        return {key: _corner(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(_corner(value) for value in state)
-    return copy.deepcopy(state)
 
 
 @contextmanager
