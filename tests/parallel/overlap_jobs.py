@@ -3,31 +3,71 @@
 from __future__ import annotations
 
 import copy
+import traceback
+import warnings
+from functools import partial
 from typing import Any
 
 import torch
 
 from syncline.model.plan import Plan
 from syncline.parallel.ddp import DistributedDataParallel
+from tests.parallel.drawn_scripts import drawn
 from tests.parallel.features import features
 from tests.parallel.overlap_models import Net, loss_of
 from tests.parallel.overlap_oracle import average
 from tests.parallel.overlap_plans import Style
-from tests.parallel.overlap_rig import STEADY, Ours, Stock, differences, fingerprint, holding
+from tests.parallel.overlap_rig import (
+    STEADY,
+    Ours,
+    Script,
+    Side,
+    Stock,
+    differences,
+    fingerprint,
+    holding,
+)
 
 
 def beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:
     """Run scripts under stock DDP and under the engine, and say how they differ."""
+    return [_beside_stock(features()[row].script, style, let_through) for row in rows]
+
+
+def drawn_beside_stock(numbers: list[int]) -> list[dict[str, Any]]:
+    """Run scripts that are drawn at random, as :func:`beside_stock` runs those that are written."""
     results = []
-    for row in rows:
-        sides = Ours(style), Stock()
-        for side in sides:
-            torch.manual_seed(1)
-            with holding(let_through), sides[0].observed():
-                features()[row].script(side)
-                side.close()
-        results.append({"differences": differences(*sides), "happened": sides[0].happened})
+    for number in numbers:
+        script = drawn(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = _beside_stock(partial(_attempted, script), script.style, script.let_through)
+        results.append(result)
     return results
+
+
+def _attempted(script: Script, side: Side) -> None:
+    """Run a script; what it raises must be the same on both sides."""
+    try:
+        script(side)
+    except Exception as error:
+        side.note("raised", type(error).__name__)
+        side.error = "".join(traceback.format_exception(error))
+
+
+def _beside_stock(script: Script, style: Style, let_through: float) -> dict[str, Any]:
+    sides = Ours(style), Stock()
+    for side in sides:
+        torch.manual_seed(1)
+        with holding(let_through), sides[0].observed():
+            script(side)
+            side.close()
+    return {
+        "differences": differences(*sides),
+        "happened": sides[0].happened,
+        "errors": [side.error for side in sides],
+        "parameters": fingerprint([list(ddp.parameters()) for ddp in sides[0].wrapped]),
+    }
 
 
 MAKERS = {

@@ -55,6 +55,8 @@ class Side:
         self.trace: list[tuple[str, Any]] = []
         self.wrapped: list[TorchDDP] = []
         self.step = 0
+        self.error = ""
+        """The traceback of what the script raised, where that is part of the result."""
 
     @property
     def steps(self) -> Iterator[int]:

@@ -157,3 +157,12 @@ def test_a_user_who_asked_for_views_gets_views() -> None:
     bucket.backward(1)
     assert own.tolist() == [1, 1]
     assert bucket.gradients()[0] == [2, 2]
+
+
+def test_a_gradient_without_elements_stays_where_buckets_are_not_known_yet() -> None:
+    parameter = nn.Parameter(torch.empty(0, 3))
+    views = GradientViews([parameter], as_views=False)
+    views.begin()
+    parameter.grad = torch.zeros(0, 3)
+    views.end(known=False)
+    assert parameter.grad is not None

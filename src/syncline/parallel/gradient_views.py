@@ -113,7 +113,8 @@ class GradientViews:
                 self._places[index] = gradient.detach()
                 self._views[index] = gradient.detach()
                 self._addresses[index] = gradient.data_ptr()
-            if gradient.data_ptr() == self._addresses[index]:
+            # A gradient without elements has the address 0, as what is not known yet.
+            if self._views[index] is not None and gradient.data_ptr() == self._addresses[index]:
                 parameter.grad = self._views[index]
             elif not known and not self._as_views:
                 parameter.grad = gradient.clone()  # its bucket is not the final one
