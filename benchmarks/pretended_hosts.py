@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
-from syncline.groups.rendezvous import Card
+from syncline.groups.roll import Card
 
 __all__ = ["on_host"]
 

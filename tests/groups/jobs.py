@@ -21,7 +21,7 @@ from benchmarks.pretended_hosts import on_host
 from syncline.collectives.table import PROGRAMS, ROOTED, Pipelined
 from syncline.errors import SynclineError
 from syncline.groups import Choice, Elements, Group
-from syncline.groups.rendezvous import Card
+from syncline.groups.roll import Card
 
 TIMEOUT_S = 60.0
 SHORT_TIMEOUT_S = 0.5
@@ -401,9 +401,17 @@ def refused(*args: object, **kwargs: object) -> NoReturn:
     raise PermissionError(1, "Operation not permitted")
 
 
+def free_descriptor() -> int:
+    """Return the next descriptor that this process would get."""
+    descriptor = os.open("/", os.O_PATH)
+    os.close(descriptor)
+    return descriptor
+
+
 REFUSALS: dict[str, tuple[str, Callable[[], Any]]] = {
     "permission": ("auto", lambda: mock.patch.object(os, "memfd_create", refused)),
     "memory": ("auto", lambda: limited(resource.RLIMIT_FSIZE, 64 * 1024)),
+    "descriptors": ("auto", lambda: limited(resource.RLIMIT_NOFILE, free_descriptor() + 6)),
     "processes": ("auto", lambda: mock.patch.object(os, "pidfd_open", refused)),
     "sockets": ("auto", lambda: mock.patch.object(Card, "own", refused)),
     "ucx": ("ucx", lambda: mock.patch.dict(os.environ, {"UCX_TLS": "carrier-pigeon"})),

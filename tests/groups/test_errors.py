@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group, shared_buffers
-from syncline.groups.messages import pass_descriptors
-from syncline.groups.rendezvous import HELLO, Card
+from syncline.groups.roll import Card
 from syncline.groups.ucx import new_worker
 from tests.groups import jobs
+from tests.groups.rolls import FAR, answered
 from tests.workers import WorkerPool
 
 DEADLINE_S = 30.0
@@ -83,6 +83,7 @@ def test_a_rank_that_never_joins(workers: WorkerPool, tmp_path: Path) -> None:
 REASONS = {
     "permission": "rank 1: no .* bytes of shared memory to be had: .*not permitted",
     "memory": "rank 1: no .* bytes of shared memory to be had: .*too large",
+    "descriptors": "rank 1 has run out of file descriptors .*the limit of its process is .*ulimit",
     "processes": "rank 1 cannot watch the process of rank 0: .*not permitted",
     "sockets": r"rank 1: processes of this host are not allowed to meet .*not permitted",
     "ucx": "rank 1: UCX could not begin: .*; groups that span hosts need UCX",
@@ -120,55 +121,6 @@ def test_a_rank_that_leaves_while_others_wait(workers: WorkerPool, tmp_path: Pat
 # ---------------------------------------------------------------------- meeting, in one process
 
 
-class _Caller:
-    """A process that meets a rank and says what it likes."""
-
-    def __init__(self, store: dist.HashStore, nonce: str) -> None:
-        mine = Card.own()
-        self.card = Card(host=mine.host, name="here", machine="", socket=mine.socket, nonce=nonce)
-        store.set("default/1", self.card.to_json())
-        theirs = Card.from_json(store.get("default/0"))
-        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.connection.connect(theirs.socket)
-
-
-@pytest.mark.parametrize(
-    ("hello", "descriptors", "words"),
-    [
-        (HELLO.pack(1, bytes(16)), 2, "says that it is rank 1 and is not: does another job"),
-        (HELLO.pack(2, bytes.fromhex("ab" * 16)), 2, "says that it is rank 2 and is not"),
-        (b"hello", 2, "a process that is no rank of this group called"),
-        (HELLO.pack(1, bytes.fromhex("ab" * 16)), 1, "that is no rank of this group called"),
-    ],
-)
-def test_strangers_are_refused(hello: bytes, descriptors: int, words: str) -> None:
-    store = dist.HashStore()
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=DEADLINE_S)
-        caller = _Caller(store, "ab" * 16)
-        pass_descriptors(caller.connection, hello, [0] * descriptors)
-        with pytest.raises(PeerError, match=words):
-            joining.result(DEADLINE_S)
-        caller.connection.close()
-
-
-def test_a_caller_that_hangs_up_is_refused() -> None:
-    store = dist.HashStore()
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=DEADLINE_S)
-        _Caller(store, "ab" * 16).connection.close()
-        with pytest.raises(PeerError, match="no rank of this group called, or has ended"):
-            joining.result(DEADLINE_S)
-
-
-def test_a_rank_that_has_ended_while_joining() -> None:
-    store = dist.HashStore()
-    gone = Card.own()  # nobody listens there
-    store.set("default/0", gone.to_json())
-    with pytest.raises(PeerError, match="rank 1 could not meet rank 0 on this host"):
-        Group(store, 1, 2, timeout_s=DEADLINE_S)
-
-
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_process_that_may_not_be_watched(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     store = dist.HashStore()
@@ -197,9 +149,8 @@ def test_a_process_that_may_not_be_watched(monkeypatch: pytest.MonkeyPatch, refu
 def test_ranks_of_other_hosts_do_not_share_memory() -> None:
     store = dist.HashStore()
     card = Card.own()
-    far = Card(host=("b", "n"), name="far", machine="", socket="", nonce="")
-    store.set("default/1", far.to_json())
-    with pytest.raises(UserError, match=f"rank 1 is on host 'far' and rank 0 on '{card.name}'"):
+    words = f"rank 1 is on host 'far' and rank 0 on '{card.name}'"
+    with answered(store, FAR), pytest.raises(UserError, match=words):
         Group(store, 0, 2, timeout_s=DEADLINE_S, transport="shared")
 
 
@@ -326,14 +277,15 @@ def test_an_interface_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_host_that_does_not_answer() -> None:
     store = dist.HashStore()
     silent = new_worker(1)  # its kernel takes connections, and nobody speaks
-    far = Card(host=("b", "n"), name="far", machine="", socket="", nonce="")
-    store.set("default/1", far.to_json())
-    store.set("default/ucx/1", base64.b64encode(silent.address).decode())
     words = (
         "rank 0: rank 1 did not connect through UCX in time; see that rank's output, and whether"
     )
-    with pytest.raises(PeerError, match=words):
-        Group(store, 0, 2, timeout_s=1.0)
+    with answered(store, FAR) as answer, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(Group, store, 0, 2, timeout_s=2.0)
+        address = base64.b64encode(silent.address).decode()
+        store.set(f"{answer.result(DEADLINE_S).prefix}/ucx/1", address)
+        with pytest.raises(PeerError, match=words):
+            joining.result(DEADLINE_S)
 
 
 def test_a_rank_beyond_the_group() -> None:

@@ -18,10 +18,12 @@ from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.choice import Choice
 from syncline.groups.chooser import Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, between, compiled
+from syncline.groups.descriptors import out_of_descriptors, require_descriptors
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
+from syncline.groups.meeting import Introduced
 from syncline.groups.messages import say_goodbye
 from syncline.groups.notes import Store, require_joining
-from syncline.groups.rendezvous import Introduced, Reception
+from syncline.groups.rendezvous import Reception
 from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers
 from syncline.groups.ucx import addresses, new_worker
 from syncline.groups.watch import Watch
@@ -45,6 +47,8 @@ SPIN_S = 200e-6
 fall asleep and wake takes, 60 us and more on a virtual machine."""
 CROWDED_SPIN_S = 20e-6
 """The same where there are more ranks than processors: it lets others have its own at once."""
+UCX_DESCRIPTORS, SPARE_DESCRIPTORS = 16, 8
+"""What UCX needs for itself, and what stores and other threads may need meanwhile."""
 MOST_CALLS = 512
 """Kinds of calls that a group keeps prepared."""
 
@@ -112,7 +116,7 @@ class Group:
         store: where all ranks look for each other.
         rank: this rank.
         ranks: how many there are.
-        name: of the group, the same on all its ranks; no other group may have it in this store.
+        name: of the group, the same on all its ranks. It may have been that of an earlier group.
         timeout_s: deadline for meeting, and for every wait that is not given its own.
         transport: ``"auto"``: shared memory inside a host, UCX between hosts; ``"shared"``: refuse
             ranks of other hosts; ``"ucx"``: UCX to all ranks.
@@ -165,21 +169,28 @@ class Group:
             self.hosts = self.site.layout
             """The ranks of each host; where all are joined by UCX, each counts as on its own."""
             crowded = len(reception.neighbours) > _processors()
-            segment = _new_segment(len(near), rank)
-            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            prefix = reception.prefix
             self._peers: list[Introduced] = []
+            own: list[int] = []
+            """This rank's segment of memory and, where UCX is waited for too, what wakes it."""
             try:
+                require_descriptors(_most_descriptors(len(near), len(remote)), rank)
+                own.append(_new_segment(len(near), rank))
+                if remote:
+                    own.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
                 worker = new_worker(rank) if remote else None
                 ways = []
                 if worker is not None:
-                    ways = addresses(worker, store, name, rank, remote, deadline)
+                    ways = addresses(worker, store, prefix, rank, remote, deadline)
                 others = [other for other in near if other != rank]
-                self._peers = reception.meet(others, [segment, self._event])
+                self._peers = reception.meet(others, own)
                 # Now, because a rank that has ended is noticed when it is to be met.
-                self.chooser = agreed_chooser(choices, self.site, store, name, rank, deadline)
+                self.chooser = agreed_chooser(choices, self.site, store, prefix, rank, deadline)
                 """Says which algorithm runs, and where that comes from."""
-                neighbours = [(peer.rank, peer.segment, peer.event) for peer in self._peers]
-                neighbours.append((rank, segment, self._event))
+                neighbours = [
+                    (member, passed[0], passed[1] if remote else -1)
+                    for member, passed in [(rank, own), *((p.rank, p.passed) for p in self._peers)]
+                ]
                 self._native = _native.NativeGroup(
                     rank,
                     sorted(neighbours),
@@ -193,24 +204,25 @@ class Group:
                     max(deadline - time.monotonic(), 0.0),
                 )
             except _native.LinkFailure as error:
-                self._abandon(error)
+                self._abandon(error, own)
                 what, peer, _ = error.args
-                require_joining(store, name, rank, peer)
+                require_joining(store, prefix, rank, peer)
                 raise PeerError(
                     f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
                     "a network in common: UCX_NET_DEVICES names its device"
                 ) from None
             except OSError as error:  # memory cannot be mapped, or a thread not be begun
-                refused = UserError(
+                refused = out_of_descriptors(rank, error) or UserError(
                     f"rank {rank}: {error}; see the limits of this process (ulimit -v, -u)"
                 )
-                self._abandon(refused)
+                self._abandon(refused, own)
                 raise refused from error
             except BaseException as error:
-                self._abandon(error)
+                self._abandon(error, own)
                 raise
-            finally:
-                os.close(segment)
+        # Memory stays mapped without its descriptor.
+        for passed in (own, *(peer.passed for peer in self._peers)):
+            os.close(passed.pop(0))
         self._buffers = SharedBuffers(rank, self._peers, self._native)
         # Also when nobody refers to the group any more, and when the process ends: so nothing here
         # refers to it.
@@ -221,7 +233,7 @@ class Group:
             Watch(self._peers, partial(_lose, self._buffers, self._native), self._buffers.take),
             self._native,
             self._peers,
-            self._event,
+            own,
         )
 
     # ------------------------------------------------------------------ collectives
@@ -407,11 +419,12 @@ class Group:
 
     # ------------------------------------------------------------------ inside
 
-    def _abandon(self, reason: BaseException) -> None:
+    def _abandon(self, reason: BaseException, own: Sequence[int]) -> None:
         """Close what was opened for a group that does not come about."""
         for peer in self._peers:
             peer.part(reason)
-        os.close(self._event)
+        for descriptor in own:
+            os.close(descriptor)
 
     def _prepared(
         self, key: tuple[Any, ...], root: int = 0, result: tuple[int, int] = (0, 0)
@@ -540,7 +553,7 @@ def _leave(
     watch: Watch,
     native: _native.NativeGroup,
     peers: Sequence[Introduced],
-    event: int,
+    own: Sequence[int],
 ) -> None:
     if os.getpid() != process:
         return  # a fork of a rank, which takes no part in the group
@@ -550,7 +563,17 @@ def _leave(
     native.close()  # every wait ends; what was sent to other hosts is flushed
     for peer in peers:
         peer.close()
-    os.close(event)
+    for descriptor in own:
+        os.close(descriptor)
+
+
+def _most_descriptors(near: int, remote: int) -> int:
+    """Return how many descriptors a rank needs while it joins, and some to spare.
+
+    Of each peer of its host a connection, a process, a segment and an event; of each on another
+    host, a connection of UCX.
+    """
+    return 4 * near + (UCX_DESCRIPTORS + 2 * remote if remote else 0) + SPARE_DESCRIPTORS
 
 
 def _window(ranks: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import Sequence
 
@@ -22,13 +24,21 @@ def pass_descriptors(connection: socket.socket, message: bytes, descriptors: Seq
 
 
 def take_descriptors(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a message with up to ``most`` open files."""
+    """Receive a message with up to ``most`` open files.
+
+    Raises:
+        OSError: EMFILE: this process cannot have the files.
+    """
     space = socket.CMSG_SPACE(most * array.array("i").itemsize)
-    message, ancillary, _, _ = connection.recvmsg(MOST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    message, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     found = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    if flags & socket.MSG_CTRUNC and len(found) < most:
+        for descriptor in found:
+            os.close(descriptor)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return message, list(found)
 
 

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from datetime import timedelta
 from typing import Any, Protocol
 
 from syncline.errors import PeerError
 
-__all__ = ["LOOK_S", "Store", "leave_reason", "left_s", "read_note", "require_joining"]
+__all__ = [
+    "LOOK_S",
+    "Store",
+    "arrived",
+    "leave_reason",
+    "left_s",
+    "read_note",
+    "require_joining",
+]
 
 LEAST_TIMEOUT_S = 0.05
 MOST_TIMEOUT_S = 1e6
 """What sockets and stores take."""
-LOOK_S = 1.0
-"""So often who waits for a rank looks whether that has said why it does not come."""
+PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
+"""Between two looks for a note: the first, and as long as a tenth of the time waited so far."""
+LOOK_S = 0.25
+"""How often a waiting rank checks whether another has ended, or has said why it does not join."""
 
 
 class Store(Protocol):
@@ -24,8 +33,8 @@ class Store(Protocol):
     def set(self, key: str, value: str, /) -> Any:
         """Leave a note."""
 
-    def wait(self, keys: list[str], timeout: timedelta, /) -> Any:
-        """Wait for notes; raises RuntimeError where they do not come in time."""
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all these notes are there."""
 
     def get(self, key: str, /) -> bytes:
         """Return a note that is there."""
@@ -36,6 +45,30 @@ def left_s(deadline: float) -> float:
     return min(max(deadline - time.monotonic(), LEAST_TIMEOUT_S), MOST_TIMEOUT_S)
 
 
+def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
+    """Wait for notes until the deadline, but no longer than ``LOOK_S``; return whether they came.
+
+    Raises:
+        PeerError: the store itself has failed.
+    """
+    began_s = time.monotonic()
+    look_s = min(left_s(deadline), LOOK_S)
+    try:
+        # Not with the store's own wait: a FileStore's looks every 10 ms, a TCPStore's prints a
+        # warning each time that nothing has come.
+        while not store.check(keys):
+            waited_s = time.monotonic() - began_s
+            if waited_s >= look_s:
+                return False
+            time.sleep(min(max(waited_s / 10, PAUSE_S), LONGEST_PAUSE_S))
+    except RuntimeError as error:  # torch's DistStoreError is one
+        raise PeerError(
+            f"rank {rank}: the store through which ranks find each other has failed: {error}; "
+            "has the process that holds it ended?"
+        ) from error
+    return True
+
+
 def read_note(
     store: Store, prefix: str, name: str, rank: int, other: int, deadline: float
 ) -> bytes:
@@ -43,7 +76,7 @@ def read_note(
 
     Args:
         store: where all ranks of the group look.
-        prefix: of the group's notes in it.
+        prefix: of the notes of this roll call; see :class:`~syncline.groups.roll.RollCall`.
         name: of the note.
         rank: this rank.
         other: who leaves it.
@@ -53,26 +86,17 @@ def read_note(
         PeerError: it does not come in time, or the rank has said that it does not join.
     """
     key = f"{prefix}/{name}"
-    while True:
-        began_s = time.monotonic()
-        look_s = min(left_s(deadline), LOOK_S)
-        try:
-            store.wait([key], timedelta(seconds=look_s))
-            return store.get(key)
-        except RuntimeError as error:  # torch's DistStoreError is one
-            require_joining(store, prefix, rank, other)
-            ended_s = time.monotonic()
-            waited = ended_s - began_s > look_s / 2  # else the store itself has failed
-            if waited and ended_s < deadline:
-                continue
+    while not arrived(store, [key], deadline, rank):
+        require_joining(store, prefix, rank, other)
+        if time.monotonic() >= deadline:
             raise PeerError(
-                f"rank {rank}: rank {other} did not join the group in time ({error}); has it "
-                "started, with the same number of ranks?"
-            ) from error
+                f"rank {rank}: rank {other} did not join the group in time; see its output"
+            )
+    return store.get(key)
 
 
 def leave_reason(store: Store, prefix: str, rank: int, error: BaseException) -> None:
-    """Say why this rank does not join, so that who waits for it need not wait in vain."""
+    """Say why this rank does not join, so that no other waits for it in vain."""
     with contextlib.suppress(RuntimeError):  # the store is gone, which others see by themselves
         store.set(_reason(prefix, rank), str(error) or type(error).__name__)
 
@@ -85,10 +109,11 @@ def require_joining(store: Store, prefix: str, rank: int, other: int) -> None:
     """
     key = _reason(prefix, other)
     try:
-        store.wait([key], timedelta(seconds=LEAST_TIMEOUT_S))
+        if not store.check([key]):
+            return
         reason = store.get(key).decode()
     except RuntimeError:
-        return  # it has not; or the store is gone, and the caller says so
+        return  # the store is gone, and the caller says so
     raise PeerError(f"rank {rank}: rank {other} does not join the group: {reason}")
 
 

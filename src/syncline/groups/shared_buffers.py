@@ -16,8 +16,8 @@ from typing import Any, Self
 from syncline import _native
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.elements import SIZES_BYTES, Elements, dtype_code
+from syncline.groups.meeting import Introduced
 from syncline.groups.messages import pass_descriptors
-from syncline.groups.rendezvous import Introduced
 
 __all__ = ["SharedBuffer", "SharedBuffers"]
 

@@ -7,8 +7,9 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
+from syncline.groups.descriptors import USED_UP
+from syncline.groups.meeting import Introduced
 from syncline.groups.messages import GOODBYE, reason_in, take_descriptors
-from syncline.groups.rendezvous import Introduced
 
 __all__ = ["Watch"]
 
@@ -58,7 +59,12 @@ class Watch:
                 rank, peer = self._sources[descriptor]
                 if descriptor == peer.process and peer.connection.fileno() in ready:
                     continue  # what it has said before it ended comes first
-                message, descriptors = _NOTHING if descriptor == peer.process else _told(peer)
+                try:
+                    message, descriptors = _NOTHING if descriptor == peer.process else _told(peer)
+                except OSError as error:
+                    self._forget(peer)
+                    self._lost(rank, f"no descriptor is left for a buffer of rank {rank}: {error}")
+                    continue
                 if message.startswith(GOODBYE):
                     said = f"rank {rank} has left the group{reason_in(message)}"
                 elif message:
@@ -84,12 +90,18 @@ class Watch:
 
 
 def _told(peer: Introduced) -> tuple[bytes, Sequence[int]]:
-    """Return a message and what came with it; an empty one if there is nobody any more."""
+    """Return a message and what came with it; an empty one if there is nobody any more.
+
+    Raises:
+        OSError: this process has run out of descriptors.
+    """
     for _ in range(2):
         try:
             return take_descriptors(peer.connection, MOST_DESCRIPTORS)
         except ConnectionResetError:
             continue  # it closed with something unread; what it said before comes next
-        except OSError:
+        except OSError as error:
+            if error.errno in USED_UP:
+                raise
             break
     return _NOTHING

@@ -1,0 +1,374 @@
+"""How ranks of one host meet over Unix sockets, and who is let in.
+
+A rank connects to each lower rank. Both sides ask the kernel for the other's user, which must be
+their own, and prove that they know the secret of the roll, without sending it:
+
+1. caller: its rank and a nonce
+2. answerer: a nonce, and a proof about both nonces and both ranks
+3. caller: its own proof, with its memory
+4. answerer: its memory
+
+The addresses can be seen by every process of the network namespace. Whoever else connects is hung
+up on if it is another user's, and otherwise ignored until it has proved something.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+from syncline.errors import PeerError
+from syncline.groups.descriptors import USED_UP, out_of_descriptors
+from syncline.groups.messages import pass_descriptors, say_goodbye, take_descriptors
+from syncline.groups.notes import LOOK_S, left_s
+
+__all__ = ["Introduced", "Meeting", "listening_at", "listens"]
+
+NONCE_BYTES = 16
+HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
+"""What it is, the caller's rank and its nonce."""
+CALLING = b"sync"
+RETORT = struct.Struct(f"<{NONCE_BYTES}s32s")
+"""The answerer's nonce and proof."""
+PROVED = struct.Struct("<B2I")
+"""What a proof is about, before the two nonces: who proves, the caller's rank, the answerer's."""
+BY_CALLER, BY_ANSWERER = range(2)
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group, as the kernel attests them."""
+TIMEVAL = struct.Struct("ll")
+BACKLOG = 4096
+"""Connections that wait for this rank; the kernel may allow fewer."""
+MOST_ACCEPTED = 1024
+"""At once, before the ranks among them have their turn again."""
+MOST_UNKNOWN = 256
+"""Connections that have proved nothing yet, apart from one of each rank."""
+RETRY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduced:
+    """Another rank of this host, known to be what it says."""
+
+    rank: int
+    connection: socket.socket
+    """To it; it stays open as long as the group does."""
+    process: int
+    """A descriptor that becomes readable when its process ends (a pidfd)."""
+    passed: list[int] = field(default_factory=list)
+    """Descriptors that it has passed on, and that are not closed yet."""
+
+    def part(self, reason: BaseException) -> None:
+        """Close what was opened, and let the other know why."""
+        say_goodbye(self.connection, reason)
+        self.close()
+
+    def close(self) -> None:
+        """Close what was opened."""
+        self.connection.close()
+        os.close(self.process)
+        while self.passed:
+            os.close(self.passed.pop())
+
+
+def listening_at(address: str) -> socket.socket:
+    """Return a socket on which other ranks can meet this one.
+
+    Raises:
+        OSError: the host does not allow it.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def listens(address: str) -> bool:
+    """Return whether a process of this user listens there.
+
+    Raises:
+        OSError: this process cannot open a socket.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(address)
+        except BlockingIOError:
+            return True  # many others call
+        except OSError:
+            return False
+        return _user_of(connection) == os.geteuid()
+
+
+Talk = Generator[None, None, Introduced]
+"""What is said on a connection: it goes on when there is something to read."""
+
+
+class _StrangerError(Exception):
+    """Whoever speaks is no rank of this group."""
+
+
+class Meeting:
+    """Meets other ranks of this host.
+
+    Args:
+        rank: this rank.
+        addresses: where each rank of the group listens.
+        secret: that all ranks of the group know, and nobody else.
+        listening: this rank's own socket.
+        passed: descriptors for each rank that is met; each passes on as many.
+        require_joining: called with a rank; raises PeerError if that has said why it does not come.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[str],
+        secret: bytes,
+        listening: socket.socket,
+        passed: Sequence[int],
+        require_joining: Callable[[int], None],
+    ) -> None:
+        self._rank = rank
+        self._addresses = addresses
+        self._secret = secret
+        self._listening = listening
+        self._passed = passed
+        self._require_joining = require_joining
+        self._talks: dict[socket.socket, Talk] = {}
+        self._called: dict[int, socket.socket] = {}
+        self._missing: set[int] = set()
+
+    def meet(self, others: Sequence[int], deadline: float) -> list[Introduced]:
+        """Meet other ranks.
+
+        Args:
+            others: who, in order.
+            deadline: when to give up, on the monotonic clock, in seconds.
+
+        Raises:
+            PeerError: a rank has ended, does not come in time, or is of another user.
+            OSError: this process has run out of descriptors.
+        """
+        met: dict[int, Introduced] = {}
+        self._missing = set(others)
+        looked_s = time.monotonic()
+        try:
+            while self._missing:
+                for other in sorted(self._missing):
+                    if other < self._rank and other not in self._called:
+                        self._call(other)
+                for peer in self._news(min(left_s(deadline), LOOK_S)):
+                    met[peer.rank] = peer
+                now_s = time.monotonic()
+                if self._missing and now_s - looked_s >= LOOK_S:
+                    looked_s = now_s
+                    self._require_present()
+                    if now_s >= deadline:
+                        who = ", ".join(map(str, sorted(self._missing)))
+                        raise PeerError(
+                            f"rank {self._rank}: rank {who} did not come to meet it in time; does "
+                            "it hang?"
+                        )
+        except BaseException as error:
+            for peer in met.values():
+                peer.part(error)
+            raise
+        finally:
+            self._called.clear()
+            for connection in list(self._talks):
+                self._hang_up(connection)
+        return [met[other] for other in others]
+
+    def _require_present(self) -> None:
+        for other in sorted(self._missing):
+            self._require_joining(other)
+        for other in sorted(self._missing):
+            if other not in self._called and not listens(self._addresses[other]):
+                self._require_joining(other)
+                raise PeerError(
+                    f"rank {self._rank}: rank {other} has ended before the two could meet on this "
+                    "host"
+                )
+
+    def _news(self, timeout_s: float) -> list[Introduced]:
+        """Wait for something to happen; return the ranks that have been met by it."""
+        poll = select.poll()
+        sources = {each.fileno(): each for each in (self._listening, *self._talks)}
+        for descriptor in sources:
+            poll.register(descriptor, select.POLLIN)
+        ready = [sources[descriptor] for descriptor, _ in poll.poll(timeout_s * 1000)]
+        met = [peer for each in ready if each in self._talks and (peer := self._go_on(each))]
+        if self._listening in ready:
+            self._accept()
+        return met
+
+    def _accept(self) -> None:
+        for _ in range(MOST_ACCEPTED):
+            try:
+                connection, _ = self._listening.accept()
+            except BlockingIOError:
+                return
+            if _user_of(connection) != os.geteuid():
+                connection.close()
+                continue
+            unknown = [each for each in self._talks if each not in self._called.values()]
+            if len(unknown) >= MOST_UNKNOWN + len(self._addresses):
+                self._hang_up(unknown[0])  # a rank calls again
+            self._begin(connection, self._answering(connection))
+
+    def _call(self, other: int) -> None:
+        """Connect to a lower rank.
+
+        Raises:
+            PeerError: it has ended, has said why it does not join, or is of another user.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A blocking call has its turn, also where strangers call all the time.
+        wait = TIMEVAL.pack(0, int(LOOK_S * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+        try:
+            connection.connect(self._addresses[other])
+        except BlockingIOError:
+            connection.close()
+            return
+        except OSError as error:
+            connection.close()
+            self._require_joining(other)
+            raise PeerError(
+                f"rank {self._rank} could not meet rank {other} on this host: {error}; it has "
+                "ended while joining"
+            ) from error
+        user = _user_of(connection)
+        if user != os.geteuid():
+            connection.close()
+            raise PeerError(
+                f"rank {self._rank} runs as user {os.geteuid()} and rank {other} as user {user}: "
+                "the ranks of a host must be processes of one user"
+            )
+        self._called[other] = connection
+        self._begin(connection, self._calling(connection, other))
+
+    # ------------------------------------------------------------------ what is said
+
+    def _calling(self, connection: socket.socket, other: int) -> Talk:
+        mine = secrets.token_bytes(NONCE_BYTES)
+        connection.send(HELLO.pack(CALLING, self._rank, mine))
+        yield
+        theirs, proof = RETORT.unpack(connection.recv(RETORT.size + 1))
+        nonces = mine + theirs
+        if not hmac.compare_digest(proof, self._proof(BY_ANSWERER, self._rank, other, nonces)):
+            raise _StrangerError
+        proof = self._proof(BY_CALLER, self._rank, other, nonces)
+        pass_descriptors(connection, proof, self._passed)
+        yield
+        said, passed = take_descriptors(connection, self._most)
+        return self._introduced(connection, other, said == CALLING, passed)
+
+    def _answering(self, connection: socket.socket) -> Talk:
+        yield
+        kind, other, theirs = HELLO.unpack(connection.recv(HELLO.size + 1))
+        if kind != CALLING or other <= self._rank or other not in self._missing:
+            raise _StrangerError
+        mine = secrets.token_bytes(NONCE_BYTES)
+        nonces = theirs + mine
+        proof = self._proof(BY_ANSWERER, other, self._rank, nonces)
+        connection.send(RETORT.pack(mine, proof))
+        yield
+        proof, passed = take_descriptors(connection, self._most)
+        known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
+        peer = self._introduced(connection, other, known and other in self._missing, passed)
+        try:
+            pass_descriptors(connection, CALLING, self._passed)
+        except BaseException:
+            peer.close()
+            raise
+        return peer
+
+    def _introduced(
+        self, connection: socket.socket, other: int, known: bool, passed: list[int]
+    ) -> Introduced:
+        """Return a rank that is known to be what it says, or close what it has passed on."""
+        try:
+            if not known or len(passed) != self._most:
+                raise _StrangerError
+            process = self._watchable(connection, other)
+        except BaseException:
+            for descriptor in passed:
+                os.close(descriptor)
+            raise
+        connection.setblocking(True)
+        return Introduced(rank=other, connection=connection, process=process, passed=passed)
+
+    def _watchable(self, connection: socket.socket, other: int) -> int:
+        """Return a descriptor of the process at the other end."""
+        try:
+            return os.pidfd_open(_credentials(connection)[0])
+        except OSError as error:
+            refused = out_of_descriptors(self._rank, error) or PeerError(
+                f"rank {self._rank} cannot watch the process of rank {other}: {error}; it may have "
+                "ended, or be in a process namespace that cannot be seen from here"
+            )
+            say_goodbye(connection, refused)
+            raise refused from error
+
+    @property
+    def _most(self) -> int:
+        return len(self._passed)
+
+    def _proof(self, who: int, caller: int, answerer: int, nonces: bytes) -> bytes:
+        return hmac.digest(self._secret, PROVED.pack(who, caller, answerer) + nonces, "sha256")
+
+    # ------------------------------------------------------------------ connections
+
+    def _begin(self, connection: socket.socket, talk: Talk) -> None:
+        connection.setblocking(False)
+        self._talks[connection] = talk
+        self._go_on(connection)
+
+    def _go_on(self, connection: socket.socket) -> Introduced | None:
+        """Let a talk go on to where it next waits; return the rank if it has been met."""
+        try:
+            next(self._talks[connection])
+        except StopIteration as end:
+            peer: Introduced = end.value
+            del self._talks[connection]
+            self._called.pop(peer.rank, None)
+            self._missing.discard(peer.rank)
+            return peer
+        except (_StrangerError, struct.error):
+            self._hang_up(connection)
+        except OSError as error:
+            if error.errno in USED_UP:
+                raise
+            self._hang_up(connection)  # so has the other
+        return None
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._talks.pop(connection).close()
+        connection.close()
+        for other, called in list(self._called.items()):
+            if called is connection:
+                del self._called[other]
+                time.sleep(RETRY_S)  # it calls again
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    attested = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    process, user, group = CREDENTIALS.unpack(attested)
+    return process, user, group
+
+
+def _user_of(connection: socket.socket) -> int:
+    return _credentials(connection)[1]
