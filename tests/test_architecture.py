@@ -21,6 +21,7 @@ RUNTIME = TOOLS | {"measure", "report", "groups", "sparse"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "processes": BOTTOM,
+    "run_folder": BOTTOM,
     "model": BOTTOM,
     "traces": DATA,
     "collectives": CORE,
@@ -33,12 +34,13 @@ ALLOWED: dict[str, set[str]] = {
     "report": TOOLS,
     "testbed": DATA | {"processes"},
     "parallel": RUNTIME,
-    "training": RUNTIME | {"parallel", "processes"},
-    "replay": RUNTIME | {"parallel", "processes", "testbed"},
-    "bench": RUNTIME | {"parallel", "processes", "testbed", "replay"},
+    "training": RUNTIME | {"parallel", "processes", "run_folder"},
+    "replay": RUNTIME | {"parallel", "processes", "run_folder", "testbed"},
+    "bench": RUNTIME | {"parallel", "processes", "run_folder", "testbed", "replay"},
     "hooks": RUNTIME,
     "cli": RUNTIME
-    | {"parallel", "processes", "training", "testbed", "replay", "bench", "__init__"},
+    | {"parallel", "processes", "run_folder", "training", "testbed", "replay", "bench"}
+    | {"__init__"},
 }
 """What each package may import beside itself. ``__init__`` is the public surface above all but the
 command line: it imports whatever it exports."""
@@ -46,6 +48,7 @@ command line: it imports whatever it exports."""
 WITHOUT_TORCH = {
     "errors",
     "processes",
+    "run_folder",
     "model",
     "traces",
     "collectives",

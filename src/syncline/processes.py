@@ -2,24 +2,114 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
+from typing import IO
 
 __all__ = [
     "ENDING_SIGNALS",
+    "Process",
     "end_of",
+    "ended_by_signals",
     "exit_code_of",
     "place_variables",
     "received_signals",
     "restored_signals",
+    "stop_on_ctrl_c",
     "threads_a_worker",
 ]
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Those on which a launcher ends its workers."""
+
+TIED = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):  # else the parent has ended already
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes a command that the kernel kills when its parent ends. It is a program of its own because
+Python code between fork and exec can deadlock where the parent has threads."""
+
+
+class Process:
+    """A process of this host that ends with the process that started it, whatever ends that.
+
+    It has a session of its own, so that Ctrl-C reaches only the process that started it. It can be
+    selected on: it is readable once the command has ended.
+
+    Args:
+        command: and its arguments.
+        environment: variables besides those of this process.
+        stdout: where its output goes; None: where that of this process goes.
+        stderr: likewise.
+
+    The kernel ties a process to the thread that started it: that must live as long.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> None:
+        tied = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid())]
+        self._popen = subprocess.Popen(
+            [*tied, *command],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        self._ended = os.pidfd_open(self._popen.pid)
+
+    def fileno(self) -> int:
+        """Return the descriptor to select on."""
+        return self._ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended."""
+        return self._popen.returncode is not None or self._ends_by(0)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the command and all that it has started."""
+        if self._popen.returncode is None:
+            os.killpg(self._popen.pid, signal.SIGTERM)
+
+    def close(self, deadline_s: float) -> int:
+        """Let the command end by itself until then; kill what is left, also of what it has started.
+
+        Args:
+            deadline_s: on the monotonic clock.
+
+        Returns:
+            The exit code, or minus the number of the signal that ended it.
+        """
+        if self._popen.returncode is None:
+            self._ends_by(deadline_s)
+            # It runs or was not waited for yet, so no other process group can have its number.
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+            os.close(self._ended)
+        return self._popen.returncode
+
+    def _ends_by(self, deadline_s: float) -> bool:
+        wait_s = max(deadline_s - time.monotonic(), 0)
+        return bool(select.select([self._ended], [], [], wait_s)[0])
 
 
 def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -30,17 +120,13 @@ def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, 
     return {"OMP_NUM_THREADS": str(max(1, (cores or 1) // workers))}
 
 
-def place_variables(
-    *, rank: int, workers: int, workers_per_host: int, address: str, port: int
-) -> dict[str, str]:
+def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:
     """Return the variables by which torchrun tells a worker its place among the others.
 
     Args:
         rank: of the worker; ranks fill one host after the other.
         workers: of the job.
         workers_per_host: the same on every host.
-        address: of rank 0's host, where the workers meet.
-        port: where they meet.
     """
     host, local_rank = divmod(rank, workers_per_host)
     numbers = {
@@ -51,9 +137,8 @@ def place_variables(
         "NODE_RANK": host,
         "GROUP_RANK": host,
         "GROUP_WORLD_SIZE": workers // workers_per_host,
-        "MASTER_PORT": port,
     }
-    return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": address}
+    return {name: str(number) for name, number in numbers.items()}
 
 
 def end_of(code: int) -> str:
@@ -88,6 +173,51 @@ def restored_signals(numbers: Iterable[signal.Signals] = ENDING_SIGNALS) -> Iter
 
 
 @contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let the first ending signal raise an exception here, and ignore further ones.
+
+    So whatever runs here ends its workers and removes its files, however often Ctrl-C is pressed.
+
+    Raises:
+        KeyboardInterrupt: on SIGINT.
+        SystemExit: on the others, with the exit code that a shell reports.
+    """
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for ending in heeded:
+            signal.signal(ending, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(exit_code_of(-number))
+
+    heeded = _heeded(ENDING_SIGNALS)
+    with restored_signals(heeded):
+        for number in heeded:
+            signal.signal(number, leave)
+        yield
+
+
+def stop_on_ctrl_c() -> None:
+    """Let Ctrl-C end this process at once, with exit code 130, where it has nothing to tidy up.
+
+    A KeyboardInterrupt could be lost instead: modules in C drop exceptions while they are imported.
+    """
+    signal.signal(signal.SIGINT, _stop)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        os.write(2, b"stopped\n")  # print() could be interrupted print()
+    os._exit(exit_code_of(-number))
+
+
+def _heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return all signals but SIGHUP where nohup has this process ignore it."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in numbers if not (ignored and number == signal.SIGHUP)]
+
+
+@contextmanager
 def received_signals(
     numbers: Iterable[signal.Signals] = ENDING_SIGNALS,
 ) -> Iterator[socket.socket]:
@@ -97,10 +227,11 @@ def received_signals(
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    with reading, writing, restored_signals(numbers):
+    heeded = _heeded(numbers)
+    with reading, writing, restored_signals(heeded):
         before = signal.set_wakeup_fd(writing.fileno())
         try:
-            for number in numbers:
+            for number in heeded:
                 signal.signal(number, lambda *_: None)
             yield reading
         finally:

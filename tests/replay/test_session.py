@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
 from collections.abc import Callable
 
 import msgspec
@@ -14,6 +14,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
+from syncline.processes import ended_by_signals
 from syncline.replay.machine import machine_name, require_memory
 from syncline.replay.request import Request
 from syncline.replay.session import replay as run_replay
@@ -101,11 +102,11 @@ def test_a_replay_that_takes_too_long_is_stopped() -> None:
     ],
 )
 def test_signals_end_it(number: int, check: Callable[[BaseException], bool]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.send(bytes([number]))
-        with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
-            run_replay(request(), signals=theirs)
+    def send(*_: object) -> None:
+        os.kill(os.getpid(), number)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught, ended_by_signals():
+        run_replay(request(), progress=send)  # twice: the second is ignored
     assert check(caught.value)
 
 

@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from syncline.errors import FileError, PeerError, SynclineError
 from syncline.processes import threads_a_worker
 from syncline.training.checkpoint import FILE_NAME, load_checkpoint
-from syncline.training.launch import error_of
+from syncline.training.launch import End, error_of
 from syncline.training.worker import Failure
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")
@@ -29,13 +27,6 @@ DEADLINE_S = 60.0
 # ------------------------------------------------------------------ which failure is the cause
 
 
-def failure(folder: Path, rank: int, exit_code: int, told: Failure | None = None) -> ProcessFailure:
-    path = folder / f"error-{rank}.json"
-    if told is not None:
-        path.write_bytes(msgspec.json.encode(told))
-    return ProcessFailure(local_rank=rank, pid=1, exitcode=exit_code, error_file=str(path))
-
-
 def told(kind: str, message: str, *, exit_code: int = 1, trace: str | None = None) -> Failure:
     return Failure(message=message, timestamp=0, kind=kind, exit_code=exit_code, traceback=trace)
 
@@ -43,40 +34,40 @@ def told(kind: str, message: str, *, exit_code: int = 1, trace: str | None = Non
 LOST = told("PeerError", "the connection to another worker was lost")
 
 
-def test_a_killed_worker_is_the_cause_of_lost_connections(tmp_path: Path) -> None:
+def test_a_killed_worker_is_the_cause_of_lost_connections() -> None:
     error = error_of(
         {
-            0: failure(tmp_path, 0, 1, LOST),
-            1: failure(tmp_path, 1, -signal.SIGTERM),
-            2: failure(tmp_path, 2, -signal.SIGKILL),
+            0: End(1, LOST),
+            1: End(-signal.SIGTERM),
+            2: End(-signal.SIGKILL),
         }
     )
     assert type(error) is PeerError
     assert str(error).startswith("worker 2 was ended by SIGKILL (signal 9); all workers were sto")
 
 
-def test_an_error_of_ours_keeps_its_class_and_message(tmp_path: Path) -> None:
+def test_an_error_of_ours_keeps_its_class_and_message() -> None:
     broken = told("FileError", "x.png: expected an image", exit_code=2)
-    error = error_of({0: failure(tmp_path, 0, 1, LOST), 1: failure(tmp_path, 1, 2, broken)})
+    error = error_of({0: End(1, LOST), 1: End(2, broken)})
     assert (type(error), str(error)) == (FileError, "x.png: expected an image")
 
 
 def test_another_error_is_shown_with_its_traceback_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     bug = told("ValueError", "ValueError: no", trace="Traceback ...\nValueError: no\n")
-    error = error_of({r: failure(tmp_path, r, 1, bug) for r in (0, 1)})
+    error = error_of({r: End(1, bug) for r in (0, 1)})
     assert (type(error), str(error)) == (SynclineError, "worker 0 failed: ValueError: no")
     assert capsys.readouterr().err == "Traceback ...\nValueError: no\n"
 
 
-def test_lost_connections_alone_are_said_as_they_are(tmp_path: Path) -> None:
-    error = error_of({0: failure(tmp_path, 0, -signal.SIGTERM), 1: failure(tmp_path, 1, 1, LOST)})
+def test_lost_connections_alone_are_said_as_they_are() -> None:
+    error = error_of({0: End(-signal.SIGTERM), 1: End(1, LOST)})
     assert str(error).startswith("worker 1: the connection to another worker was lost; all work")
 
 
-def test_an_end_without_a_word_names_the_exit_code(tmp_path: Path) -> None:
-    error = error_of({1: failure(tmp_path, 1, 7)})
+def test_an_end_without_a_word_names_the_exit_code() -> None:
+    error = error_of({1: End(7)})
     assert str(error).startswith("worker 1 ended with exit code 7 and no message")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from syncline.bench.result import Absent, Benchmark, Entry
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import PeerError, SynclineError, UserError
 from syncline.replay.machine import machine_name
+from syncline.run_folder import run_folder
 from syncline.testbed import Cluster
 
 __all__ = ["Progress", "measure"]
@@ -116,13 +116,9 @@ def _crews(request: Request, workers: int) -> Iterator[_Crews]:
         crews.leave_out(ZERO_COPY, "takes shared memory inside a host")
     elif cluster is not None and cluster.workers_per_host < 2 and ZERO_COPY in request.contestants:
         crews.leave_out(ZERO_COPY, "hosts share no memory")
-    with (
-        contextlib.ExitStack() as stack,
-        tempfile.TemporaryDirectory(prefix="syncline-bench-") as name,
-    ):
-        folder = Path(name)
+    with run_folder() as folder, contextlib.ExitStack() as stack:
         ground: Ground = stack.enter_context(ground_of(request.place))
-        environment = worker_environment(ground)
+        environment = worker_environment(ground, folder)
         setup = Setup(
             ranks=workers,
             store=str(folder / "store"),

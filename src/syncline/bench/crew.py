@@ -175,9 +175,13 @@ class Crew:
         return PeerError(f"{self.name} {what}{last}")
 
 
-def worker_environment(ground: Ground) -> dict[str, str]:
-    """Return variables for all workers."""
-    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": ground.interface}
+def worker_environment(ground: Ground, folder: Path) -> dict[str, str]:
+    """Return variables for all workers, whose temporary files go to ``folder``."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": ground.interface,
+        "TMPDIR": str(folder),
+    }
 
 
 def torch_crew(folder: Path, setup: Setup, ground: Ground, environment: Mapping[str, str]) -> Crew:

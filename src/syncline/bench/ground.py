@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import IO, Protocol, Self
 
+from syncline.processes import Process
 from syncline.testbed import Cluster, Testbed
 from syncline.testbed import Process as RemoteProcess
 from syncline.testbed.cluster import DEVICE
@@ -77,30 +76,18 @@ class ThisHost:
 class _LocalProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            start_new_session=True,  # Ctrl-C is for the leading process, which closes this one
-        )
+        self._process = Process(command, environment, stdout=self._output, stderr=self._output)
 
     @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        return self._process.ended
 
     def said(self) -> str:
         return _end_of(self._output)
 
     def close(self, deadline_s: float) -> None:
-        try:
-            self._process.wait(max(deadline_s - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        finally:
-            self._output.close()
+        self._process.close(deadline_s)
+        self._output.close()
 
 
 class EmulatedHosts:

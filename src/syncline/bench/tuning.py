@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from syncline.bench.bandwidth import whole_size
@@ -26,6 +24,7 @@ from syncline.groups.choice_files import release
 from syncline.groups.choices import Region, Timing
 from syncline.groups.site import Site
 from syncline.replay.machine import machine_name
+from syncline.run_folder import run_folder
 
 __all__ = ["Tuned", "race", "tune"]
 
@@ -131,11 +130,7 @@ class _Told:
 @contextmanager
 def _crew(request: TuneRequest, workers: int) -> Iterator[tuple[Crew, Site]]:
     """Start workers whose groups have met, and say where these are."""
-    with (
-        tempfile.TemporaryDirectory(prefix="syncline-tune-") as name,
-        ground_of(request.place) as ground,
-    ):
-        folder = Path(name)
+    with run_folder() as folder, ground_of(request.place) as ground:
         setup = Setup(
             ranks=workers,
             store=str(folder / "store"),
@@ -143,7 +138,7 @@ def _crew(request: TuneRequest, workers: int) -> Iterator[tuple[Crew, Site]]:
             choices="built-in",  # whatever is in the cache, and be it damaged
             timeout_s=request.timeout_s,
         )
-        with torch_crew(folder, setup, ground, worker_environment(ground)) as crew:
+        with torch_crew(folder, setup, ground, worker_environment(ground, folder)) as crew:
             if crew.ready.site is None:
                 raise InternalError("the workers do not say where they are")
             yield crew, crew.ready.site

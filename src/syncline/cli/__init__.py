@@ -9,6 +9,7 @@ import click
 
 from syncline import __version__
 from syncline.errors import SynclineError, UserError, did_you_mean
+from syncline.processes import stop_on_ctrl_c
 
 __all__ = ["main"]
 
@@ -59,7 +60,13 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit with 0 only on success, 2 for the user's mistake."""
+    """Run the command line; exit with 0 only on success, 2 for the user's mistake.
+
+    Args:
+        arguments: None takes those of this process, and Ctrl-C with them.
+    """
+    if arguments is None:
+        stop_on_ctrl_c()
     try:
         cli.main(args=arguments, prog_name="syncline", standalone_mode=False)
     except click.exceptions.Abort:

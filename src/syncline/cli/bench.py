@@ -14,10 +14,11 @@ from syncline.bench.request import Local, Request
 from syncline.bench.sizes import parse_sizes
 from syncline.bench.table import print_benchmark
 from syncline.cli.bench_topk import topk
-from syncline.cli.places import ended_by_signals, place_of, place_options, worker_counts
+from syncline.cli.places import place_of, place_options, worker_counts
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
+from syncline.processes import ended_by_signals
 from syncline.report.place import require_place
 
 __all__ = ["bench"]

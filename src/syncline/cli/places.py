@@ -1,10 +1,8 @@
-"""Where collectives are measured, as options say it, and leaving such a measurement in order."""
+"""Where collectives are measured, as options say it."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,10 +10,9 @@ import click
 from syncline.bench.request import PLACES, Local
 from syncline.errors import UserError
 from syncline.model.quantities import parse_workers
-from syncline.processes import ENDING_SIGNALS, exit_code_of, restored_signals
 from syncline.testbed import Cluster
 
-__all__ = ["ended_by_signals", "place_of", "place_options", "worker_counts"]
+__all__ = ["place_of", "place_options", "worker_counts"]
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,20 +28,6 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Leave in order on signals too, so that workers and emulated hosts end."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(exit_code_of(-number))
-
-    ending = [number for number in ENDING_SIGNALS if number != signal.SIGINT]
-    with restored_signals(ending):
-        for number in ending:
-            signal.signal(number, leave)
-        yield
 
 
 def place_of(

@@ -13,7 +13,7 @@ from syncline.cli.progress import Bar
 from syncline.errors import UserError
 from syncline.model.plan import Plan
 from syncline.planners import PLANNERS
-from syncline.processes import received_signals
+from syncline.processes import ended_by_signals
 from syncline.replay.page import save_report
 from syncline.replay.request import Request
 from syncline.replay.session import replay as run_replay
@@ -137,8 +137,8 @@ def replay(
     )
     if report is not None:
         require_place(Path(report))
-    with received_signals() as signals, Bar() as bar:
-        outcome = run_replay(request, progress=bar, signals=signals)
+    with ended_by_signals(), Bar() as bar:
+        outcome = run_replay(request, progress=bar)
     if report is not None:
         save_report(outcome, Path(report))
     if as_json:

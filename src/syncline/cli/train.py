@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -176,6 +177,8 @@ def train(model: str, data: str | None, workers: int | None, **options: Any) -> 
     if launched:
         from syncline.training.worker import run_worker
 
+        # Ends a worker inside a collective, too. It has nothing to tidy up.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         run_worker(config)
     else:
         from syncline.training.launch import launch

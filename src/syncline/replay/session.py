@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import signal
-import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +30,7 @@ from syncline.replay.lap import Lap
 from syncline.replay.machine import machine_name, require_memory
 from syncline.replay.request import Request
 from syncline.replay.result import Entry, Replay
+from syncline.run_folder import run_folder
 from syncline.simulator.predict import Forecast, predict
 from syncline.testbed import JobResult, Testbed
 
@@ -72,29 +70,22 @@ def replay(
     request: Request,
     *,
     progress: Progress | None = None,
-    signals: socket.socket | None = None,
 ) -> Outcome:
     """Measure plans on an emulated cluster, with computation that is waited for.
 
     Args:
         request: what is to be replayed.
         progress: is told how far it is.
-        signals: numbers of signals that end the replay are read from here, one a byte.
 
     Raises:
         UserError: a planner cannot plan the profile, a plan cannot be run, the machine cannot
             emulate the cluster or has too little memory.
         PeerError: a worker failed, or it took too long.
-        KeyboardInterrupt: on Ctrl-C, after all workers have ended.
-        SystemExit: the same, on other signals.
     """
     require_memory(request.profile, request.cluster.workers)
     tell = progress or _silence
-    with (
-        tempfile.TemporaryDirectory(prefix="syncline-replay-") as folder,
-        Testbed(request.cluster) as bed,
-    ):
-        workers = _Workers(bed, Path(folder), tell, signals)
+    with run_folder() as folder, Testbed(request.cluster) as bed:
+        workers = _Workers(bed, folder, tell)
         network = request.network
         if network is None:
             tell("probing the network", 0, 1)
@@ -151,13 +142,10 @@ def _deadline_s(request: Request, forecasts: Sequence[Forecast]) -> float:
 class _Workers:
     """Runs jobs on the hosts of a testbed."""
 
-    def __init__(
-        self, bed: Testbed, folder: Path, progress: Progress, signals: socket.socket | None
-    ) -> None:
+    def __init__(self, bed: Testbed, folder: Path, progress: Progress) -> None:
         self._bed = bed
         self._folder = folder
         self._progress = progress
-        self._signals = signals
 
     def probe(self, request: Request) -> Network:
         result = self._folder / "network.json"
@@ -208,10 +196,9 @@ class _Workers:
         command = [sys.executable, "-P", "-m", "syncline.replay.worker", str(path)]
         result = self._bed.run(
             command,
-            environment={"OMP_NUM_THREADS": "1"},
+            environment={"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)},
             timeout_s=job.timeout_s,
             output=take,
-            signals=self._signals,
         )
         _require_success(result, said, job.timeout_s)
 
@@ -225,10 +212,6 @@ class _Workers:
 
 def _require_success(result: JobResult, said: dict[int, list[str]], timeout_s: float) -> None:
     """Raise what ended a job, in the class of the worker's own error where it gave one."""
-    if result.signal is not None:
-        if result.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + result.signal)
     if result.timed_out:
         raise PeerError(
             f"the replay was stopped after {timeout_s:.0f} s; take fewer rounds or iterations, or "

@@ -44,13 +44,13 @@ def worker_environment(
         rank=rank,
         workers=cluster.workers,
         workers_per_host=cluster.workers_per_host,
-        address=cluster.address_of(0),
-        port=PORT,
     )
+    meeting = {"MASTER_ADDR": cluster.address_of(0), "MASTER_PORT": str(PORT)}
     devices = {"GLOO_SOCKET_IFNAME": DEVICE, "NCCL_SOCKET_IFNAME": DEVICE}
     # Else Python keeps lines back when it does not write to a terminal.
     streams = {} if "PYTHONUNBUFFERED" in environment else {"PYTHONUNBUFFERED": "1"}
-    return {**streams, **threads_a_worker(cluster.workers, environment), **place, **devices}
+    threads = threads_a_worker(cluster.workers, environment)
+    return {**streams, **threads, **place, **meeting, **devices}
 
 
 def run_job(

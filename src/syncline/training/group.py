@@ -77,7 +77,9 @@ def pick_device(device: DeviceName, workers_here: int) -> str:
 
 
 @contextmanager
-def process_group(device: DeviceName, timeout_s: float) -> Iterator[Worker]:
+def process_group(
+    device: DeviceName, timeout_s: float, store: str | None = None
+) -> Iterator[Worker]:
     """Join the other workers, as torchrun's environment variables say, and leave them at the end.
 
     A process group that is there already is used, and left as it is.
@@ -85,6 +87,8 @@ def process_group(device: DeviceName, timeout_s: float) -> Iterator[Worker]:
     Args:
         device: see :func:`pick_device`.
         timeout_s: after this long without an answer a collective fails.
+        store: a file through which the workers find each other; None: at ``MASTER_ADDR`` and
+            ``MASTER_PORT``.
 
     Raises:
         UserError: GPUs were asked for and there are too few.
@@ -99,7 +103,18 @@ def process_group(device: DeviceName, timeout_s: float) -> Iterator[Worker]:
         place, backend = torch.device("cpu"), "gloo"
     joins = not dist.is_initialized()
     if joins:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        timeout = timedelta(seconds=timeout_s)
+        if store is None:
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            dist.init_process_group(
+                backend,
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=workers,
+                timeout=timeout,
+            )
     yield Worker(rank=dist.get_rank(), workers=dist.get_world_size(), device=place)
     # Not after an error: leaving waits for peers that may be gone, and the process ends anyway.
     if joins:

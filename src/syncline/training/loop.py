@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 
-def train(config: TrainingConfig, progress: TrainingProgress | None = None) -> Run:
+def train(
+    config: TrainingConfig, progress: TrainingProgress | None = None, store: str | None = None
+) -> Run:
     """Train as one worker of a job that torchrun, or ``syncline train``, has started.
 
     Rank 0 writes the checkpoints and the report, and shows how training goes.
@@ -49,6 +51,7 @@ def train(config: TrainingConfig, progress: TrainingProgress | None = None) -> R
     Args:
         config: the same on every worker.
         progress: where to show it; None shows nothing.
+        store: see :func:`~syncline.training.group.process_group`.
 
     Returns:
         The record of the training.
@@ -57,7 +60,7 @@ def train(config: TrainingConfig, progress: TrainingProgress | None = None) -> R
         UserError: the data, a plan or a checkpoint does not fit, or training diverged.
         PeerError: another worker was lost.
     """
-    with process_group(config.device, config.timeout_s) as worker:
+    with process_group(config.device, config.timeout_s, store) as worker:
         if worker.workers != config.workers:
             raise UserError(
                 f"--workers is {config.workers}, but the launcher started {worker.workers}; "

@@ -1,6 +1,6 @@
 """Profiling one of our models: a worker process of ``syncline profile``.
 
-``python -m syncline.training.profiling CONFIG``, with a
+``python -m syncline.training.profiling CONFIG STORE``, with a
 :class:`~syncline.training.config.TrainingConfig` as JSON, of which ``steps`` is the number of
 iterations that give the durations, and ``report`` the folder of the results.
 """
@@ -42,7 +42,7 @@ observing costs (:func:`syncline.measure.profiler.profile`)."""
 PROBE_S = 1.0
 
 
-def run_profiling(config: TrainingConfig) -> None:
+def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
     """Measure the model's computation and the cost of its messages, apart from each other.
 
     All workers take part; rank 0 writes ``profile.json`` and ``network.json``. The model is not
@@ -58,7 +58,7 @@ def run_profiling(config: TrainingConfig) -> None:
     iterations = config.steps
     with (
         telling_lost_peers(config.timeout_s),
-        process_group(config.device, config.timeout_s) as worker,
+        process_group(config.device, config.timeout_s, store) as worker,
     ):
         if worker.workers != config.workers:
             raise UserError(

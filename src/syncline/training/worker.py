@@ -1,15 +1,13 @@
-"""A worker process of ``syncline train``: ``python -m syncline.training.worker CONFIG``.
+"""A worker process of ``syncline train``: ``python -m syncline.training.worker CONFIG STORE``.
 
-``CONFIG`` is a :class:`~syncline.training.config.TrainingConfig` as JSON; torchrun's environment
-variables say which worker this is.
+``CONFIG`` is a :class:`~syncline.training.config.TrainingConfig` as JSON, ``STORE`` a file through
+which the workers find each other; torchrun's environment variables say which worker this is.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,13 +25,11 @@ from syncline.training.summary import summary_json, summary_text
 
 __all__ = ["Failure", "is_lost_peer", "main", "run_worker", "telling_lost_peers"]
 
-PARENT_CHECK_S = 1.0
-
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a worker ended, as it tells the process that started it.
 
-    ``message`` and ``timestamp`` are what torch's elastic agent reads from the file.
+    ``message`` and ``timestamp`` are what torchrun reads from the file.
     """
 
     message: str
@@ -46,8 +42,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """None for an error whose message says all."""
 
 
-def run_worker(config: TrainingConfig) -> None:
+def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     """Train as one worker; rank 0 shows how it goes and prints the summary.
+
+    Args:
+        config: of the training.
+        store: see :func:`~syncline.training.group.process_group`.
 
     Raises:
         SynclineError: as for :func:`~syncline.training.loop.train`; the loss of a peer, which torch
@@ -55,7 +55,7 @@ def run_worker(config: TrainingConfig) -> None:
     """
     first = os.environ.get("RANK") == "0"
     with telling_lost_peers(config.timeout_s):
-        run = train(config, progress_on(sys.stderr) if first else None)
+        run = train(config, progress_on(sys.stderr) if first else None, store)
     if first:
         print(summary_json(config, run) if config.json else summary_text(config, run), flush=True)
 
@@ -74,31 +74,20 @@ def telling_lost_peers(timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-def main(arguments: list[str], run: Callable[[TrainingConfig], None] = run_worker) -> int:
+def main(arguments: list[str], run: Callable[[TrainingConfig, str], None] = run_worker) -> int:
     """Do what the arguments say; return the exit code.
 
     Args:
-        arguments: a configuration as JSON.
+        arguments: a configuration as JSON, and the store.
         run: what to do as one worker; by default to train.
     """
-    # The launcher passes Ctrl-C on. A worker has nothing to tidy up (a checkpoint is whole or not
-    # there), and the default action ends it inside a collective too, where Python's handler would
-    # have to wait for it.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    config, store = arguments
     try:
-        run(msgspec.json.decode(arguments[0], type=TrainingConfig))
+        run(msgspec.json.decode(config, type=TrainingConfig), store)
     except Exception as error:
         _report(error)
         return error.exit_code if isinstance(error, SynclineError) else 1
     return 0
-
-
-def _end_with(parent: int) -> None:
-    """End this process when the launcher was killed and could not end it."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    os._exit(1)
 
 
 def _report(error: Exception) -> None:
