@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from syncline.processes import (
+    Process,
     end_of,
+    ended_by_signals,
     exit_code_of,
     place_variables,
     received_signals,
@@ -61,3 +67,100 @@ def test_replaced_handlers_come_back_after_an_error() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         raise KeyError
     assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_the_first_signal_raises_and_further_ones_do_not_disturb_what_tidies_up() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    tidied = False
+    with pytest.raises(SystemExit) as caught, ended_by_signals():  # noqa: PT012 - what is tested
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            tidied = True
+    assert caught.value.code == 143
+    assert tidied
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_nohup_is_heeded() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        with received_signals() as received:
+            received.settimeout(0.1)
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(TimeoutError):
+                received.recv(1)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_ctrl_c_stops_at_once_where_an_exception_would_be_lost() -> None:
+    code = """
+import os, signal
+from syncline.processes import stop_on_ctrl_c
+stop_on_ctrl_c()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    pass
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (130, "stopped\n")
+
+
+FAMILY = "sleep 100 & echo $! $$; wait"
+"""A process with a child; it prints both."""
+LAUNCHER = """
+import time
+from syncline.processes import Process
+Process(["sh", "-c", "echo $$; exec sleep 100"], {})
+time.sleep(100)
+"""
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(process: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while runs(process):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_process_ends_with_a_launcher_that_is_killed() -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    process = int(launcher.stdout.readline())
+    launcher.kill()
+    wait_for_end(process)
+    launcher.communicate()
+
+
+def test_closing_ends_all_that_a_process_has_started(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        process = Process(["sh", "-c", FAMILY], {}, stdout=out)
+    while not (said := (tmp_path / "out").read_text()):
+        time.sleep(0.01)
+    assert not process.ended
+    assert process.close(time.monotonic()) == -signal.SIGKILL
+    for number in said.split():
+        wait_for_end(int(number))
+    assert process.close(time.monotonic()) == -signal.SIGKILL
+
+
+def test_a_process_may_end_by_itself() -> None:
+    process = Process(["sh", "-c", "exit $CODE"], {"CODE": "7"})
+    assert process.close(time.monotonic() + 30) == 7
+    assert process.ended
+    process.terminate()  # to no effect

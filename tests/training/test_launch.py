@@ -81,13 +81,22 @@ def test_cores_are_shared_out_unless_the_user_has_done_it() -> None:
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    temporary_of(folder).mkdir()
     return subprocess.Popen(
         [*COMMAND, "--report", str(folder / "report"), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary_of(folder))},
     )
+
+
+def temporary_of(folder: Path) -> Path:
+    return folder / "temporary"
+
+
+def imports_torch(process: int) -> bool:
+    return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
 
 def workers_of(parent: subprocess.Popen[str]) -> dict[int, int]:
@@ -165,17 +174,16 @@ def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "says"),
-    [(signal.SIGINT, 130, "stopped"), (signal.SIGKILL, -signal.SIGKILL, "")],
+    ("number", "code", "says", "strategy"),
+    [(signal.SIGINT, 130, "stopped", "ddp"), (signal.SIGKILL, -signal.SIGKILL, "", "bsp-1")],
     ids=["ctrl-c", "killed"],
 )
 def test_when_the_command_ends_the_workers_end_and_the_checkpoint_stays(
-    tmp_path: Path, number: signal.Signals, code: int, says: str
+    tmp_path: Path, number: signal.Signals, code: int, says: str, strategy: str
 ) -> None:
     folder = tmp_path / "checkpoint"
-    parent = start(
-        tmp_path, *("--epochs", "500", "--batch-size", "64", "--checkpoint", str(folder))
-    )
+    options = ("--epochs", "500", "--batch-size", "64", "--strategy", strategy)
+    parent = start(tmp_path, *options, "--checkpoint", str(folder))
     wait_until(lambda: (folder / FILE_NAME).exists(), "a checkpoint")
     workers = workers_of(parent)
     assert len(workers) == 2
@@ -186,6 +194,29 @@ def test_when_the_command_ends_the_workers_end_and_the_checkpoint_stays(
         [says] if says else []
     )
     assert load_checkpoint(folder)[1].epoch >= 1
+    # One folder, and none where the command could remove it.
+    assert len(list(temporary_of(tmp_path).iterdir())) == (number == signal.SIGKILL)
+
+
+def test_ctrl_c_while_torch_is_imported_leaves_nothing_behind(tmp_path: Path) -> None:
+    parent = start(tmp_path)
+    wait_until(lambda: imports_torch(parent.pid), "the command to import torch")
+    parent.send_signal(signal.SIGINT)
+    assert ended(parent, {}) == ("", "stopped\n")
+    assert parent.returncode == 130
+    assert not list(temporary_of(tmp_path).iterdir())
+
+
+def test_ctrl_c_while_workers_import_torch_leaves_nothing_behind(tmp_path: Path) -> None:
+    parent = start(tmp_path)
+    wait_until(lambda: len(workers_of(parent)) == 2, "two workers")
+    workers = workers_of(parent)
+    wait_until(lambda: all(map(imports_torch, workers.values())), "the workers to import torch")
+    parent.send_signal(signal.SIGINT)
+    parent.send_signal(signal.SIGINT)
+    assert ended(parent, workers) == ("", "\nstopped\n")
+    assert parent.returncode == 130
+    assert not list(temporary_of(tmp_path).iterdir())
 
 
 def test_an_error_of_a_worker_is_said_once_with_its_exit_code(tmp_path: Path) -> None:

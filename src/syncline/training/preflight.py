@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from syncline.errors import FileError, MismatchError, quoted
@@ -14,7 +13,7 @@ from syncline.model.profile import Gradient, Profile
 from syncline.training.checkpoint import load_checkpoint
 from syncline.training.config import TrainingConfig
 from syncline.training.group import pick_device
-from syncline.training.task import Task, task_of
+from syncline.training.task import task_of
 from syncline.training.wrap import merging_planner
 
 __all__ = ["preflight"]
@@ -23,8 +22,8 @@ __all__ = ["preflight"]
 def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     """Check everything that can be checked without training.
 
-    The data are loaded, the model is built without memory for its weights, and every file that was
-    named is read; the folders to be written to are made.
+    The data are loaded, the model is built, and every file that was named is read; the folders to
+    be written to are made.
 
     Args:
         config: of the training.
@@ -37,7 +36,8 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     pick_device(config.device, workers_here)
     task = task_of(config)
     _ = task.steps_per_epoch  # raises where the data do not fill one step
-    module = _without_memory(task)
+    # Not on the meta device, which loads torch's compiler: that takes longer than to draw weights.
+    module = task.build()
     _check_nouns(config, module)
     if config.checkpoint is not None and config.resume:
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
@@ -45,11 +45,6 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     for option, folder in (("--report", config.report), ("--checkpoint", config.checkpoint)):
         if folder is not None:
             _make_folder(option, Path(folder))
-
-
-def _without_memory(task: Task) -> nn.Module:
-    with torch.device("meta"):
-        return task.build()
 
 
 def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
