@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from syncline.errors import UserError
+from syncline.measure.clock import CpuClock
+from syncline.measure.observer import Moment, Observer
 from syncline.measure.profiler import profile
 from syncline.model.profile import Profile
 
@@ -166,3 +168,25 @@ def test_what_cannot_be_profiled() -> None:
         profile(nn.Linear(8, 3), [], cross_entropy)
     with pytest.raises(UserError, match="at least 3 iterations"):
         profile(nn.Linear(8, 3), batches(), cross_entropy, iterations=1)
+
+
+def test_an_operation_that_runs_again_counts_once() -> None:
+    """A value that is kept with its graph, as tensor parallelism keeps its parameters."""
+    net = torch.nn.Linear(3, 2)
+    kept = net.weight * 2
+    observer = Observer(net, dict(net.named_parameters()), CpuClock())
+    observer.attach()
+    observer.detail = True
+    observer.begin()
+    observer.output(kept.sum())
+    kept.sum().backward(retain_graph=True)
+    observer.detail = False
+    first = observer.begin()
+    observer.output(kept.sum())
+    kept.sum().backward()
+    second = observer.begin()
+    observer.detach()
+    assert first is not None
+    assert second is not None
+    nodes = [sum(e.moment is Moment.NODE for e in i.events) for i in (first, second)]
+    assert nodes == [1, 0]

@@ -342,6 +342,8 @@ def refuses_hook_and_arguments() -> list[str]:
     plan = plain_plan()
     calls = [
         lambda: ddp.register_comm_hook(None, lambda *_: None),
+        lambda: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
+        lambda: ddp._update_process_group(dist.group.WORLD),
         lambda: DistributedDataParallel(Plain(), planner="mergge"),
         lambda: DistributedDataParallel(Plain(), bucket_cap_mb_list=[1, 2]),
         lambda: DistributedDataParallel(Plain(), plan=plan, network=SLOW),

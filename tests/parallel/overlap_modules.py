@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import SGD, AdamW
+from torch.utils.checkpoint import checkpoint
 
 from tests.parallel.features import feature
 from tests.parallel.overlap_models import CLASSES, FEATURES, Net, batch, loss_of
-from tests.parallel.overlap_rig import OVERLAPS, Side
+from tests.parallel.overlap_rig import OVERLAPS, SYNCHRONOUS, Side
 
 
 def train(
@@ -529,3 +531,79 @@ def nested_outputs(side: Side) -> None:
         return functional.cross_entropy(outcome.logits, targets) + 0.01 * penalty
 
     train(side, Returning(), loss, find_unused_parameters=True)
+
+
+# ---------------------------------------------------------------------- the wrapper itself
+
+
+@feature("attributes, buffers and submodules on the wrapper", OVERLAPS)
+def attached(side: Side) -> None:
+    ddp = side.wrap(Net(), loss_of)
+    ddp.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    ddp.register_buffer("scale", torch.tensor(2.0))
+    ddp.seen = []
+    ddp.register_forward_hook(lambda *_: ddp.seen.append(side.step))
+    optimizer = side.overlap(ddp, SGD(ddp.module.parameters(), lr=0.05, momentum=0.9))
+    for step in side.steps:
+        optimizer.zero_grad()
+        inputs, targets = batch(step)
+        (ddp.scale * ddp.criterion(ddp(inputs), targets)).backward()
+        optimizer.step()
+    side.note("seen", ddp.seen, list(ddp.state_dict()))
+    side.finish(ddp, optimizer)
+
+
+@feature("`_set_static_graph()` after wrapping, a layer that is used twice", OVERLAPS)
+def static_later(side: Side) -> None:
+    class Twice(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = torch.tanh(self.enter(x))
+            for _ in range(2):
+                hidden = checkpoint(self.hidden, hidden, use_reentrant=True)
+            return self.leave(self.norm(hidden))
+
+    ddp = side.wrap(Twice(), loss_of)
+    ddp._set_static_graph()
+    optimizer = side.overlap(ddp, SGD(ddp.parameters(), lr=0.05, momentum=0.9))
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+    side.finish(ddp, optimizer)
+
+
+@feature("the wrapper's `module` replaced by one around it", OVERLAPS)
+def replaced(side: Side) -> None:
+    class Around(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+            self.extra = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * 2
+
+    ddp = side.wrap(Net(), loss_of)
+    optimizer = side.overlap(ddp, SGD(ddp.parameters(), lr=0.05, momentum=0.9))
+    ddp.module = Around(ddp.module)
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+    side.finish(ddp, optimizer)
+
+
+@feature("tensor parallelism in the model (`device_mesh=`)", SYNCHRONOUS)
+def tensor_parallel(side: Side) -> None:
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
+    net = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+    parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    ddp = side.wrap(net, loss_of, device_mesh=mesh["dp"])
+    parameters = list(ddp.parameters())  # which the module has no more once it has run
+    optimizer = side.overlap(ddp, SGD(parameters, lr=0.05, momentum=0.9))
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+    side.note("parameters", parameters)
+    side.finish(ddp, optimizer)

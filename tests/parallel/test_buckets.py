@@ -7,7 +7,6 @@ import pytest
 
 from syncline.model.plan import Message
 from syncline.parallel.buckets import (
-    bucket_caps_mb,
     difference_from_plan,
     needs_engine,
     unbucketable,
@@ -20,11 +19,6 @@ NAMES = [tensor.name for tensor in reversed(PLAN.tensors)]
 
 def listed(*buckets: str) -> dict[str, str]:
     return {"rebuilt_per_bucket_param_indices": ", ".join(buckets), "bucket_sizes": "1"}
-
-
-def test_caps_are_exactly_the_messages() -> None:
-    caps = bucket_caps_mb(PLAN.message_bytes())
-    assert [int(cap * 1024 * 1024) for cap in caps] == list(PLAN.message_bytes())
 
 
 def test_equal_buckets_are_no_difference() -> None:

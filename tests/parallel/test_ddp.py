@@ -187,8 +187,11 @@ def test_a_network_of_another_size_is_refused(workers: WorkerPool) -> None:
 
 
 def test_what_the_wrapper_does_not_take(workers: WorkerPool) -> None:
-    for hook, planner, caps, both in workers.run(jobs.refuses_hook_and_arguments, 2):
+    for messages in workers.run(jobs.refuses_hook_and_arguments, 2):
+        hook, builtin_hook, group, planner, caps, both = messages
         assert "would replace the exchange" in hook
+        assert "would replace the exchange" in builtin_hook
+        assert "wrap the model again" in group
         assert "did you mean 'merge'" in planner
         assert "give a plan instead" in caps
         assert "would be ignored" in both

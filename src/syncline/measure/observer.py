@@ -75,6 +75,8 @@ class Observer:
         self._clock = clock
         self._handles: list[RemovableHandle] = []
         self._kept_alive: list[Any] = []
+        self._node_handles: list[RemovableHandle] = []
+        """Of the operations of this iteration: a node may run again in a later one."""
         self._events: list[Event] = []
         self._graph: AutogradGraph | None = None
         self._sequence_at: list[int] = []
@@ -118,9 +120,10 @@ class Observer:
 
     def detach(self) -> None:
         """Remove every hook and forget what was noted."""
-        for handle in self._handles:
+        for handle in (*self._handles, *self._node_handles):
             handle.remove()
         self._handles.clear()
+        self._node_handles.clear()
         self._kept_alive.clear()
         self._noting = False
         self._events = []
@@ -134,6 +137,9 @@ class Observer:
             finished = Iteration(
                 self._events, stamp, self._graph, self._sequence_at, self._was_quiet
             )
+        for handle in self._node_handles:
+            handle.remove()
+        self._node_handles.clear()
         self._events = [Event(Moment.FORWARD, "", stamp)]
         self._graph = None
         self._sequence_at = [sequence_number()] if self.detail else []
@@ -150,8 +156,10 @@ class Observer:
         self._in_forward = False
         if self.detail:
             self._graph = read_graph(output)
-            for index, node in enumerate(self._graph.nodes):
+            self._node_handles += [
                 node.register_prehook(self._node_hook(index))
+                for index, node in enumerate(self._graph.nodes)
+            ]
             self._note(Moment.WALKED, "")
 
     def pause(self) -> None:

@@ -10,22 +10,12 @@ from syncline.model.plan import Plan
 
 __all__ = [
     "BYTES_PER_MIB",
-    "bucket_caps_mb",
     "difference_from_plan",
     "needs_engine",
     "unbucketable",
 ]
 
 BYTES_PER_MIB = 1024 * 1024
-
-
-def bucket_caps_mb(bucket_bytes: Sequence[int]) -> list[float]:
-    """Return the caps for ``bucket_cap_mb_list`` that make DDP's buckets of these sizes.
-
-    DDP closes a bucket once it holds at least its cap, so a cap of exactly the bucket's bytes
-    closes it exactly there (a division by 2^20 is exact in floating point).
-    """
-    return [size / BYTES_PER_MIB for size in bucket_bytes]
 
 
 def needs_engine(plan: Plan) -> bool:

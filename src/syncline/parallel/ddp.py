@@ -56,6 +56,12 @@ COMPILED = (
 )
 
 
+TENSOR_PARALLEL = (
+    "the model is tensor-parallel, too: it computes with distributed tensors made of its "
+    "parameters' memory, and nothing tells when these are read"
+)
+
+
 class DistributedDataParallel(TorchDDP):
     """A drop-in for ``torch.nn.parallel.DistributedDataParallel`` that plans its messages.
 
@@ -123,7 +129,7 @@ class DistributedDataParallel(TorchDDP):
         self._in_torch = True
         self._in_join = False
         self._has_joined = False
-        self._bucket_names: list[list[str]] | None = None
+        self._sample_rate: int | None = None
         self._overlapped: list[DeferredOptimizer] = []
         self._why_not_deferred: str | None = None
         with telling_lost_peers("while the model was sent to all ranks"):
@@ -291,6 +297,8 @@ class DistributedDataParallel(TorchDDP):
         self._overlapped.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
         if is_compiled(self.module) and self._why_not_deferred is None:
             self._stop_deferring(COMPILED)
+        if any(hasattr(parameter, "_st_info") for parameter in self._exchanged.values()):
+            self._stop_deferring(TENSOR_PARALLEL)
         engine = self._reducer_buckets.engine if self._conductor is not None else None
         if engine is not None and self.defers:
             engine.let_defer()
@@ -460,6 +468,28 @@ class DistributedDataParallel(TorchDDP):
             )
         super().register_comm_hook(state, hook)
 
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """Refuse torch's own communication hooks too; see :meth:`register_comm_hook`."""
+        self.register_comm_hook(None, comm_hook_type)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        super()._set_ddp_runtime_logging_sample_rate(sample_rate)
+        self._sample_rate = sample_rate
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Refuse another process group: what was measured and planned is of this one.
+
+        Raises:
+            UserError: unless the wrapper trains with DDP's own buckets alone.
+        """
+        if self._conductor is not None:
+            raise UserError(
+                "_update_process_group is not available: Syncline measures and plans for the ranks "
+                "that the model was wrapped with; wrap the model again, or use torch's "
+                "DistributedDataParallel"
+            )
+        super()._update_process_group(new_process_group)
+
     @_disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         engine = self._reducer_buckets.engine if self._conductor is not None else None
@@ -485,7 +515,6 @@ class DistributedDataParallel(TorchDDP):
         # Measurements belong to this process; a copy trains with DDP's own buckets.
         state.pop("_tuning", None)
         state["_conductor"] = None
-        state["_bucket_names"] = None
         state["_compressing"] = None
         state["_overlapped"] = []
         state["_comm_hooks"] = []
@@ -614,19 +643,6 @@ class DistributedDataParallel(TorchDDP):
                 f"the {what} does not fit: {difference}; "
                 "profile and plan this model at this worker count again"
             )
-
-    def _build_params_for_reducer(self) -> Any:
-        parameters, sparse = super()._build_params_for_reducer()
-        buckets = self._bucket_names
-        if buckets is None or not self.find_unused_parameters or self.static_graph:
-            return parameters, sparse
-        # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
-        # buckets it made at first, the last one from the first parameters.
-        order = [name for bucket in reversed(buckets) for name in bucket]
-        position = {name: index for index, name in enumerate(order)}
-        names = {id(p): name for name, p in self._exchanged_parameters().items()}
-        chosen = sorted(range(len(parameters)), key=lambda i: position[names[id(parameters[i])]])
-        return [parameters[i] for i in chosen], [sparse[i] for i in chosen]
 
 
 def _refusal(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from syncline.measure.profiler import dtype_name
 from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
-from syncline.parallel.buckets import bucket_caps_mb, difference_from_plan, needs_engine
+from syncline.parallel.buckets import difference_from_plan, needs_engine
 from syncline.parallel.conductor import PACE_EVERY
 from syncline.parallel.drift import Pace
 from syncline.parallel.recording import BucketRecorder, Recorded
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel
 
 __all__ = ["ReducerBuckets", "WrappedJob", "obstacle"]
-
-TorchDDP = nn.parallel.DistributedDataParallel
 
 
 class WrappedJob:
@@ -56,68 +54,91 @@ class ReducerBuckets:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
+        self._parameters, self._sparse = ddp._build_params_for_reducer()
+        """The parameters that torch's class gave to its reducer; the module may change later."""
+        self._names = ddp._build_debug_param_to_name_mapping(self._parameters)
+        """Of these parameters, where torch is to name them in its messages."""
+        self._order = list(range(len(self._parameters)))
+        """The order in which the reducer has them now."""
         self.engine: StageEngine | None = None
         """Runs what the reducer cannot do by itself; None where it can."""
         self._engine_group: dist.ProcessGroup | None = None
         self._recorder: BucketRecorder | None = None
 
     def use(self, plan: Plan | None, *, record: bool) -> None:
-        """Construct torch's class anew in place, with the plan's messages as its buckets.
+        """Make a new reducer, with the plan's messages as its buckets.
 
-        The module and whatever the user has attached to the wrapper stay; only the reducer is new.
-        A plan that the reducer cannot run by itself is run by the engine over its buckets.
+        Everything else about the wrapper stays: its module, mode and hooks, and whatever the user
+        has attached to it. A plan that the reducer cannot run by itself is run by the engine over
+        its buckets.
         """
         ddp = self._ddp
         self._stop_engine()
         if ddp._compressing is not None and not (plan is not None and plan.is_lossy):
             ddp._compressing.deliver_residuals()
-        module = ddp.module
-        kept = {
-            name: value
-            for name, value in ddp.__dict__.items()
-            if "hooks" in name and name not in ("_comm_hooks", "_accum_grad_hooks")
-        }
-        kept |= {
-            name: ddp.__dict__[name]
-            for name in (
-                *("training", "require_backward_grad_sync", "require_forward_param_sync"),
-                "bucket_bytes_cap",  # where torch.compile cuts graphs, not below 1 MiB
-            )
-        }
-        del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
-        changed: dict[str, Any] = {"init_sync": False}
         hook = None
         self._recorder = None
+        buckets: Sequence[range] = ()
+        sizes: Sequence[int] = ()
         if plan is not None and needs_engine(plan):
             if self._engine_group is None:
                 self._engine_group = engine_group(ddp)
             self.engine = StageEngine(ddp, plan, self._engine_group)
             hook = self.engine.hook
             buckets, sizes = self.engine.layout.buckets, self.engine.layout.bucket_bytes
-            changed["gradient_as_bucket_view"] = True
         elif plan is not None:
             buckets, sizes = plan.message_tensors(), plan.message_bytes()
         if self.engine is None and record:
             self._recorder = BucketRecorder(ddp.process_group, clock_for(_device(ddp)))
             hook = self._recorder.hook
-        ddp._bucket_names = None
-        if plan is not None:
-            caps = bucket_caps_mb(sizes)
-            backwards = ddp.find_unused_parameters and not ddp.static_graph
-            changed["bucket_cap_mb_list"] = caps[::-1] if backwards else caps
-            changed["bucket_cap_mb"] = None
-            ddp._bucket_names = [[plan.tensors[t].name for t in tensors] for tensors in buckets]
-        keeping = nullcontext() if self.engine is None else self.engine.keeping_gradients()
-        with ddp._torch_may_hook(), _as_wrapped(ddp):
-            with keeping, warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # said once, at first
-                TorchDDP.__init__(ddp, module, **(ddp._arguments | changed))
+        backwards = ddp.find_unused_parameters and not ddp.static_graph
+        self._order = list(range(len(self._parameters)))
+        if plan is not None and backwards:
+            # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
+            # buckets it made at first, the last one from the first parameters.
+            order = [plan.tensors[t].name for bucket in reversed(buckets) for t in bucket]
+            position = {id(ddp._exchanged_parameters()[name]): n for n, name in enumerate(order)}
+            self._order.sort(key=lambda index: position[id(self._parameters[index])])
+            sizes = sizes[::-1]
+        changed = {} if plan is None else _bucket_caps(ddp, sizes)
+        if self.engine is not None:
+            changed["gradient_as_bucket_view"] = True
+        with ddp._torch_may_hook():
+            with _changed(ddp, changed), self._keeping_gradients():
+                self._make_reducer()
             if hook is not None:
                 ddp.register_comm_hook(None, hook)
-            ddp.__dict__.update(kept)
-            ddp._set_ddp_runtime_logging_sample_rate(PACE_EVERY)
-            if self.engine is not None:
-                self.engine.start()
+        if self.engine is not None:
+            self.engine.start()
+
+    def _make_reducer(self) -> None:
+        """Make a reducer of the same parameters as at first, whatever is frozen now."""
+        ddp, order = self._ddp, self._order
+        frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
+        ddp._ddp_init_helper(
+            [self._parameters[index] for index in order],
+            [self._sparse[index] for index in order],
+            {n: self._names[index] for n, index in enumerate(order) if index in self._names},
+            ddp.static_graph,
+        )
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        ddp._comm_hooks = []
+        ddp._has_rebuilt_buckets = False
+        if ddp.static_graph:
+            ddp._static_graph_delay_allreduce_enqueued = False
+            ddp.reducer._set_static_graph()
+            assert ddp.logger is not None
+            ddp.logger._set_static_graph()
+        if getattr(ddp, "require_manual_backward_finalization", False):  # since torch 2.15
+            setattr(ddp, "require_manual_backward_finalization", True)  # noqa: B010 - a property
+        ddp.reducer._set_ddp_runtime_logging_sample_rate(ddp._sample_rate or PACE_EVERY)
+
+    def _keeping_gradients(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.engine is None else self.engine.keeping_gradients()
 
     def _stop_engine(self) -> None:
         if self.engine is not None:
@@ -136,10 +157,8 @@ class ReducerBuckets:
             return self.engine.mismatch
         ddp = self._ddp
         names = {id(p): name for name, p in ddp._exchanged_parameters().items()}
-        parameters, _ = ddp._build_params_for_reducer()
-        return difference_from_plan(
-            plan, [names[id(p)] for p in parameters], ddp._get_ddp_logging_data()
-        )
+        ordered = [names[id(self._parameters[index])] for index in self._order]
+        return difference_from_plan(plan, ordered, ddp._get_ddp_logging_data())
 
     def flushed(self) -> str | None:
         """Say why hardly anything was left to run under forward passes since the last call."""
@@ -159,21 +178,36 @@ class ReducerBuckets:
 
 
 @contextmanager
-def _as_wrapped(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Let a reducer find the parameters of the first construction, whatever is frozen now."""
-    exchanged = ddp._exchanged_parameters()
-    changed = [
-        parameter
-        for name, parameter in ddp.module.named_parameters()
-        if name not in ddp.parameters_to_ignore and parameter.requires_grad != (name in exchanged)
-    ]
-    for parameter in changed:
-        parameter.requires_grad_(not parameter.requires_grad)
+def _changed(ddp: DistributedDataParallel, changed: Mapping[str, Any]) -> Iterator[None]:
+    """Let a wrapper have other settings for a moment."""
+    before = {name: ddp.__dict__[name] for name in changed}
+    ddp.__dict__.update(changed)
     try:
         yield
     finally:
-        for parameter in changed:
-            parameter.requires_grad_(not parameter.requires_grad)
+        ddp.__dict__.update(before)
+
+
+def _bucket_caps(ddp: DistributedDataParallel, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return what torch's class would have noted of a cap in bytes for each bucket.
+
+    A bucket is closed once it holds at least its cap: a cap of exactly its bytes closes it there.
+    """
+    largest, caps = max(sizes), list(sizes)
+    noted: dict[str, Any] = {
+        "bucket_bytes_cap": largest,
+        "bucket_bytes_cap_list": caps,
+        "bucket_bytes_cap_default": False,
+    }
+    config = ddp.__dict__.get("_bucket_config")  # since torch 2.13 it counts, not these
+    if config is not None:
+        noted["_bucket_config"] = dataclasses.replace(
+            config,
+            bucket_bytes_cap=largest,
+            per_bucket_bytes_caps=tuple(caps),
+            first_bucket_bytes_cap=largest,
+        )
+    return noted
 
 
 def _device(ddp: DistributedDataParallel) -> torch.device:
