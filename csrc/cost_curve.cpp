@@ -7,6 +7,12 @@
 
 namespace syncline {
 
+namespace {
+
+constexpr auto kMost = static_cast<double>(kLongestNs + 1);
+
+}  // namespace
+
 CostCurve::CostCurve(std::vector<CostSegment> segments) : segments_(std::move(segments)) {
     if (segments_.empty() || segments_.front().start_bytes != 0) {
         throw std::invalid_argument("a cost curve needs a first segment that starts at 0 bytes");
@@ -16,17 +22,21 @@ CostCurve::CostCurve(std::vector<CostSegment> segments) : segments_(std::move(se
             throw std::invalid_argument("the segments of a cost curve must be in increasing order");
         }
     }
+    // A slope can be infinite, and infinity times no bytes is no number.
+    for (CostSegment& each : segments_) each.ns_per_byte = std::min(each.ns_per_byte, kMost);
 }
 
-std::int64_t CostCurve::operator()(std::int64_t size_bytes) const {
+std::size_t CostCurve::segment(std::int64_t size_bytes) const {
     // Measured curves have a handful of segments: a backward scan beats a binary search.
     std::size_t index = segments_.size() - 1;
     while (index > 0 && segments_[index].start_bytes > size_bytes) --index;
-    const CostSegment& segment = segments_[index];
-    const double offset = static_cast<double>(size_bytes - segment.start_bytes);
-    constexpr auto kMost = static_cast<double>(kLongestNs + 1);
-    // A slope can be infinite, and infinity times no bytes is no number.
-    const double cost_ns = segment.cost_ns + std::min(segment.ns_per_byte, kMost) * offset;
+    return index;
+}
+
+std::int64_t CostCurve::operator()(std::int64_t size_bytes) const {
+    const CostSegment& of_size = segments_[segment(size_bytes)];
+    const double offset = static_cast<double>(size_bytes - of_size.start_bytes);
+    const double cost_ns = of_size.cost_ns + of_size.ns_per_byte * offset;
     return cost_ns < kMost ? std::llround(cost_ns) : kLongestNs + 1;
 }
 

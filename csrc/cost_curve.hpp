@@ -1,6 +1,7 @@
 // A non-decreasing piecewise linear cost of a message, in integer nanoseconds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +26,10 @@ class CostCurve {
     // Cost in nanoseconds, rounded to the nearest, at most kLongestNs + 1; non-decreasing in
     // size_bytes.
     [[nodiscard]] std::int64_t operator()(std::int64_t size_bytes) const;
+
+    [[nodiscard]] const std::vector<CostSegment>& segments() const { return segments_; }
+    // Which of them a size lies in.
+    [[nodiscard]] std::size_t segment(std::int64_t size_bytes) const;
 
   private:
     std::vector<CostSegment> segments_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 namespace syncline {
@@ -91,10 +92,7 @@ Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
 Group::~Group() { close(); }
 
 void Group::close() {
-    if (getpid() != process_) {  // a fork has neither the group's thread nor a part in it
-        if (attendant_.joinable()) attendant_.detach();
-        return;
-    }
+    if (forked()) return;
     {
         const std::lock_guard lock(mutex_);
         if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
@@ -105,11 +103,16 @@ void Group::close() {
     done_.notify_all();
     sleeper_->wake();
     if (attendant_.joinable()) attendant_.join();
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return !driven_; });  // another thread may drive, and be in the sleeper
     for (Peer& peer : links_) peer.link.reset();
 }
 
 Handle Group::start(Operation::Request request, bool attended) {
+    if (forked()) {
+        throw Forked("rank " + std::to_string(rank_) + ": a fork of its process called " +
+                     describe(request.call));
+    }
     std::unique_lock lock(mutex_);
     if (failure_) throw_failure();
     // To make one anew would take a small collective a tenth longer.
@@ -125,6 +128,25 @@ Handle Group::start(Operation::Request request, bool attended) {
         operation->done_.store(true, std::memory_order_release);
         return operation;
     }
+    try {
+        enlist(operation);
+        if (driven_) {
+            progress();
+            require_peers();                              // the driver may sleep
+            if (transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
+        } else if (attended) {
+            drive(lock, operation.get(), std::nullopt);
+        } else {
+            progress();
+            if (!operation->done()) call_attendant();
+        }
+    } catch (...) {  // its memory may be in use, so the caller gets what keeps it
+        fail_for_exception();
+    }
+    return operation;
+}
+
+void Group::enlist(const Handle& operation) {
     const Program& program = *operation->request_.program;
     for (std::int32_t rank = 0; rank < ranks(); ++rank) {
         Peer& peer = links_[static_cast<std::size_t>(rank)];
@@ -133,21 +155,14 @@ Handle Group::start(Operation::Request request, bool attended) {
             peer.receives.waiting.push_back({operation, 0, 0});
     }
     active_.push_back(operation);
-    if (driven_) {
-        progress();
-        require_peers();                              // the driver may sleep
-        if (transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
-    } else if (attended) {
-        drive(lock, operation.get(), std::nullopt);
-    } else {
-        progress();
-        if (!operation->done()) call_attendant();
-    }
-    return operation;
 }
 
-void Group::wait(const Handle& handle, Clock::time_point deadline) {
+void Group::wait(const Handle& handle, Clock::time_point deadline, bool gives_up) {
     if (handle->done()) return;
+    if (forked()) {
+        throw Forked("rank " + std::to_string(rank_) + ": a fork of its process waited for " +
+                     describe(handle->call()));
+    }
     std::unique_lock lock(mutex_);
     while (!handle->done()) {
         if (failure_) throw_failure();
@@ -160,33 +175,35 @@ void Group::wait(const Handle& handle, Clock::time_point deadline) {
         }
         if (!in_time && !handle->done() && !failure_) {
             const std::string what = waited_for(*handle);
-            fail(-1, false, what);
+            if (gives_up) fail(-1, false, what);
             throw Timeout(what);
         }
     }
 }
 
 bool Group::idle() {
+    if (forked()) return true;
     const std::lock_guard lock(mutex_);
     return active_.empty();
 }
 
 bool Group::failed() {
+    if (forked()) return true;
     const std::lock_guard lock(mutex_);
     return failure_.has_value();
 }
 
 void Group::lose(std::int32_t rank, const std::string& what) {
-    {
-        const std::lock_guard lock(mutex_);
-        Peer& peer = links_.at(static_cast<std::size_t>(rank));
-        hear(rank);  // why it left, if it said so
-        if (peer.lost.empty()) peer.lost = what;
-        any_lost_ = true;
-        if (!driven_) {
-            progress();
-            require_peers();
-        }
+    if (forked()) return;
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
+    Peer& peer = links_.at(static_cast<std::size_t>(rank));
+    hear(rank);  // why it left, if it said so
+    if (peer.lost.empty()) peer.lost = what;
+    any_lost_ = true;
+    if (!driven_) {
+        progress();
+        require_peers();
     }
     sleeper_->wake();
 }
@@ -240,15 +257,24 @@ bool Group::awaits(const Operation& operation, std::int32_t rank) const {
 }
 
 void Group::fail(std::int32_t rank, bool disagrees, const std::string& what) {
-    if (!failure_) {
-        failure_ = {rank, disagrees, what};
-        for (const Peer& peer : links_) {
-            if (peer.link != nullptr) peer.link->give_up({rank, disagrees});
-        }
-    }
+    if (failure_) return;
+    failure_ = {rank, disagrees, what};
     done_.notify_all();
     attend_.notify_all();
     sleeper_->wake();  // another thread may drive
+    for (const Peer& peer : links_) {
+        if (peer.link != nullptr) peer.link->give_up({rank, disagrees});
+    }
+}
+
+void Group::fail_for_exception() {
+    try {
+        throw;
+    } catch (const PeerFailure& failure) {
+        fail(failure.rank, failure.disagrees, failure.what());
+    } catch (const std::exception& error) {  // such as std::bad_alloc
+        fail(-1, false, "rank " + std::to_string(rank_) + " cannot go on: " + error.what());
+    }
 }
 
 void Group::throw_failure() const {
@@ -273,8 +299,8 @@ bool Group::progress() {
             }
             moved |= more;
         }
-    } catch (const PeerFailure& failure) {
-        fail(failure.rank, failure.disagrees, failure.what());
+    } catch (...) {
+        fail_for_exception();
     }
     return moved;
 }
@@ -396,11 +422,30 @@ bool Group::has_news() {
 
 bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
                   std::optional<Clock::time_point> deadline) {
+    driven_ = true;
+    bool in_time = true;
+    try {
+        in_time = drive_on(lock, until, deadline);
+    } catch (...) {
+        if (!lock.owns_lock()) lock.lock();
+        fail_for_exception();
+    }
+    driven_ = false;
+    if (closing_) done_.notify_all();
+    // Those who wait for others, or for nothing yet, need another driver.
+    const std::size_t own = !deadline && until != nullptr && !until->done() ? 1 : 0;
+    if (until != nullptr && active_.size() > own && !failure_) {
+        done_.notify_all();
+        call_attendant();
+    }
+    return in_time;
+}
+
+bool Group::drive_on(std::unique_lock<std::mutex>& lock, const Operation* until,
+                     std::optional<Clock::time_point> deadline) {
     const auto finished = [&] {
         return failure_ || closing_ || (until != nullptr ? until->done() : active_.empty());
     };
-    driven_ = true;
-    bool in_time = true;
     bool quiet = false;  // no news, since:
     Clock::time_point quiet_since{};
     while (!finished()) {
@@ -415,10 +460,7 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
         quiet = true;
         const Patience patient = patience();
         const bool spins = now - quiet_since < patient.spin;
-        if (deadline ? now >= *deadline : !spins) {
-            in_time = false;
-            break;
-        }
+        if (deadline ? now >= *deadline : !spins) return false;
         if (spins) {
             const bool pauses = now - quiet_since < patient.pause;
             for (int look = 0; pauses && look < looks && !has_news(); ++look) {
@@ -443,19 +485,16 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
         lock.lock();
         quiet = false;
     }
-    driven_ = false;
-    const std::size_t own = until != nullptr && !until->done() ? 1 : 0;  // whose waiter will drive
-    if (until != nullptr && active_.size() > own && !failure_) {
-        // Those who wait for others, or for nothing yet, need another driver.
-        done_.notify_all();
-        call_attendant();
-    }
-    return in_time;
+    return true;
 }
 
 void Group::call_attendant() {
     if (driven_) return;
-    if (!attendant_.joinable()) attendant_ = std::thread([this] { attend(); });
+    try {
+        if (!attendant_.joinable()) attendant_ = std::thread([this] { attend(); });
+    } catch (const std::system_error&) {  // too many threads
+        return fail_for_exception();
+    }
     attend_.notify_one();
 }
 

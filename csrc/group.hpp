@@ -1,8 +1,6 @@
 // The ranks of a group, as one of them runs collectives with the others.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,6 +16,7 @@
 
 #include "doorbell.hpp"
 #include "link.hpp"
+#include "origin.hpp"
 #include "program.hpp"
 
 namespace syncline {
@@ -105,9 +104,17 @@ class Timeout : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// A fork of the process has called, which takes no part in the group.
+class Forked : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
 // Runs collectives in the order in which they are started, which must be the same on all ranks.
 // Whoever waits drives them; what nobody waits for is driven by a thread of the group's own. Safe
-// to use from several threads.
+// to use from several threads. A fork of the process has the memory of the group, but none of its
+// threads, and shares what the operating system keeps for it: there nothing is touched, and calls
+// are refused. It must leak the group instead of destroying it.
 class Group {
   public:
     // How a thread looks for news.
@@ -130,18 +137,22 @@ class Group {
 
     // Begin a collective. `attended`: the caller is about to wait for it, so no other thread need
     // be woken, and this one works on it until it is done or it would have to sleep. Throws what
-    // went wrong in the group before.
+    // went wrong in the group before, or Forked; what goes wrong now, wait() throws.
     Handle start(Operation::Request request, bool attended);
 
-    // Return once it is done. Throws PeerFailure or Timeout; the group is of no use then.
-    void wait(const Handle& handle, Clock::time_point deadline);
+    // Return once it is done. Throws Forked, PeerFailure, after which the group is of no use, or
+    // Timeout. Then the collective stays under way, unless the rank gives up: that ends the group.
+    void wait(const Handle& handle, Clock::time_point deadline, bool gives_up = true);
 
     // A peer has died or left: what it has sent before still counts, what is missing never comes.
     void lose(std::int32_t rank, const std::string& what);
 
-    // Let all waits end; what is under way is given up, and its memory touched no more.
+    // Let all waits end; what is under way is given up, and its memory touched no more. No thread
+    // is in the sleeper any more.
     void close();
 
+    // Whether this is a fork of the process that made the group.
+    [[nodiscard]] bool forked() const { return origin_.forked(); }
     // Whether nothing is under way.
     [[nodiscard]] bool idle();
     // Whether what is under way will never be done.
@@ -184,6 +195,8 @@ class Group {
     // ... and whether it is the rank's turn.
     [[nodiscard]] bool awaits(const Operation& operation, std::int32_t rank) const;
     void fail(std::int32_t rank, bool disagrees, const std::string& what);
+    // Fail for the exception that is being handled.
+    void fail_for_exception();
     void throw_failure() const;
     [[nodiscard]] std::string waited_for(const Operation& operation) const;
 
@@ -192,9 +205,13 @@ class Group {
     // Whether a peer has sent something that this rank has not taken.
     [[nodiscard]] bool has_news();
     // Drive all collectives until `until` is done, or all are (null). Returns false at the
-    // deadline, or instead of sleeping if there is none.
+    // deadline, or instead of sleeping if there is none: then the caller is about to wait.
     bool drive(std::unique_lock<std::mutex>& lock, const Operation* until,
                std::optional<Clock::time_point> deadline);
+    bool drive_on(std::unique_lock<std::mutex>& lock, const Operation* until,
+                  std::optional<Clock::time_point> deadline);
+    // Put a collective behind those that are under way.
+    void enlist(const Handle& operation);
     void call_attendant();
     void attend();
 
@@ -204,7 +221,7 @@ class Group {
         std::string what;
     };
 
-    pid_t process_ = getpid();
+    Origin origin_;
     std::int32_t rank_;
     std::vector<Peer> links_;
     std::unique_ptr<Sleeper> sleeper_;

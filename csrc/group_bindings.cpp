@@ -138,16 +138,28 @@ class NativeGroup {
         } else {
             sleeper = std::make_unique<BellSleeper>(bell);
         }
-        group_.emplace(rank, std::move(links), std::move(sleeper), std::move(worker),
-                       Group::Patience{nanoseconds(pause_s), nanoseconds(spin_s)});
+        group_ =
+            std::make_unique<Group>(rank, std::move(links), std::move(sleeper), std::move(worker),
+                                    Group::Patience{nanoseconds(pause_s), nanoseconds(spin_s)});
     }
 
+    // A fork leaks what UCX and the operating system keep: to close it there would close it here.
+    ~NativeGroup() {
+        if (group_->forked()) (void)group_.release();
+    }
+    NativeGroup(const NativeGroup&) = delete;
+    NativeGroup& operator=(const NativeGroup&) = delete;
+
     [[nodiscard]] Group& group() { return *group_; }
-    void wait(const Handle& handle, double timeout_s) { group_->wait(handle, after(timeout_s)); }
+    void wait(const Handle& handle, double timeout_s, bool gives_up) {
+        group_->wait(handle, after(timeout_s), gives_up);
+    }
+    [[nodiscard]] bool forked() const { return group_->forked(); }
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
     bool idle() { return group_->idle(); }
     bool failed() { return group_->failed(); }
     void close() {
+        if (group_->forked()) return;
         group_->close();
         if (worker_ != nullptr) worker_->close();  // the group may be kept for long
     }
@@ -188,7 +200,7 @@ class NativeGroup {
     std::shared_ptr<SharedMemory> own_;
     Arenas arenas_;
     std::shared_ptr<UcxWorker> worker_;
-    std::optional<Group> group_;
+    std::unique_ptr<Group> group_;
 };
 
 // A collective of a group on vectors of one kind, which may be called again and again.
@@ -237,6 +249,7 @@ void bind_groups(nb::module_& module) {
     // Programs are cached, and groups may live, until the process ends.
     nb::set_leak_warnings(false);
     nb::exception<syncline::Timeout>(module, "WaitTimeout", PyExc_RuntimeError);
+    nb::exception<syncline::Forked>(module, "Forked", PyExc_RuntimeError);
     static PyObject* failure =
         PyErr_NewException("syncline._native.LinkFailure", PyExc_RuntimeError, nullptr);
     module.attr("LinkFailure") = nb::borrow(failure);
@@ -261,7 +274,9 @@ void bind_groups(nb::module_& module) {
     module.def("make_program", &make_program);
     module.def("move", &move);
     nb::class_<SharedMemory>(module, "SharedMemory")
-        .def(nb::init<int, std::size_t>())
+        .def(nb::new_([](int descriptor, std::size_t bytes) {
+            return std::make_shared<SharedMemory>(descriptor, bytes);
+        }))
         .def_prop_ro("address",
                      [](const SharedMemory& memory) {
                          return reinterpret_cast<std::uintptr_t>(memory.data());
@@ -269,7 +284,9 @@ void bind_groups(nb::module_& module) {
         .def_prop_ro("bytes", &SharedMemory::bytes);
     nb::class_<Operation>(module, "Operation").def_prop_ro("done", &Operation::done);
     nb::class_<UcxWorker>(module, "UcxWorker")
-        .def(nb::init<const std::string&, const UcxWorker::Settings&>())
+        .def(nb::new_([](const std::string& library, const UcxWorker::Settings& settings) {
+            return std::make_shared<UcxWorker>(syncline::UcxLibrary::load(library), settings);
+        }))
         .def_prop_ro("address", [](const UcxWorker& worker) {
             const std::string address = worker.address();
             return nb::bytes(address.data(), address.size());
@@ -282,6 +299,7 @@ void bind_groups(nb::module_& module) {
              nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("remote_window"),
              nb::arg("pause_s"), nb::arg("spin_s"), nb::arg("timeout_s"))
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("forked", &NativeGroup::forked)
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
         .def("idle", &NativeGroup::idle, nb::call_guard<nb::gil_scoped_release>())
         .def("failed", &NativeGroup::failed, nb::call_guard<nb::gil_scoped_release>())

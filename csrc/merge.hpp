@@ -17,9 +17,10 @@ namespace syncline {
 // Exact for every non-decreasing T: an earlier finish of a prefix never delays what follows it.
 //
 // ready_ns: non-decreasing; size_bytes: non-negative; both of the same length.
-// O(N^2) in the worst case. Since f does not decrease, only cuts at or after the last one that
-// finishes before ready(j) can win (earlier ones start no sooner and send more), and the scan stops
-// once even the last tensor alone could not beat the best finish.
+// Since f does not decrease, only cuts at or after the last one that finishes before ready(j) can
+// win (earlier ones start no sooner and send more), and the scan stops once even the last tensor
+// alone could not beat the best finish. Between these, runs of cuts that cannot win are skipped: in
+// practice O(N log N), also where all tensors are ready at once; O(N^2) in the worst case.
 [[nodiscard]] std::vector<std::int64_t> merge_optimally(std::span<const std::int64_t> ready_ns,
                                                         std::span<const std::int64_t> size_bytes,
                                                         const CostCurve& cost);

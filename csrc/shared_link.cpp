@@ -75,17 +75,16 @@ Arenas::Place Arenas::find(const std::byte* data, std::size_t bytes) const {
     return {};
 }
 
-const std::byte* Arenas::at(std::int32_t peer, Place place, std::size_t bytes) const {
+std::shared_ptr<const std::byte> Arenas::at(std::int32_t peer, Place place,
+                                            std::size_t bytes) const {
     const std::lock_guard lock(mutex_);
     for (const Arena& arena : arenas_) {
-        if (arena.peer == peer && arena.number == place.number &&
-            place.offset + bytes <= arena.memory->bytes()) {
-            return arena.memory->data() + place.offset;
+        if (arena.peer == peer && arena.number == place.number && bytes <= arena.memory->bytes() &&
+            place.offset <= arena.memory->bytes() - bytes) {
+            return {arena.memory, arena.memory->data() + place.offset};
         }
     }
-    throw PeerFailure(peer, true,
-                      "rank " + std::to_string(peer) + " sent from shared memory number " +
-                          std::to_string(place.number) + ", which this rank does not know");
+    return nullptr;
 }
 
 SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
@@ -203,22 +202,16 @@ void SharedLink::receive(const Target& target, const Call& call) {
                           "rank " + std::to_string(peer_) + " called " + describe(come.call) +
                               ", this rank " + describe(call));
     }
-    const std::byte* data =
-        come.arena != 0 ? arenas_->at(peer_, {come.arena, come.offset}, target.bytes)
-        : come.bytes <= sizeof come.small ? come.small
-                                          : in_slots_ + come.slot * fragment_bytes_;
-    if (come.arena != 0) {  // so is, most likely, where it goes: peers read that too
-        to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
-        // A peer that has given up may write to its buffer again, but says so before.
-        if (const auto verdict = given_up()) {
-            throw PeerFailure(
-                verdict->culprit, verdict->disagrees,
-                "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
-        }
-    } else if (target.own == nullptr && call.count * size_of(call.dtype) > beyond_caches) {
-        to_results_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
+    if (come.arena != 0) {
+        borrow(target, call, {come.arena, come.offset});
     } else {
-        take(target, call, data, false);
+        const std::byte* data =
+            come.bytes <= sizeof come.small ? come.small : in_slots_ + come.slot * fragment_bytes_;
+        if (target.own == nullptr && call.count * size_of(call.dtype) > beyond_caches) {
+            to_results_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
+        } else {
+            take(target, call, data, false);
+        }
     }
     // A peer sleeps for a fragment that it has lent, or because all it may have under way is: that
     // is soon a multiple of half of it, and to ring for each would cost two small fragments' time.
@@ -227,6 +220,23 @@ void SharedLink::receive(const Target& target, const Call& call) {
     incoming_.taken.store(received_, std::memory_order_release);
     if (lent || received_ % std::max<std::uint64_t>(window_ / 2, 1) == 0) {
         bell_of(*theirs_).ring(event_);
+    }
+}
+
+void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place place) {
+    const auto data = arenas_->at(peer_, place, target.bytes);
+    if (data != nullptr) {  // where it goes is most likely memory that peers read, too
+        to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data.get(), past); });
+    }
+    // A peer that has given up may write to its buffer again, or close it, but says so before.
+    if (const auto verdict = given_up()) {
+        throw PeerFailure(verdict->culprit, verdict->disagrees,
+                          "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
+    }
+    if (data == nullptr) {
+        throw PeerFailure(peer_, true,
+                          "rank " + std::to_string(peer_) + " sent from shared memory number " +
+                              std::to_string(place.number) + ", which this rank does not know");
     }
 }
 

@@ -18,7 +18,8 @@
 namespace syncline {
 
 // Memory behind a file descriptor, mapped for reading and writing, shared with other processes.
-class SharedMemory {
+// Owned by C++, as Program is: the thread that lets it go last may not take Python's lock.
+class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   public:
     // Throws std::system_error.
     SharedMemory(int descriptor, std::size_t bytes);
@@ -62,8 +63,10 @@ class Arenas {
         std::uint64_t offset = 0;
     };
     [[nodiscard]] Place find(const std::byte* data, std::size_t bytes) const;
-    // Throws PeerFailure if there is no such arena, or it is too small.
-    [[nodiscard]] const std::byte* at(std::int32_t peer, Place place, std::size_t bytes) const;
+    // It stays mapped as long as what is returned, also once it is forgotten. Null if there is no
+    // such arena, or it is too small.
+    [[nodiscard]] std::shared_ptr<const std::byte> at(std::int32_t peer, Place place,
+                                                      std::size_t bytes) const;
 
   private:
     struct Arena {
@@ -137,6 +140,8 @@ class SharedLink final : public Link {
     // See what the peer has taken.
     void look();
 
+    // Take a fragment from the peer's memory.
+    void borrow(const Target& target, const Call& call, Arenas::Place place);
     static void take(const Target& target, const Call& call, const std::byte* data, bool past);
 
     std::shared_ptr<SharedMemory> own_;

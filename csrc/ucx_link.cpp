@@ -30,8 +30,7 @@ std::runtime_error failure(const UcxLibrary& ucx, const char* what, ucs_status_t
 
 }  // namespace
 
-UcxWorker::UcxWorker(const std::string& library, const Settings& settings)
-    : ucx_(UcxLibrary::load(library)) {
+UcxWorker::UcxWorker(const UcxLibrary& library, const Settings& settings) : ucx_(library) {
     ucp_config_t* config = nullptr;
     ucs_status_t status = ucx_.config_read(nullptr, nullptr, &config);
     if (status != UCS_OK) throw failure(ucx_, "read its configuration", status);
@@ -136,10 +135,11 @@ UcxLink::~UcxLink() {
     const auto saying = [&] {
         return std::ranges::any_of(saying_, [&](const auto& s) { return pending(s.request); });
     };
-    const auto deadline = Clock::now() + longest_close;
     const auto progress_while = [&](auto&& any) {
+        const auto deadline = Clock::now() + longest_close;
         while (any() && Clock::now() < deadline) worker_->progress();
     };
+    ending_ = true;
     if (broken_.empty() && !gave_up_) say({Word::left});
     // What is under way must not write to memory that is gone: cancel it, and see it end.
     handle(false);
@@ -154,19 +154,25 @@ UcxLink::~UcxLink() {
     if (listening_ != nullptr) ucx_.request_cancel(worker_->handle(), listening_);
     // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
     // one that is told that this rank has given up takes no more than that.
-    if (gave_up_) {
-        progress_while([&] { return broken_.empty() && saying(); });
-    }
+    const ucp_request_param_t nothing{};
+    const bool flushes = broken_.empty() && !gave_up_;
+    void* flushing = flushes ? ucx_.ep_flush_nbx(endpoint_, &nothing) : nullptr;
+    progress_while([&] { return broken_.empty() && (pending(flushing) || saying()); });
+    // What is not through by now is cut off, so that UCX reads none of it when it is gone.
+    const bool through = flushes && broken_.empty() && !pending(flushing);
     ucp_request_param_t parameters{};
     parameters.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    parameters.flags = broken_.empty() && !gave_up_ ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
+    parameters.flags = through ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
     void* closing = ucx_.ep_close_nbx(endpoint_, &parameters);
     progress_while([&] {
-        return pending(closing) || pending(listening_) || pending(connecting_) || saying() ||
+        return pending(closing) || pending(flushing) || pending(listening_) ||
+               pending(connecting_) || saying() ||
                std::ranges::any_of(sends_, [&](const auto& s) { return pending(s.request); }) ||
                std::ranges::any_of(receipts_, [&](const auto& r) { return pending(r.fetching); });
     });
-    if (UCS_PTR_IS_PTR(closing)) ucx_.request_free(closing);
+    for (void* request : {closing, flushing}) {
+        if (UCS_PTR_IS_PTR(request)) ucx_.request_free(request);
+    }
     if (UCS_PTR_IS_PTR(connecting_)) ucx_.request_free(connecting_);
     if (listening_ != nullptr) ucx_.request_free(listening_);
     for (const Saying& each : saying_) ucx_.request_free(each.request);
@@ -253,7 +259,7 @@ void UcxLink::hear() {
         taken_ = std::max(taken_, heard_.taken);
         greeted_ = greeted_ || heard_.word == Word::ready;
         left_ = left_ || heard_.word == Word::left;
-        listen();
+        if (!ending_) listen();
     }
 }
 

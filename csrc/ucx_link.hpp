@@ -24,7 +24,7 @@ class UcxWorker final : public Transport {
     using Settings = std::vector<std::pair<std::string, std::string>>;
 
     // `settings` as UCX calls them, without the prefix UCX_. Throws std::runtime_error.
-    UcxWorker(const std::string& library, const Settings& settings);
+    UcxWorker(const UcxLibrary& library, const Settings& settings);
     UcxWorker(const UcxWorker&) = delete;
     UcxWorker& operator=(const UcxWorker&) = delete;
     ~UcxWorker() override;
@@ -149,6 +149,7 @@ class UcxLink final : public Link {
     bool ready_ = false;          // said so
     bool greeted_ = false;        // the peer has said so
     bool left_ = false;           // the peer has
+    bool ending_ = false;         // this link
     bool gave_up_ = false;        // this rank
 
     std::deque<Sending> sends_;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <span>
@@ -182,6 +183,63 @@ void merge_of_many_is_no_worse_than_all_or_nothing() {
     CHECK(best <= finish(ready, sizes, std::vector{each.back()}, cost));
 }
 
+// The recurrence as it stands, of equals the first.
+std::vector<std::int64_t> merge_as_defined(const std::vector<std::int64_t>& ready,
+                                           const std::vector<std::int64_t>& sizes,
+                                           const CostCurve& cost) {
+    std::vector<std::int64_t> finish(ready.size() + 1, 0);
+    std::vector<std::size_t> cut(ready.size() + 1, 0);
+    for (std::size_t j = 1; j <= ready.size(); ++j) {
+        std::size_t first = j - 1;
+        while (first > 0 && finish[first] > ready[j - 1]) --first;
+        finish[j] = std::numeric_limits<std::int64_t>::max();
+        for (std::size_t i = first; i < j; ++i) {
+            const std::int64_t bytes = std::accumulate(sizes.begin() + static_cast<long>(i),
+                                                       sizes.begin() + static_cast<long>(j), 0L);
+            const std::int64_t stop = std::max(finish[i], ready[j - 1]) + cost(bytes);
+            if (stop < finish[j]) {
+                finish[j] = stop;
+                cut[j] = i;
+            }
+        }
+    }
+    std::vector<std::int64_t> last;
+    for (std::size_t j = ready.size(); j > 0; j = cut[j]) {
+        last.insert(last.begin(), static_cast<std::int64_t>(j - 1));
+    }
+    return last;
+}
+
+// So many are ready at once that runs of cuts are skipped: the messages stay the same.
+void merge_skips_only_what_cannot_win() {
+    Random random(3);
+    for (int round = 0; round < 60; ++round) {
+        const auto count = static_cast<std::size_t>(uniform(random, 200, 500));
+        const std::int64_t most = std::int64_t{1} << uniform(random, 0, 24);
+        const std::int64_t pause = round % 3 == 0 ? 0 : most * 20;
+        std::vector<std::int64_t> ready, sizes;
+        std::int64_t clock = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            clock += uniform(random, 0, 99) == 0 ? uniform(random, 0, pause) : 0;
+            ready.push_back(clock);
+            sizes.push_back(uniform(random, 0, 5) == 0 ? 0 : uniform(random, 0, most));
+        }
+        std::vector<CostSegment> segments{{0, round % 4 == 0 ? 0.0 : 1000.0 / 7, 0.3}};
+        for (std::int64_t k = uniform(random, 0, 3); k > 0; --k) {
+            const CostSegment& before = segments.back();
+            const std::int64_t span = uniform(random, 1, 40 * most);
+            segments.push_back(
+                {before.start_bytes + span,
+                 before.cost_ns + before.ns_per_byte * static_cast<double>(span),
+                 before.ns_per_byte * static_cast<double>(uniform(random, 0, 30)) / 10});
+        }
+        if (round % 20 == 19) segments.back().ns_per_byte = 1e300;
+        const CostCurve cost(segments);
+        CHECK(syncline::merge_optimally(ready, sizes, cost) ==
+              merge_as_defined(ready, sizes, cost));
+    }
+}
+
 void merge_of_nothing_is_nothing() { CHECK(syncline::merge_optimally({}, {}, steps()).empty()); }
 
 void merge_refuses_what_it_cannot_read() {
@@ -194,6 +252,8 @@ void merge_refuses_what_it_cannot_read() {
     CHECK(throws<std::invalid_argument>(merge({1, 2}, {1, -1}), "negative"));
     const std::int64_t half = std::int64_t{1} << 62;
     CHECK(throws<std::invalid_argument>(merge({1, 2}, {half, half}), "64 bits"));
+    const std::int64_t last = std::numeric_limits<std::int64_t>::max();
+    CHECK(throws<std::invalid_argument>(merge({1, last - 100}, {1, 1}), "64 bits"));
 }
 
 void merge_stays_in_range_at_the_largest_values() {
@@ -616,6 +676,7 @@ constexpr Test kTests[] = {
     {"merge_matches_exhaustive_search", merge_matches_exhaustive_search},
     {"merge_of_many_is_no_worse_than_all_or_nothing",
      merge_of_many_is_no_worse_than_all_or_nothing},
+    {"merge_skips_only_what_cannot_win", merge_skips_only_what_cannot_win},
     {"merge_of_nothing_is_nothing", merge_of_nothing_is_nothing},
     {"merge_refuses_what_it_cannot_read", merge_refuses_what_it_cannot_read},
     {"merge_stays_in_range_at_the_largest_values", merge_stays_in_range_at_the_largest_values},

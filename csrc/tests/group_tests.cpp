@@ -2,6 +2,7 @@
 //
 // `syncline_group_tests [seconds]` says how long the soak at the end takes; 10 unless told.
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,6 +45,7 @@ using syncline::Arenas;
 using syncline::Call;
 using syncline::Clock;
 using syncline::Dtype;
+using syncline::Forked;
 using syncline::Group;
 using syncline::Handle;
 using syncline::Operation;
@@ -998,6 +1000,206 @@ void a_wait_ends_at_its_deadline() {
     CHECK(late.rank == -1 || late.rank == -2);
 }
 
+// A wait that does not give up leaves the collective under way, whoever drives it afterwards.
+void a_wait_may_be_repeated() {
+    for (const bool attended : {true, false}) {
+        Team team(2);
+        std::vector<std::vector<float>> work(2, std::vector<float>(20'000, 1.0F));
+        const auto start = [&](std::int32_t rank) {
+            auto& own = work[static_cast<std::size_t>(rank)];
+            return team.at(rank).start(
+                request<float>(direct(2), rank, 2, own, std::span<float>(own)), attended);
+        };
+        const Handle handle = start(0);
+        const auto wait = [&](Clock::time_point deadline) {
+            return outcome([&] { team.at(0).wait(handle, deadline, false); });
+        };
+        for (int again = 0; again < 3; ++again) {
+            const Outcome end = wait(Clock::now() + milliseconds(5));
+            CHECK(end.rank == -3 && says(end, "rank 1 did not"));
+        }
+        CHECK(!handle->done() && !team.at(0).failed() && !team.at(0).idle());
+        // The other needs this rank's part, which nobody waits for now.
+        team.at(1).wait(start(1), soon());
+        CHECK(wait(soon()).rank == -2);
+        CHECK(work[0][19'999] == 2.0F && work[1][0] == 2.0F);
+        CHECK(team.at(0).idle() && !team.at(1).failed());
+    }
+}
+
+// A link whose own way fails, not its peer.
+class FailingLink final : public syncline::Link {
+  public:
+    [[nodiscard]] std::size_t fragment_bytes() const override { return 4096; }
+    [[nodiscard]] bool can_send() override { return sends; }
+    void send(const std::byte*, std::size_t, const Call&, bool,
+              const std::optional<syncline::Copies>&) override {
+        throw std::bad_alloc();
+    }
+    [[nodiscard]] std::uint64_t released() override { return 0; }
+    [[nodiscard]] bool can_receive() override { return false; }
+    void receive(const syncline::Target&, const Call&) override {}
+    [[nodiscard]] std::uint64_t received() override { return 0; }
+
+    std::atomic<bool> sends = false;
+};
+
+// Sleeps until it is woken, and is slow to notice.
+class SlowSleeper final : public syncline::Sleeper {
+  public:
+    void announce() override {}
+    void withdraw() override {}
+    void sleep(Clock::time_point) override {
+        ++sleeping;
+        while (!woken.exchange(false)) std::this_thread::sleep_for(milliseconds(1));
+        std::this_thread::sleep_for(milliseconds(20));
+        --sleeping;
+    }
+    void wake() override { woken = true; }
+
+    std::atomic<int> sleeping = 0;
+    std::atomic<bool> woken = false;
+};
+
+// Rank 0 of two, on a link and a sleeper of the tests.
+struct Alone {
+    FailingLink* link = nullptr;
+    SlowSleeper* sleeper = nullptr;
+    std::unique_ptr<Group> group;
+    std::vector<float> work = std::vector<float>(10);
+
+    Alone() {
+        auto failing = std::make_unique<FailingLink>();
+        auto slow = std::make_unique<SlowSleeper>();
+        link = failing.get();
+        sleeper = slow.get();
+        std::vector<std::unique_ptr<syncline::Link>> links(2);
+        links[1] = std::move(failing);
+        group = std::make_unique<Group>(0, std::move(links), std::move(slow), nullptr,
+                                        Group::Patience{});
+    }
+    [[nodiscard]] Handle start(bool attended) {
+        return group->start(request<float>(direct(2), 0, 2, work, std::span<float>(work)),
+                            attended);
+    }
+};
+
+// Whichever thread it happens on: another one than a peer's failure must not leave the group half
+// driven, for which others would wait for ever.
+void an_error_while_driving_fails_the_group() {
+    const auto fails = [](Alone& alone, const Handle& handle) {
+        const Outcome end = outcome([&] { alone.group->wait(handle, soon()); });
+        CHECK(end.rank == -1 && says(end, "rank 0 cannot go on: std::bad_alloc"));
+        CHECK(alone.group->failed());
+        CHECK(outcome([&] { (void)alone.start(true); }).rank == -1);
+        alone.group->close();
+    };
+    for (const bool attended : {true, false}) {
+        Alone at_once;
+        at_once.link->sends = true;
+        fails(at_once, at_once.start(attended));
+        Alone later;
+        const Handle handle = later.start(attended);
+        later.link->sends = true;
+        later.group->lose(1, "it is gone");  // wakes who drives
+        fails(later, handle);
+    }
+}
+
+// What a sleeper sleeps on may be closed once the group is.
+void closing_waits_for_who_sleeps() {
+    for (const bool attended : {true, false}) {
+        Alone alone;
+        const Handle handle = alone.start(attended);
+        Outcome end;
+        std::jthread waiting([&] { end = outcome([&] { alone.group->wait(handle, soon()); }); });
+        while (alone.sleeper->sleeping == 0) std::this_thread::yield();
+        alone.group->close();
+        CHECK(alone.sleeper->sleeping == 0);
+        alone.sleeper->woken = false;
+        alone.group->lose(1, "it is gone");
+        CHECK(!alone.sleeper->woken);
+        waiting.join();
+        CHECK(end.rank == -1 && says(end, "the group was closed"));
+    }
+}
+
+// Also where its owner, or this rank, forgets it meanwhile.
+void memory_stays_mapped_while_it_is_read() {
+    Arenas arenas;
+    arenas.of_peer(1, 7, memory(4096));
+    CHECK(arenas.at(1, {7, 4096}, 1) == nullptr && arenas.at(1, {7, ~0ULL}, 4096) == nullptr);
+    const auto data = arenas.at(1, {7, 4095}, 1);
+    arenas.forget(1, 7);
+    CHECK(arenas.at(1, {7, 4095}, 1) == nullptr);
+    CHECK(*data == std::byte{0});
+}
+
+void a_buffer_may_be_forgotten_while_it_is_read() {
+    Random random(6);
+    for (int round = 0; round < 20; ++round) {
+        Team team(2, 65'536, 8);
+        constexpr std::size_t count = 500'000;
+        team.arena(0, 4 * count);
+        const std::span theirs(reinterpret_cast<float*>(team.arena(1, 4 * count)), count);
+        std::vector<float> ours(count);
+        const int pause_us = uniform(random, 0, 300);
+        std::jthread forgetting;
+        team.run([&](std::int32_t rank) {
+            const std::span<float> work = rank == 0 ? std::span<float>(ours) : theirs;
+            const Outcome end = outcome([&] {
+                const Shape shape = pipelined_broadcast(2, 1, 1);
+                const Handle handle =
+                    team.at(rank).start(request<float>(shape, rank, 2, work, work), true);
+                if (rank == 0) {
+                    forgetting = std::jthread([&] {
+                        std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
+                        team.arenas[0].forget(1, 2);
+                    });
+                }
+                team.at(rank).wait(handle, soon());
+            });
+            CHECK(end.rank == -2 ||
+                  says(end, rank == 0 ? "this rank does not know" : "rank 0 has given up"));
+        });
+    }
+}
+
+// A fork has the group's memory, and shares its files: it must neither use nor close them.
+void a_fork_takes_no_part() {
+    Team team(2);
+    std::vector<std::vector<float>> work(2, std::vector<float>(100, 1.0F));
+    const auto start = [&](std::int32_t rank, bool attended) {
+        auto& own = work[static_cast<std::size_t>(rank)];
+        return team.at(rank).start(request<float>(direct(2), rank, 2, own, std::span<float>(own)),
+                                   attended);
+    };
+    const Handle begun = start(0, false);  // a thread drives it
+    const pid_t child = fork();
+    if (child == 0) {
+        const auto refuses = [](auto&& call) {
+            try {
+                call();
+            } catch (const Forked& error) {
+                return std::string(error.what()).find("rank 0: a fork of its process") == 0;
+            }
+            return false;
+        };
+        Group& group = team.at(0);
+        const bool inert = refuses([&] { (void)start(0, true); }) &&
+                           refuses([&] { group.wait(begun, soon()); }) && group.failed() &&
+                           group.idle() && group.forked();
+        group.lose(1, "it is gone");
+        group.close();
+        _exit(inert ? 0 : 1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    team.at(1).wait(start(1, true), soon());
+    team.at(0).wait(begun, soon());
+    CHECK(work[0][99] == 2.0F && !team.at(0).forked());
+}
+
 // What it has sent lies in memory of its own, to which it may write again.
 void a_buffer_of_a_rank_that_has_given_up_is_not_believed() {
     Team team(2);
@@ -1201,6 +1403,12 @@ int main(int arguments, char** values) {
     a_peer_may_leave_once_it_has_sent_all();
     a_peer_may_leave_before_its_turn_comes();
     a_wait_ends_at_its_deadline();
+    a_wait_may_be_repeated();
+    an_error_while_driving_fails_the_group();
+    closing_waits_for_who_sleeps();
+    memory_stays_mapped_while_it_is_read();
+    a_buffer_may_be_forgotten_while_it_is_read();
+    a_fork_takes_no_part();
     a_buffer_of_a_rank_that_has_given_up_is_not_believed();
     a_failure_wakes_whoever_drives();
     a_start_notices_a_lost_peer_while_another_thread_sleeps();

@@ -7,12 +7,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from syncline.errors import PeerError
-from syncline.groups import Elements, Group, Pending
+from syncline.errors import PeerError, UserError
+from syncline.groups import Elements, Group, Pending, Transport
+from syncline.parallel.backend import Options, register
+from tests.groups.jobs import elements
 from tests.parallel.mortal import Place
 
 LATE_S = 0.3
@@ -80,24 +84,88 @@ def forgets(place: Place) -> None:
     place.tell("noticed")
 
 
-def forks(place: Place) -> None:
+def forks(place: Place, transport: Transport) -> None:
     """Have children that live on, or end, while in a group; none of them takes part in it."""
-    group = join(place)
+    store = dist.FileStore(str(place.folder / "notes"), place.ranks)
+    group = Group(store, place.rank, place.ranks, timeout_s=60.0, transport=transport)
     all_reduce(group).wait()
+    begun = all_reduce(group)
+    buffer = group.allocate(4000)
     sleeping = os.fork()
     if sleeping == 0:
         time.sleep(LONG_S)
     child = os.fork()
     if child == 0:
-        del group
+        values = torch.ones(1000)
+        refused(lambda: all_reduce(group))
+        refused(lambda: group.send(elements(values), peer=1 - place.rank))
+        refused(lambda: group.allocate(4000))
+        if not begun.done:
+            refused(begun.wait)
+        assert begun.ended
+        buffer.close()
+        group.close()
+        del group, begun, buffer
         gc.collect()
         sys.exit(0)  # through everything that runs at exit
     assert os.waitpid(child, 0)[1] == 0
+    begun.wait()
+    with buffer:
+        group.all_reduce(buffer.elements("float32")).wait()
     all_reduce(group).wait()
     group.close()  # though a child has copies of all descriptors
     os.kill(sleeping, signal.SIGKILL)
     os.waitpid(sleeping, 0)
     print("closed")
+
+
+def forks_of_torch(place: Place, transport: Transport) -> None:
+    """Let a child, and workers of a data loader, use a group of torch's, and destroy it."""
+    register()
+    dist.init_process_group(
+        "syncline",
+        store=dist.FileStore(str(place.folder / "notes"), place.ranks),
+        rank=place.rank,
+        world_size=place.ranks,
+        pg_options=Options(transport=transport),
+    )
+    values = torch.ones(1000)
+    dist.all_reduce(values)
+    work = dist.all_reduce(values, async_op=True)
+    future = work.get_future()
+
+    class Data(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, number: int) -> int:
+            refused(lambda: dist.all_reduce(torch.ones(3)))
+            if number == 1:
+                dist.destroy_process_group()
+            return number
+
+    loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork")
+    assert sorted(loader) == [0, 1]
+    child = os.fork()
+    if child == 0:
+        refused(dist.barrier)
+        refused(lambda: dist.all_reduce(torch.ones(3), async_op=True).get_future())
+        refused(lambda: work.then([], []).get_future().wait())
+        dist.destroy_process_group()
+        del work, future
+        gc.collect()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    future.wait()
+    dist.all_reduce(values)
+    assert values.unique().tolist() == [place.ranks**3]
+    dist.destroy_process_group()
+
+
+def refused(call: Callable[[], object]) -> None:
+    """Make sure that a fork may not do something, and is told what to do instead."""
+    with pytest.raises(UserError, match="in the parent, or make a new group in the fork"):
+        call()
 
 
 def dies_with_a_child(place: Place) -> None:

@@ -73,10 +73,21 @@ def test_a_group_that_is_forgotten_is_left(mortals: Mortals, tmp_path: Path) -> 
         assert "rank 1 has " in ended.out
 
 
-def test_forks_of_a_rank_do_not_matter(mortals: Mortals, tmp_path: Path) -> None:
-    for ended in mortals.run(mortal_jobs.forks, 2, folder=tmp_path):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_forks_of_a_rank_do_not_matter(
+    mortals: Mortals, tmp_path: Path, transport: Transport
+) -> None:
+    for ended in mortals.run(mortal_jobs.forks, 2, transport, folder=tmp_path):
         assert (ended.code, ended.err) == (0, "")
         assert ended.out == "closed\n"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_forks_do_not_matter_to_torchs_groups(
+    mortals: Mortals, tmp_path: Path, transport: Transport
+) -> None:
+    for ended in mortals.run(mortal_jobs.forks_of_torch, 2, transport, folder=tmp_path):
+        assert (ended.code, ended.err) == (0, "")
 
 
 def test_a_rank_is_dead_though_its_child_lives(mortals: Mortals, tmp_path: Path) -> None:

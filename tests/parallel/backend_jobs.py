@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import syncline
-from syncline.errors import SynclineError
+from syncline.errors import PeerError, SynclineError
+from syncline.groups import Transport
 from syncline.parallel.backend import Options
 
 Group = Any
@@ -522,6 +523,56 @@ def timeouts() -> str:
         said += f"; future: {future_error(future)}"
     dist.barrier()
     return said
+
+
+def late(transport: Transport) -> list[str]:
+    """Let rank 1 come late, after waits of rank 0 with a timeout of their own.
+
+    Returns what rank 0 says of each wait that ends before, and what is wrong.
+    """
+    options = Options(transport=transport)
+    group = dist.new_group(backend="syncline", timeout=TIMEOUT, pg_options=options)
+    rank = dist.get_rank()
+    large = 1_000_000  # more than what is sent ahead of a rank that takes nothing
+
+    def coalesced(tensor: torch.Tensor) -> Any:
+        return group.allreduce(list(tensor.chunk(2)))
+
+    def to_1(tensor: torch.Tensor) -> Any:
+        return (dist.irecv if rank else dist.isend)(tensor, 1 - rank, group=group)
+
+    def to_0(tensor: torch.Tensor) -> Any:
+        return (dist.isend if rank else dist.irecv)(tensor, 1 - rank, group=group)
+
+    def all_reduce(tensor: torch.Tensor) -> Any:
+        return dist.all_reduce(tensor, group=group, async_op=True)
+
+    calls = [(all_reduce, 4, 3.0), (all_reduce, large, 3.0), (coalesced, 8, 3.0)]
+    calls += [(to_0, 4, 2.0), (to_1, large, 1.0)]
+    found = []
+    for call, count, expected in calls:
+        tensor = torch.full((count,), rank + 1.0)
+        if rank == 1:
+            dist.barrier()  # of the default group
+            call(tensor).wait()
+        else:
+            work = call(tensor)
+            for _ in range(2):
+                try:
+                    work.wait(timedelta(seconds=0.05))
+                    found.append("no error")
+                except PeerError as error:
+                    found.append(str(error))
+            assert not work.is_completed()
+            assert work.is_success()
+            assert work.exception() is None
+            dist.barrier()
+            work.wait()
+        if not torch.all(tensor == expected):
+            found.append(f"{call.__name__} of {count}: {tensor}")
+    dist.all_reduce(torch.ones(3), group=group)
+    dist.destroy_process_group(group)
+    return found
 
 
 def future_error(future: Any) -> str:

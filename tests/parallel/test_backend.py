@@ -89,6 +89,16 @@ def test_a_wait_in_vain_ends(workers: WorkerPool) -> None:
     assert "waited in vain" in future
 
 
+@pytest.mark.parametrize("transport", ["auto", "ucx"])
+def test_a_wait_may_be_repeated(workers: WorkerPool, transport: str) -> None:
+    first, second = workers.run(jobs.late, 2, transport)
+    assert second == []
+    assert len(first) == 10
+    for said in first:
+        assert "rank 0 waited in vain in " in said
+        assert "; see that rank's output, or wait again: it is still under way" in said
+
+
 @both
 def test_groups_are_made_again(workers: WorkerPool, tmp_path: Path, ranks: int) -> None:
     total = sum(range(1, ranks + 1))

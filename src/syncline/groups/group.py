@@ -87,11 +87,14 @@ class Pending:
         """Return once the result is in place.
 
         Args:
-            timeout_s: how long at most; None: as long as the group's own timeout.
+            timeout_s: how long at most; None: as long as the group's own timeout. After less than
+                that the collective stays under way, and may be waited for again; after as long as
+                that the rank gives up, which ends the group on all ranks.
 
         Raises:
-            PeerError: a rank has ended, or did not take part in time. The group is of no use then.
+            PeerError: a rank has ended, or did not take part in time.
             MismatchError: the ranks called different collectives.
+            UserError: this is a fork of the process that began it.
         """
         if self._native is None or self._group is None:
             return
@@ -99,6 +102,23 @@ class Pending:
             self._group._wait(self._native, timeout_s)
         self._keep = None
         self._group._let_go()
+
+    def release(self) -> None:
+        """Nothing: whoever waits lets the memory go."""
+
+
+class Closing:
+    """A shared buffer that is closed once the collectives before it are done.
+
+    Args:
+        release: closes it.
+    """
+
+    __slots__ = ("release",)
+    done = True
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self.release = release
 
 
 DONE = Pending(None, None, None)
@@ -151,8 +171,8 @@ class Group:
         self.ranks = ranks
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._begun: deque[Pending] = deque()
-        """Collectives that may still be under way, in order."""
+        self._begun: deque[Pending | Closing] = deque()
+        """Collectives that may still be under way, in order, and what is to happen between them."""
         self._calls: dict[tuple[object, ...], Call] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
@@ -399,10 +419,16 @@ class Group:
             MismatchError: another rank allocates another size.
             PeerError: a rank of this host has ended, or did not allocate in time.
         """
-        with self._lock:
-            if not self._leave.alive:
-                raise UserError(f"rank {self.rank}: this group was closed")
-        return self._buffers.allocate(size_bytes, self.timeout_s)
+        self._require_own_process("allocate a shared buffer")
+        if not self._leave.alive:
+            raise UserError(f"rank {self.rank}: this group was closed")
+        group = weakref.ref(self)  # a buffer does not keep its group
+
+        def close(forget: Callable[[], None]) -> None:
+            if (kept := group()) is not None:
+                kept._when_done(forget)
+
+        return self._buffers.allocate(size_bytes, self.timeout_s, close)
 
     # ------------------------------------------------------------------ the end
 
@@ -412,7 +438,12 @@ class Group:
         return self._native.failed()
 
     def close(self) -> None:
-        """Leave the group; what is under way is given up."""
+        """Leave the group; what is under way is given up.
+
+        In a fork of the process that joined it, this does nothing.
+        """
+        if self._native.forked:
+            return
         self._leave()
         with self._lock:
             self._begun.clear()
@@ -509,6 +540,8 @@ class Group:
             if not self._leave.alive:
                 raise UserError(f"rank {self.rank}: this group was closed") from None
             raise self._explained(error) from None
+        except _native.Forked as error:
+            raise _forked(error) from None
         if native is None:
             return DONE
         pending = Pending(self, native, (owner, other))
@@ -519,19 +552,39 @@ class Group:
 
     def _let_go(self) -> None:
         """Forget collectives that are done, which refer to the group."""
+        if self._native.forked:
+            return  # whoever held the lock has stayed behind
+        done = []
         with self._lock:
             while self._begun and self._begun[0].done:
-                self._begun.popleft()
+                done.append(self._begun.popleft())
+        for each in done:
+            each.release()
+
+    def _when_done(self, release: Callable[[], None]) -> None:
+        """Call something once all collectives that have begun are done, but not in a fork."""
+        self._begun.append(Closing(release))
+        self._let_go()
 
     def _wait(self, native: _native.Operation, timeout_s: float | None) -> None:
+        if timeout_s is None:
+            timeout_s = self.timeout_s
+        gives_up = timeout_s >= self.timeout_s
         try:
-            self._native.wait(native, self.timeout_s if timeout_s is None else timeout_s)
-        except (_native.LinkFailure, _native.WaitTimeout) as error:
+            self._native.wait(native, timeout_s, gives_up)
+        except _native.WaitTimeout as error:
+            again = "" if gives_up else ", or wait again: it is still under way"
+            raise PeerError(f"{error} within the timeout; see that rank's output{again}") from None
+        except _native.LinkFailure as error:
             raise self._explained(error) from None
+        except _native.Forked as error:
+            raise _forked(error) from None
+
+    def _require_own_process(self, what: str) -> None:
+        if self._native.forked:
+            raise _forked(f"rank {self.rank}: a fork of its process was to {what}")
 
     def _explained(self, error: Any) -> PeerError | MismatchError:
-        if isinstance(error, _native.WaitTimeout):
-            return PeerError(f"{error} within the timeout; see that rank's output")
         what, peer, disagrees = error.args
         if disagrees:
             return MismatchError(f"the ranks called different collectives: {what}")
@@ -541,6 +594,13 @@ class Group:
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
             raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {rank}")
+
+
+def _forked(what: object) -> UserError:
+    return UserError(
+        f"{what}; a fork takes no part in the group that its parent joined: call it in the parent, "
+        "or make a new group in the fork"
+    )
 
 
 def _lose(buffers: SharedBuffers, native: _native.NativeGroup, peer: int, what: str) -> None:

@@ -107,8 +107,16 @@ class SharedBuffers:
         """Sizes of peers' buffers that have come and were not awaited yet, by rank and number."""
         self._lost: dict[int, str] = {}
 
-    def allocate(self, size_bytes: int, timeout_s: float) -> SharedBuffer:
+    def allocate(
+        self, size_bytes: int, timeout_s: float, close: Callable[[Callable[[], None]], None]
+    ) -> SharedBuffer:
         """Return this rank's buffer, once those of all peers are mapped.
+
+        Args:
+            size_bytes: as many on all ranks.
+            timeout_s: how long peers may take.
+            close: called with a function when the buffer is closed; calls that function once the
+                collectives before are done.
 
         Raises:
             UserError: the size is not above 0, or there is not so much memory.
@@ -131,7 +139,7 @@ class SharedBuffers:
         finally:
             os.close(descriptor)
         self._native.add_arena(OWN, number, memory)
-        buffer = SharedBuffer(memory, lambda: self._forget(number))
+        buffer = SharedBuffer(memory, lambda: close(lambda: self._forget(number)))
         try:
             for peer in self._peers:
                 self._await(peer.rank, number, size_bytes, deadline_s)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,16 +124,26 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return once the results are in place.
 
+        Args:
+            timeout: how long at most; after less than the group's own timeout the work stays under
+                way, and may be waited for again.
+
         Raises:
             PeerError: a rank has ended, or did not answer in time.
             MismatchError: the ranks called different collectives.
+            UserError: this is a fork of the process that began it.
         """
-        seconds = timeout.total_seconds() if timeout else None
+        # torch gives 0 for none.
+        deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
             for pending in self.pending:
-                pending.wait(seconds or None)
+                if deadline_s is None:
+                    pending.wait()
+                else:
+                    pending.wait(max(deadline_s - time.monotonic(), 0.0))
         except BaseException as error:
-            self._error = error
+            if any(pending.ended and not pending.done for pending in self.pending):
+                self._error = error
             raise
         with self._lock:
             for finish in self.finishes:
@@ -177,11 +189,21 @@ class Completer:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._process = os.getpid()
         self.ident = 0
         """Of the thread, while it runs: whether the caller is on it is asked at every call."""
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run a job after those before it; from the thread itself, at once."""
+        """Run a job after those before it; from the thread itself, at once.
+
+        Raises:
+            UserError: this is a fork, which does not have the thread.
+        """
+        if os.getpid() != self._process:
+            raise UserError(
+                "a fork was to complete a future of a group that its parent joined; use the future "
+                "in the parent, or make a new group in the fork"
+            )
         if threading.get_ident() == self.ident:
             job()
             return
