@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from syncline import errors
-from syncline.cli import COMMANDS, cli
+from syncline.cli.commands import COMMANDS, cli
 from syncline.cli.show import KINDS
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.network import Network

@@ -24,19 +24,19 @@ from syncline.errors import (
     SynclineError,
     UserError,
 )
-from syncline.model.collective_costs import all_reduce_line
-from syncline.model.cost import CostCurve
-from syncline.model.network import Network
-from syncline.model.plan import Message, Plan
-from syncline.model.prediction import Comparison, Prediction
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.model.recipe import Recipe
-from syncline.model.run import Run
-from syncline.model.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     from syncline.measure.probe import probe
     from syncline.measure.profiler import profile
+    from syncline.model.collective_costs import all_reduce_line
+    from syncline.model.cost import CostCurve
+    from syncline.model.network import Network
+    from syncline.model.plan import Message, Plan
+    from syncline.model.prediction import Comparison, Prediction
+    from syncline.model.profile import Gradient, Operation, Profile
+    from syncline.model.recipe import Recipe
+    from syncline.model.run import Run
+    from syncline.model.timeline import Span, Timeline
     from syncline.parallel.ddp import DistributedDataParallel
     from syncline.planners import PLANNERS, planner_named
     from syncline.planners.auto import choose
@@ -75,8 +75,22 @@ __all__ = [
 ]
 
 _LAZY = {
-    "DistributedDataParallel": "syncline.parallel.ddp",
     "PLANNERS": "syncline.planners",
+    "Comparison": "syncline.model.prediction",
+    "CostCurve": "syncline.model.cost",
+    "DistributedDataParallel": "syncline.parallel.ddp",
+    "Gradient": "syncline.model.profile",
+    "Message": "syncline.model.plan",
+    "Network": "syncline.model.network",
+    "Operation": "syncline.model.profile",
+    "Plan": "syncline.model.plan",
+    "Prediction": "syncline.model.prediction",
+    "Profile": "syncline.model.profile",
+    "Recipe": "syncline.model.recipe",
+    "Run": "syncline.model.run",
+    "Span": "syncline.model.timeline",
+    "Timeline": "syncline.model.timeline",
+    "all_reduce_line": "syncline.model.collective_costs",
     "choose": "syncline.planners.auto",
     "planner_named": "syncline.planners",
     "predict": "syncline.simulator.predict",
@@ -86,7 +100,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch or the native core when it is first used."""
+    """Import names when they are first used: most commands need few, and some need torch."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -28,7 +28,7 @@ def run_folder() -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path)
+        _remove(path)
         os.close(lock)
 
 
@@ -51,12 +51,16 @@ def _remove_if_unused(path: Path) -> None:
     try:
         if os.fstat(lock).st_uid == os.getuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Workers that are just being killed may still write: the next start removes the rest.
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
     except OSError:
         return  # it is in use, or lies where there are no locks
     finally:
         os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    # What workers that are just being killed still write, the next start removes.
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _opened(path: Path) -> int:

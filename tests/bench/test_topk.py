@@ -14,7 +14,7 @@ from syncline.bench.topk.contest import measure
 from syncline.bench.topk.contestants import contestants
 from syncline.bench.topk.page import render
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
-from syncline.cli import cli
+from syncline.cli.commands import cli
 from syncline.errors import UserError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from syncline.cli import cli
+from syncline.cli.commands import cli
 from syncline.replay.result import Replay
 from tests.replay.test_session import PROFILE
 from tests.testbed.machine import require_namespaces

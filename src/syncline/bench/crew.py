@@ -40,6 +40,8 @@ LOOK_S = 0.2
 """How often to see whether one of them has ended instead."""
 END_S = 10.0
 """For them to end by themselves before they are killed."""
+END_AFTER_ERROR_S = 1.0
+"""Likewise after an error or Ctrl-C, when they may be in the middle of something."""
 
 Start = Callable[[str], list[Running]]
 """Starts the processes of a crew, which are to connect to a path."""
@@ -76,7 +78,7 @@ class Crew:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            stack.callback(self._end)
+            stack.push(self._end)
             listening.bind(str(self._path))
             listening.listen(2 * self._setup.ranks)
             self._processes += self._start(str(self._path))
@@ -93,12 +95,12 @@ class Crew:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self._stack.__exit__(kind, error, trace)
 
-    def _end(self) -> None:
+    def _end(self, kind: type[BaseException] | None, *_: object) -> None:
         for connection in (*self._ranks.values(), *self._agents):
             connection.close()
-        deadline_s = time.monotonic() + END_S
+        deadline_s = time.monotonic() + (END_S if kind is None else END_AFTER_ERROR_S)
         for process in self._processes:
             process.close(deadline_s)
 

@@ -92,9 +92,8 @@ def run_job(
         kept[rank][error].append(line)
 
     with _Job(cluster, output or keep, notice or _ignore, grace_s) as job:
-        if signals is not None:
-            job.listen(signals)
-        for rank in range(cluster.workers):
+        stopped = signals is not None and job.listen(signals)
+        for rank in range(0 if stopped else cluster.workers):
             host = hosts[rank // cluster.workers_per_host]
             ours = environment or {}
             added = worker_environment(cluster, rank, {**os.environ, **ours})
@@ -152,8 +151,11 @@ class _Job:
         for process in self._running.values():
             process.close()
 
-    def listen(self, signals: socket.socket) -> None:
+    def listen(self, signals: socket.socket) -> bool:
+        """Take signals from here; return whether one has come before any worker was started."""
         self._selector.register(signals, selectors.EVENT_READ, self._interrupt)
+        self._step(time.monotonic())
+        return self._signal is not None
 
     def start(
         self, rank: int, host: Place, command: Sequence[str], environment: Mapping[str, str]
@@ -255,8 +257,9 @@ class _Job:
         if self._signal is None:
             self._signal = number
             self._stop(number)
-            name = signal.Signals(number).name
-            self._notice(f"{name} was passed on{self._others()}; once more kills them")
+            if self._running:
+                name = signal.Signals(number).name
+                self._notice(f"{name} was passed on{self._others()}; once more kills them")
         else:
             self._send(signal.SIGKILL)
 
