@@ -104,12 +104,6 @@ class Timeout : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// A fork of the process has called, which takes no part in the group.
-class Forked : public std::runtime_error {
-  public:
-    using std::runtime_error::runtime_error;
-};
-
 // Runs collectives in the order in which they are started, which must be the same on all ranks.
 // Whoever waits drives them; what nobody waits for is driven by a thread of the group's own. Safe
 // to use from several threads. A fork of the process has the memory of the group, but none of its

@@ -2,8 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 
 namespace syncline {
+
+// A fork has called what only the process that began it may.
+class Forked : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
 
 // The process that made it. A load finds out: getpid() is a system call, 0.7 us on some machines.
 class Origin {

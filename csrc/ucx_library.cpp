@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "origin.hpp"
+
 namespace syncline {
 
 namespace {
@@ -65,6 +67,8 @@ UcxLibrary loaded(const std::string& path) {
 
 const UcxLibrary& UcxLibrary::load(const std::string& path) {
     static const UcxLibrary library = loaded(path);
+    static const Origin origin;
+    if (origin.forked()) throw Forked("this process was forked after UCX was loaded");
     return library;
 }
 

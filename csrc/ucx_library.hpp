@@ -9,7 +9,8 @@
 namespace syncline {
 
 struct UcxLibrary {
-    // Load libucp from a path or by its name, once a process. Throws std::runtime_error.
+    // Load libucp from a path or by its name, once a process. Throws std::runtime_error, and Forked
+    // in a fork of the process that loaded it: UCX's own thread is not there, and calls hang.
     static const UcxLibrary& load(const std::string& path);
 
     decltype(&ucp_config_read) config_read;

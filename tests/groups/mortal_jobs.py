@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
+from syncline.groups.ucx import new_worker
 from syncline.parallel.backend import Options, register
 from tests.groups.jobs import elements
 from tests.parallel.mortal import Place
@@ -105,6 +106,13 @@ def forks(place: Place, transport: Transport) -> None:
         assert begun.ended
         buffer.close()
         group.close()
+        if transport == "ucx":
+            with pytest.raises(UserError, match="UCX does not work in forks"):
+                new_worker(place.rank)
+        else:
+            alone = Group(dist.HashStore(), 0, 1, transport="shared")
+            all_reduce(alone).wait()
+            alone.close()
         del group, begun, buffer
         gc.collect()
         sys.exit(0)  # through everything that runs at exit

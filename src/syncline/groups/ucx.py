@@ -34,7 +34,7 @@ def new_worker(rank: int) -> _native.UcxWorker:
     Settings in the environment (``UCX_TLS`` and so on) come before ours.
 
     Raises:
-        UserError: UCX is not installed, or cannot use the network.
+        UserError: UCX is not installed, or cannot use the network or this process.
     """
     fast = FAST_DEVICES.is_dir() and any(FAST_DEVICES.iterdir())
     settings = [
@@ -44,6 +44,11 @@ def new_worker(rank: int) -> _native.UcxWorker:
     ]
     try:
         return _native.UcxWorker(_library(), settings)
+    except _native.Forked as error:
+        raise UserError(
+            f"rank {rank}: {error}, and UCX does not work in forks; start processes by the method "
+            "'spawn' instead"
+        ) from None
     except RuntimeError as error:
         raise UserError(
             f"rank {rank}: {error}; groups that span hosts need UCX: pip install 'syncline[ucx]', "
