@@ -227,13 +227,13 @@ def test_the_stages_are_those_of_the_script() -> None:
     rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("index.md"), 4)}
     compared = tuning.COMPARED_ITERATIONS
     span = f"{compared} to {tuning.MOST_COMPARED_ITERATIONS}"
-    baseline, profiling = tuning.WARMUP + compared, 2 + tuning.PROFILED_ITERATIONS
-    trial, recording = 2 + compared, 2 + tuning.RECORDED_ITERATIONS
+    baseline, profiling = tuning.WARMUP + compared, 2 + tuning.PROFILED_ITERATIONS + 1
+    trial, recording = 2 + compared, 2 + tuning.RECORDED_ITERATIONS + 1
     assert rows["baseline"] == f"{tuning.WARMUP} + {span}"
-    assert rows["profiling"] == f"2 + {tuning.PROFILED_ITERATIONS}"
+    assert rows["profiling"] == f"2 + {tuning.PROFILED_ITERATIONS} + 1"
     assert rows["trying ..."] == f"2 + {span}"
     assert rows["checking again"] == f"2 + {span}"
-    assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS}"
+    assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS} + 1"
     text = " ".join(text_of("index.md").split())
     none = baseline + profiling + recording
     assert f"after {none} iterations if no plan is worth a trial" in text

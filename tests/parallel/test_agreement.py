@@ -250,7 +250,7 @@ def overlap(kinds: list[str]) -> list[str]:
                 "adam": lambda: torch.optim.Adam(parameters),
             }[kind]()
         )
-    return answer(lambda: model(torch.zeros(2, 1, 8, 8)))
+    return answer(lambda: model(torch.zeros(2, 1, 8, 8)).sum().backward())
 
 
 OVERLAP_ADVICE = "; call overlap on every rank, with the same optimizers"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from syncline.measure.exchange import gather_numbers
-from syncline.measure.observer import Observer
+from syncline.measure.observer import Iteration, Observer
 from syncline.measure.segments import read_iteration
 from syncline.measure.statistics import median, standard_error
 from syncline.model.plan import Plan
@@ -56,8 +56,9 @@ class Buckets(Protocol):
 class Conductor:
     """Moves through the stages of a :class:`Tuning`, an iteration at a time.
 
-    An iteration begins where a forward pass begins whose gradients will be exchanged. All ranks
-    count the same iterations, so all change their buckets at the same one.
+    An iteration lasts from the end of one backward pass whose gradients are exchanged to the end of
+    the next. All ranks count the same iterations, whatever forward passes they make, so all change
+    their buckets at the same one, and wait for each other nowhere else.
     """
 
     def __init__(self, job: Job, tuning: Tuning, buckets: Buckets) -> None:
@@ -75,7 +76,10 @@ class Conductor:
         iterations in seconds and the error of that."""
         self._start: Any = None
         self._left = False
-        self._broken_off = False
+        self._in_iteration = False
+        """Whether an observed forward pass has begun whose gradients are not exchanged yet."""
+        self._noted: tuple[Iteration, Recorded] | None = None
+        """The last observed iteration, and its exchange."""
         self._history: deque[float] = deque(maxlen=HISTORY)
         self.measuring_s = 0.0
         """Time spent in iterations before the steady state and on what was done between them.
@@ -121,69 +125,71 @@ class Conductor:
             self._left = False
             self._buckets.use(self._stage.plan, record=False)
 
-    def begin_iteration(self) -> None:
-        """Call just before a forward pass whose gradients will be exchanged."""
-        if self._broken_off:
-            # Not another one: the others count the iterations whose gradients are exchanged.
-            self._broken_off = False
-            if self._observer is not None:
-                self._observer.begin()
-            return
-        if self._start is None:
+    def begin_forward(self) -> None:
+        """Call just before a forward pass whose gradients will be exchanged, if any are."""
+        if not self.begun:
             self._enter(next(self._script))
-        elif self.steady:
-            self._end_steady_iteration()
+        if self._observer is None:
             return
-        else:
-            self._end_measured_iteration()
-        self._start = time.perf_counter() if self.steady else self._clock.stamp()
+        if self._in_iteration:
+            # One more before the same backward pass: what came before counts as between iterations.
+            again = self._observer.begin()
+            if again is not None and self._noted is not None:
+                iteration, recorded = self._noted
+                self._noted = iteration._replace(end_stamp=again.end_stamp), recorded
+            return
+        self._in_iteration = True
+        self._set_observer()
+        finished, recorded = self._observer.begin(), self._buckets.recorded()
+        if finished is not None and self._done > self._stage.warmup:
+            self._noted = finished, recorded
 
     def output(self, output: Any) -> None:
         """Call when that forward pass is over."""
         if self._observer is not None:
             self._observer.output(output)
 
-    def break_off(self) -> None:
-        """Call when that forward pass has raised: the next one belongs to the same iteration."""
-        self._broken_off = True
-
-    def skip_iteration(self) -> None:
+    def skip_forward(self) -> None:
         """Call before a forward pass whose gradients will not be exchanged."""
-        if self._observer is not None:
+        if self._observer is not None and not self._in_iteration:
             self._observer.pause()
 
+    def end_iteration(self) -> None:
+        """Call when a backward pass is over and its gradients are averaged, on all ranks."""
+        self._in_iteration = False
+        if self.steady:
+            self._end_steady_iteration()
+        else:
+            self._end_measured_iteration()
+
     def _end_measured_iteration(self) -> None:
-        stamp = self._clock.stamp()
-        measured = self._done >= self._stage.warmup
+        stage, stamp = self._stage, self._clock.stamp()
         self._done += 1
         self._tuning.iteration += 1
         self._stamps.append((self._start, stamp))
-        if self._observer is not None:
-            self._observe(measured)
-        if self._done == self._stage.warmup + self._stage.iterations:
-            self._clock.settle()
-            times = [self._clock.between_ns(a, b) / NS_PER_S for a, b in self._stamps]
-            warming, self._result.iteration_s = (
-                times[: self._stage.warmup],
-                times[self._stage.warmup :],
-            )
-            # Not our cost: the first iterations, slow under any wrapper, and what the user's
-            # program does now and then; hence the median and the limit.
-            usual_s = median(self._result.iteration_s)
-            if self._tuning.iteration > len(times):
-                self.measuring_s += sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
-                self.measuring_iterations += len(warming)
-            self.measuring_s += usual_s * self._stage.iterations
-            self.measuring_iterations += self._stage.iterations
-            self._advance()
-
-    def _observe(self, measured: bool) -> None:
-        assert self._observer is not None
-        self._set_observer()
-        finished = self._observer.begin()
-        recorded = self._buckets.recorded()
-        if finished is None or not measured:
+        self._start = stamp
+        if self._noted is not None:
+            self._read_noted(*self._noted)
+            self._noted = None
+        # What is observed is known once the next forward pass has begun.
+        if self._done < stage.warmup + stage.iterations + stage.observe:
             return
+        self._clock.settle()
+        times = [self._clock.between_ns(a, b) / NS_PER_S for a, b in self._stamps]
+        warming = times[: stage.warmup]
+        self._result.iteration_s = times[stage.warmup : stage.warmup + stage.iterations]
+        # Not our cost: the first iterations, slow under any wrapper, and what the user's
+        # program does now and then; hence the median and the limit.
+        usual_s = median(self._result.iteration_s)
+        if self._tuning.iteration > len(times):
+            self.measuring_s += sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
+            self.measuring_iterations += len(warming)
+        measured = len(times) - stage.warmup
+        self.measuring_s += usual_s * measured
+        self.measuring_iterations += measured
+        self._advance()
+
+    def _read_noted(self, finished: Iteration, recorded: Recorded) -> None:
         self._clock.settle()
         if self._stage.record:
             self._result.recorded.append((finished, recorded))
@@ -218,7 +224,8 @@ class Conductor:
         if self._done % WINDOW == 0:
             if self._close_window():
                 self._advance()
-            self._start = time.perf_counter() if self.steady else self._clock.stamp()
+            else:
+                self._start = time.perf_counter()
 
     def _close_window(self) -> bool:
         """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
@@ -271,8 +278,7 @@ class Conductor:
             # is in its bucket.
             self._observer = Observer(self._job.module, self._job.parameters, self._clock)
             self._observer.attach()
-            self._set_observer()
-            self._observer.begin()
         if stage.iterations == 0:
             self._history.clear()
             self._drift.restart()
+        self._start = time.perf_counter() if self.steady else self._clock.stamp()

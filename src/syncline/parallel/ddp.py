@@ -130,6 +130,8 @@ class DistributedDataParallel(TorchDDP):
         self._in_join = False
         self._has_joined = False
         self._sample_rate: int | None = None
+        self._compared = False
+        """Whether the ranks have compared what they train with."""
         self._overlapped: list[DeferredOptimizer] = []
         self._why_not_deferred: str | None = None
         with telling_lost_peers("while the model was sent to all ranks"):
@@ -164,6 +166,8 @@ class DistributedDataParallel(TorchDDP):
         self._tuning = Tuning(job, self._settings)
         self._reducer_buckets = ReducerBuckets(self)
         self._conductor = Conductor(job, self._tuning, self._reducer_buckets)
+        if plan is not None and not check:
+            self._reducer_buckets.meet(plan)
 
     # ------------------------------------------------------------------ training
 
@@ -171,61 +175,78 @@ class DistributedDataParallel(TorchDDP):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and at the start of an iteration do whatever the measuring needs."""
         # Asked here: inside any function that is called from here it would say no.
-        counts = self._begin_forward(compiled=get_eval_frame_callback() is not None)
+        self._begin_forward(compiled=get_eval_frame_callback() is not None)
         try:
             output = super().forward(*inputs, **kwargs)
         except BaseException:
-            self._break_forward_off(counts=counts)
+            self._break_forward_off()
             raise
-        self._end_forward(output, counts=counts)
+        self._end_forward(output)
         return output
 
     @_disable_dynamo
-    def _begin_forward(self, *, compiled: bool) -> bool:
-        """Get ready for a forward pass; return whether it begins an iteration."""
+    def _begin_forward(self, *, compiled: bool) -> None:
+        """Get ready for a forward pass.
+
+        Nothing here waits for other ranks once training has begun: they may not make this one.
+        """
         if compiled and self._why_not_deferred is None:
             self._stop_deferring(COMPILED)
         conductor = self._conductor
         if conductor is None:
-            return False
+            return
+        self._reducer_buckets.look()
         if self._compressing is not None:
             self._compressing.forget_delivered()
-        counts = self._counts()
-        if not counts:
-            conductor.skip_iteration()
+        if self._counts():
+            if not conductor.begun and self._compressing is not None:
+                self._require_same_ranks()
+            conductor.begin_forward()
         else:
-            if not conductor.begun:
-                require_same_optimizers(self._overlapped, self.module, self.process_group)
-                if self._compressing is not None:
-                    require_same_state(self._compressing.told(), self.module, self.process_group)
-            conductor.begin_iteration()
+            conductor.skip_forward()
         deferral = self._deferral()
         if deferral is not None:
             if self._is_exchanged():
                 deferral.require_whole()
             deferral.begin_forward()
-        return counts
 
     @_disable_dynamo
-    def _end_forward(self, output: Any, *, counts: bool) -> None:
+    def _end_forward(self, output: Any) -> None:
         conductor = self._conductor
         if conductor is None:
             return
-        engine = self._reducer_buckets.engine
-        if engine is not None:
-            engine.deferral.end_forward()
-            if self._is_exchanged():
-                engine.expect()
-        if counts:
-            conductor.output(output)
-
-    @_disable_dynamo
-    def _break_forward_off(self, *, counts: bool) -> None:
         deferral = self._deferral()
         if deferral is not None:
             deferral.end_forward()
-        if counts and self._conductor is not None:
-            self._conductor.break_off()
+        if self._is_exchanged():
+            self._reducer_buckets.expect()
+        if self._counts():
+            conductor.output(output)
+
+    @_disable_dynamo
+    def _break_forward_off(self) -> None:
+        deferral = self._deferral()
+        if deferral is not None:
+            deferral.end_forward()
+
+    @_disable_dynamo
+    def _end_iteration(self) -> None:
+        """At the end of a backward pass, once its gradients are exchanged: in step on all ranks."""
+        conductor = self._conductor
+        if conductor is None or not conductor.begun or self._joins():
+            return
+        with telling_lost_peers("at the end of a backward pass"):
+            self._reducer_buckets.make_final()
+            if not self._compared:
+                self._require_same_ranks()
+            conductor.end_iteration()
+
+    def _require_same_ranks(self) -> None:
+        """Make sure that all ranks have begun the same training."""
+        self._compared = True
+        require_same_optimizers(self._overlapped, self.module, self.process_group)
+        if self._compressing is not None:
+            require_same_state(self._compressing.told(), self.module, self.process_group)
 
     def _is_exchanged(self) -> bool:
         """Whether torch prepares the reducer, after this forward pass, for a backward pass."""
@@ -241,19 +262,16 @@ class DistributedDataParallel(TorchDDP):
             warn(f"overlap: updates are synchronous: {reason}")
 
     def _counts(self) -> bool:
-        """Whether this forward pass begins an iteration: the same answer on every rank.
+        """Whether this forward pass can belong to a measured iteration."""
+        return self._is_exchanged() and not self._joins()
 
-        Under ``join``, ranks run different numbers of iterations; nothing is measured or changed.
+    def _joins(self) -> bool:
+        """Whether ranks may run different numbers of iterations: nothing is measured or changed.
+
         torch leaves the configuration enabled when the context ends, so only a context of our own
         is known to be over; after a bare ``Join`` context the buckets stay as they are.
         """
-        return (
-            self.training
-            and torch.is_grad_enabled()
-            and self.require_backward_grad_sync
-            and not self._in_join
-            and (not self._join_config.enable or self._has_joined)
-        )
+        return self._in_join or (self._join_config.enable and not self._has_joined)
 
     # ------------------------------------------------------------------ the update
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from syncline.parallel.buckets import difference_from_plan, needs_engine
 from syncline.parallel.conductor import PACE_EVERY
 from syncline.parallel.drift import Pace
 from syncline.parallel.recording import BucketRecorder, Recorded
+from syncline.parallel.reductions import Reductions
 from syncline.parallel.stage_engine import StageEngine, engine_group
 
 if TYPE_CHECKING:
@@ -64,6 +66,46 @@ class ReducerBuckets:
         """Runs what the reducer cannot do by itself; None where it can."""
         self._engine_group: dist.ProcessGroup | None = None
         self._recorder: BucketRecorder | None = None
+        reference = weakref.WeakMethod(ddp._end_iteration)
+
+        def finished() -> None:
+            end_iteration = reference()
+            if end_iteration is not None:
+                end_iteration()
+
+        self._finished = finished
+        self._reductions: Reductions | None = Reductions(ddp, finished)
+        """Follows the reducer where the engine does not run."""
+        self._is_ours = False
+        """Whether the reducer is one that was made here."""
+
+    def meet(self, plan: Plan) -> None:
+        """Make the process group that a plan needs, if any, together with all ranks."""
+        if needs_engine(plan) and self._engine_group is None:
+            self._engine_group = engine_group(self._ddp)
+
+    def expect(self) -> None:
+        """Call after a forward pass whose gradients will be exchanged."""
+        if self.engine is not None:
+            self.engine.expect()
+        if self._reductions is not None:
+            self._reductions.expect()
+
+    def look(self) -> None:
+        """Call before a forward pass, to see a backward pass whose end could not be seen."""
+        if self._reductions is not None:
+            self._reductions.look()
+
+    def make_final(self) -> None:
+        """Let the reducer make its final buckets, after its first backward pass.
+
+        It exchanges their order for that. torch's class does so in the next forward pass, once in
+        a training; we change reducers more often, and forward passes may not be in step.
+        """
+        ddp = self._ddp
+        if self._is_ours and not ddp._has_rebuilt_buckets:
+            with self._keeping_gradients():
+                ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()
 
     def use(self, plan: Plan | None, *, record: bool) -> None:
         """Make a new reducer, with the plan's messages as its buckets.
@@ -74,6 +116,9 @@ class ReducerBuckets:
         """
         ddp = self._ddp
         self._stop_engine()
+        if self._reductions is not None:
+            self._reductions.detach()
+            self._reductions = None
         if ddp._compressing is not None and not (plan is not None and plan.is_lossy):
             ddp._compressing.deliver_residuals()
         hook = None
@@ -81,9 +126,9 @@ class ReducerBuckets:
         buckets: Sequence[range] = ()
         sizes: Sequence[int] = ()
         if plan is not None and needs_engine(plan):
-            if self._engine_group is None:
-                self._engine_group = engine_group(ddp)
-            self.engine = StageEngine(ddp, plan, self._engine_group)
+            self.meet(plan)
+            assert self._engine_group is not None
+            self.engine = StageEngine(ddp, plan, self._engine_group, self._finished)
             hook = self.engine.hook
             buckets, sizes = self.engine.layout.buckets, self.engine.layout.bucket_bytes
         elif plan is not None:
@@ -108,8 +153,11 @@ class ReducerBuckets:
                 self._make_reducer()
             if hook is not None:
                 ddp.register_comm_hook(None, hook)
+        self._is_ours = True
         if self.engine is not None:
             self.engine.start()
+        else:
+            self._reductions = Reductions(ddp, self._finished)
 
     def _make_reducer(self) -> None:
         """Make a reducer of the same parameters as at first, whatever is frozen now."""

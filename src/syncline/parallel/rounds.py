@@ -44,6 +44,7 @@ class Rounds:
         as_views: the user, too, asked for gradients that are views of the buckets.
         roll: returns what all ranks must agree on when a round begins.
         is_final: says whether the reducer has its final buckets.
+        finished: is called at the end of every round.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Rounds:
         as_views: bool,
         roll: Callable[[], list[int]],
         is_final: Callable[[], bool],
+        finished: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._deferral = deferral
@@ -72,6 +74,7 @@ class Rounds:
         self._by_tensor = by_tensor
         self._roll = roll
         self._is_final = is_final
+        self._finished = finished
         self._views = GradientViews(deferral.parameters, as_views=as_views)
         self._handles: list[RemovableHandle] = []
         self._nodes: list[Any] = []
@@ -84,7 +87,7 @@ class Rounds:
         """Whether that backward pass has begun."""
         self._exchanging = False
         """Whether the engine exchanges it."""
-        self._first = True
+        self.first = True
         """Whether no round is over."""
         self._seen: dict[int, list[int]] = {}
         """The parameters in each final bucket, by identity, as far as seen."""
@@ -152,7 +155,7 @@ class Rounds:
     def _take_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         buffer = bucket.buffer()
         # In its first round a static graph's buckets all come when backward ends, unnumbered.
-        unnumbered = not self._by_tensor and self._first
+        unnumbered = not self._by_tensor and self.first
         if self._running and (bucket.is_last() or unnumbered):
             # The reducer's own callback is queued after its last bucket; a callback that is queued
             # by a callback comes after it. Not any sooner: inside a nested backward pass, as
@@ -291,18 +294,19 @@ class Rounds:
         if not self._running:
             return
         exchanged = self._exchanging
-        self._running = self._exchanging = self._first = False
+        self._running = self._exchanging = self.first = False
         self._engine.check()
         if exchanged:
             self._engine.wait(self._views.foreign)
         self._views.end(known=self._usable)
         if exchanged and self.defer:
             self._deferral.suspend_gradients()
-            return
-        if exchanged:
-            self._deferral.wait_for_all()
-        if self._compressor is not None:
-            self._compressor.close([p.grad for p in self._deferral.parameters])
+        else:
+            if exchanged:
+                self._deferral.wait_for_all()
+            if self._compressor is not None:
+                self._compressor.close([p.grad for p in self._deferral.parameters])
+        self._finished()
 
 
 def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

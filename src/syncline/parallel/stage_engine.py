@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -32,9 +33,21 @@ class StageEngine:
 
     Made before the reducer is constructed anew with :attr:`layout`'s buckets and :attr:`hook`;
     :meth:`start` afterwards.
+
+    Args:
+        ddp: the wrapper.
+        plan: to run.
+        group: the engine's own.
+        finished: is called at the end of every backward pass whose gradients are exchanged.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, plan: Plan, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        plan: Plan,
+        group: dist.ProcessGroup,
+        finished: Callable[[], None],
+    ) -> None:
         self._ddp = ddp
         self.layout = Layout.of(plan)
         by_name = ddp._exchanged_parameters()
@@ -57,7 +70,6 @@ class StageEngine:
         )
         deferral.engine = self._engine
         self._leaving = finish_on_leaving(deferral, self._engine)
-        self._forwards = 0
         # From here on: under join, ranks make different numbers of updates.
         optimizers = ddp._overlapped
         updates = sum(optimizer.updates for optimizer in optimizers)
@@ -71,6 +83,7 @@ class StageEngine:
             by_tensor=not ddp.static_graph,
             as_views=bool(ddp._arguments.get("gradient_as_bucket_view", False)),
             is_final=self._is_final,
+            finished=finished,
         )
         self.hook = self._rounds.hook()
         self.keeping_gradients = self._rounds.keeping_gradients
@@ -122,7 +135,6 @@ class StageEngine:
 
     def expect(self) -> None:
         """Call after a forward pass whose gradients will be exchanged."""
-        self._forwards += 1
         self._rounds.expect()
 
     def times(self) -> EngineTimes:
@@ -163,7 +175,7 @@ class StageEngine:
         """Whether the reducer has its final buckets: it keeps its first if it looks for unused."""
         ddp = self._ddp
         keeps = ddp.find_unused_parameters and not ddp.static_graph
-        return self._forwards > 1 if keeps else bool(ddp._has_rebuilt_buckets)
+        return not self._rounds.first if keeps else bool(ddp._has_rebuilt_buckets)
 
 
 def engine_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:

@@ -1,0 +1,29 @@
+"""Ranks that make different forward passes train as under stock DDP, and nobody waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel import uneven_jobs
+from tests.workers import WorkerPool
+
+
+@pytest.mark.parametrize("arguments", [{"planner": "wfbp"}, {"planner": "overlap"}], ids=str)
+@pytest.mark.parametrize("kind", uneven_jobs.LOOPS)
+def test_only_exchanged_backward_passes_count(
+    workers: WorkerPool, kind: str, arguments: dict[str, Any]
+) -> None:
+    for result in workers.run(uneven_jobs.beside_stock, 2, kind, arguments):
+        assert result["differences"] == []
+        assert result["decision"] == "planned"
+        assert result["timeline"]
+        backwards = 2 * result["steps"] - 2 if kind == "twice" else result["steps"]
+        assert result["iterations"] == backwards
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_backward_passes_inside_others_count_once(workers: WorkerPool, static: bool) -> None:
+    for result in workers.run(uneven_jobs.all_inside, 2, static):
+        assert result == {"differences": [], "iterations": 0}
