@@ -182,6 +182,7 @@ def worker_environment(ground: Ground, folder: Path) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": ground.interface,
+        "UCX_NET_DEVICES": ground.interface,
         "TMPDIR": str(folder),
     }
 
