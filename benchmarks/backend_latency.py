@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import median, save
-from syncline.parallel.backend import Options, elements_of
+from syncline.parallel.backend import Options
+from syncline.parallel.tensors import elements_of
 
 RANKS = 2
 COUNT = 1024

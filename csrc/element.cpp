@@ -268,6 +268,10 @@ void divide_as(void* data, std::size_t count, std::uint32_t divisor) {
         for (std::size_t i = 0; i < count; ++i) {
             narrow(widened(values[i]) / static_cast<float>(divisor), values[i]);
         }
+    } else if constexpr (std::is_integral_v<T>) {  // towards zero; the divisor may not fit into T
+        for (std::size_t i = 0; i < count; ++i) {
+            values[i] = static_cast<T>(std::int64_t{values[i]} / std::int64_t{divisor});
+        }
     } else {
         for (std::size_t i = 0; i < count; ++i) values[i] /= static_cast<T>(divisor);
     }
@@ -317,7 +321,7 @@ bool exists(Reduction reduction, Dtype dtype) {
         case Reduction::bxor:
             return !floating;
         case Reduction::average:
-            return floating;
+            return dtype != Dtype::boolean;
         default:
             return true;
     }
@@ -358,9 +362,18 @@ void divide(Dtype dtype, void* data, std::size_t count, std::uint32_t divisor) {
             return divide_as<Bfloat16>(data, count, divisor);
         case Dtype::float16:
             return divide_as<Float16>(data, count, divisor);
-        default:
-            throw std::invalid_argument("averages are for floating point");
+        case Dtype::int8:
+            return divide_as<std::int8_t>(data, count, divisor);
+        case Dtype::int32:
+            return divide_as<std::int32_t>(data, count, divisor);
+        case Dtype::int64:
+            return divide_as<std::int64_t>(data, count, divisor);
+        case Dtype::uint8:
+            return divide_as<std::uint8_t>(data, count, divisor);
+        case Dtype::boolean:
+            break;
     }
+    throw std::invalid_argument("there is no average of booleans");
 }
 
 void narrowed(Dtype dtype, const float* values, std::uint16_t* result, std::size_t count) {

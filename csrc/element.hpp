@@ -25,7 +25,7 @@ enum class Reduction : std::uint8_t { sum, average, minimum, maximum, product, b
 [[nodiscard]] const char* name_of(Reduction reduction);
 
 // Whether the reduction exists for elements of the dtype: bitwise ones for integers and booleans,
-// averages for floating point.
+// averages for all but booleans.
 [[nodiscard]] bool exists(Reduction reduction, Dtype dtype);
 
 // result[i] = a[i] (reduction) b[i] for `count` elements. `result` may be `a`; nothing else may
@@ -34,7 +34,7 @@ enum class Reduction : std::uint8_t { sum, average, minimum, maximum, product, b
 void combine(Reduction reduction, Dtype dtype, void* result, const void* a, const void* b,
              std::size_t count);
 
-// data[i] = data[i] / divisor.
+// data[i] = data[i] / divisor; integers are rounded towards zero.
 void divide(Dtype dtype, void* data, std::size_t count, std::uint32_t divisor);
 
 // Round to 16 bits, to the nearest even; what is beyond the largest number becomes that, so that

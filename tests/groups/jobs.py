@@ -97,15 +97,17 @@ def reduced(parts: list[torch.Tensor], reduction: str) -> torch.Tensor:
             total = both(total, part)
         else:
             total = OPERATORS[reduction](total, part)
-    if reduction == "avg":
+    if reduction == "avg" and total.dtype.is_floating_point:
         total = (total.double() / len(parts)).to(total.dtype)
+    elif reduction == "avg":
+        total = torch.div(total, len(parts), rounding_mode="trunc")
     return total
 
 
 def exists(reduction: str, dtype: torch.dtype) -> bool:
     if reduction in ("band", "bor", "bxor"):
         return not dtype.is_floating_point
-    return reduction != "avg" or dtype.is_floating_point
+    return reduction != "avg" or dtype is not torch.bool
 
 
 def choices(collective: str) -> list[Choice | None]:
@@ -322,7 +324,7 @@ def bad_input(folder: str) -> dict[str, tuple[str, str]]:
             "scatter": lambda: group.reduce_scatter(e(three), e(three)),
             "dtype": lambda: group.all_reduce(Elements(0, 1, "float8")),
             "reduction": lambda: group.all_reduce(e(three), reduction="som"),
-            "average": lambda: group.all_reduce(e(three.int()), reduction="avg"),
+            "average": lambda: group.all_reduce(e(three.bool()), reduction="avg"),
             "bitwise": lambda: group.all_reduce(e(three), reduction="bor"),
             "root": lambda: group.broadcast(e(three), root=ranks),
             "negative root": lambda: group.reduce(e(three), root=-1),

@@ -36,7 +36,7 @@ def test_input_that_cannot_be_used(workers: WorkerPool, tmp_path: Path) -> None:
         "scatter": "expected 6 elements of float32, 3 for each rank, found 3 of float32",
         "dtype": "elements of float8 cannot be exchanged; did you mean 'float64'? (known: ",
         "reduction": "unknown reduction 'som'; did you mean 'sum'? (known: sum, avg, ",
-        "average": "the reduction 'avg' is for floating point, not for int32",
+        "average": "the reduction 'avg' is for numbers, not for bool",
         "bitwise": "the reduction 'bor' is for integers and booleans, not for float32",
         "root": "expected a rank from 0 to 1, found 2",
         "negative root": "expected a rank from 0 to 1, found -1",

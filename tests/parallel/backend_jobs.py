@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,6 +136,13 @@ def averages() -> list[str]:
             dist.all_reduce(total, group=group)
             dist.all_reduce(mean, op=Op.AVG, group=group)
             expected = (total.double() / dist.get_world_size()).to(dtype)
+            wrong += [] if torch.equal(mean, expected) else [str(dtype)]
+        for dtype in (torch.int8, torch.uint8, torch.int32, torch.int64):
+            whole = torch.arange(-9 if dtype.is_signed else 0, 20).to(dtype) + dist.get_rank()
+            mean = whole.clone()
+            dist.all_reduce(whole, group=group)
+            dist.all_reduce(mean, op=Op.AVG, group=group)
+            expected = torch.div(whole, dist.get_world_size(), rounding_mode="trunc")
             wrong += [] if torch.equal(mean, expected) else [str(dtype)]
         given = numbers(64, dtype=torch.bool)
         counted = given.int()
@@ -445,6 +453,73 @@ def prepared_or_not() -> list[str]:
     return wrong
 
 
+def said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except SynclineError as error:
+        return str(error)
+    return "nothing"
+
+
+def monitored_barriers() -> list[str]:
+    """Miss barriers: at the first rank 1, at the second all but rank 0; return what is said."""
+    found = []
+    for first in (True, False):
+        with group_of() as group:
+            group.monitored_barrier(wait_all_ranks=first)
+            comes = dist.get_rank() == 0 or (first and dist.get_rank() > 1)
+            miss = partial(group.monitored_barrier, timedelta(seconds=0.3), not first)
+            found.append(said(miss) if comes else "nothing")
+            dist.barrier()
+    return found
+
+
+def sequence_numbers_and_timeout() -> tuple[list[int], list[int], float, str]:
+    """Return the numbers after some operations on both backends, and what a new timeout does."""
+    numbers_of = {}
+    three, rank = torch.ones(4), dist.get_rank()
+    for backend in ("syncline", "gloo"):
+        with group_of(backend) as group:
+            numbers_of[backend] = counted = []
+            calls: list[Callable[[], object]] = [
+                lambda: None,
+                lambda: dist.all_reduce(three, group=group),
+                lambda: dist.all_reduce(three, group=group, async_op=True).wait(),
+                lambda: dist.all_gather([three.clone(), three.clone()], three, group=group),
+                lambda: dist.all_to_all_single(three.clone(), three, group=group),
+                lambda: dist.barrier(group=group),
+                lambda: dist.recv(three, 0, group=group) if rank else dist.send(three, 1, group),
+            ]
+            for call in calls:
+                call()
+                counted.append(group._get_sequence_number_for_group())
+    with group_of() as group:
+        group.set_timeout(timedelta(seconds=0.5))
+        timeout_s = group.timeout.total_seconds()
+        found = said(lambda: rank == 0 and dist.all_reduce(three, group=group))
+        dist.barrier()
+    return numbers_of["syncline"], numbers_of["gloo"], timeout_s, found
+
+
+def profiled_operations() -> tuple[dict[str, Any], list[str]]:
+    """Return the sizes of each call that the profiler saw, and the names of what calls began."""
+    with group_of() as group, torch.profiler.profile(record_shapes=True) as profiler:
+        given = torch.ones(2, 3)
+        work = dist.all_reduce(given, group=group, async_op=True)
+        dist.barrier(group=group)
+        work.wait()
+        dist.all_to_all_single(torch.ones(4), torch.ones(4), group=group)
+        dist.all_gather([torch.ones(2, 3) for _ in range(2)], given, group=group)
+    calls: dict[str, Any] = {}
+    works = []
+    for event in profiler.events():
+        if event.key.startswith("c10d::"):
+            calls[event.key] = event.input_shapes
+        elif event.key.startswith("syncline:"):
+            works.append(event.key)
+    return calls, works
+
+
 def refusals() -> dict[str, str]:
     """Return what is said to what the backend cannot do."""
     calls: dict[str, Callable[[Group], object]] = {
@@ -455,7 +530,7 @@ def refusals() -> dict[str, str]:
             group=g,
         ),
         "dtype": lambda g: dist.all_reduce(torch.ones(3, dtype=torch.int16), group=g),
-        "average": lambda g: dist.all_reduce(torch.ones(3, dtype=torch.int32), Op.AVG, group=g),
+        "average": lambda g: dist.all_reduce(torch.ones(3, dtype=torch.bool), Op.AVG, group=g),
         "sparse": lambda g: dist.all_reduce(torch.ones(3, 3).to_sparse(), group=g),
         "meta": lambda g: dist.all_reduce(torch.ones(3, device="meta"), group=g),
         "any": lambda g: dist.recv(torch.ones(3), group=g),
@@ -589,10 +664,10 @@ def initialized_again(folder: str) -> list[float]:
     dist.barrier()  # Gloo fails on a rank that still connects to one that leaves
     dist.destroy_process_group()
     found = []
-    for time in range(2):
+    for number in range(2):
         dist.init_process_group(
             "syncline",
-            init_method=f"file://{folder}/store-{time}",
+            init_method=f"file://{folder}/store-{number}",
             rank=rank,
             world_size=ranks,
             timeout=TIMEOUT,

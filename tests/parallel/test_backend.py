@@ -59,7 +59,7 @@ def test_what_cannot_be_done_is_said(workers: WorkerPool) -> None:
     expected = {
         "complex": "the reduction 'product' is not for complex numbers",
         "dtype": "backend syncline cannot reduce elements of torch.int16",
-        "average": "the reduction 'avg' is for floating point, not for int32",
+        "average": "the reduction 'avg' is for numbers, not for bool",
         "sparse": "backend syncline exchanges dense tensors on the CPU, not torch.sparse_coo",
         "meta": "on meta",
         "any": "recv() needs the rank to receive from",
@@ -69,6 +69,37 @@ def test_what_cannot_be_done_is_said(workers: WorkerPool) -> None:
     for found in workers.run(jobs.refusals, 2):
         for name, words in expected.items():
             assert words in found[name], found[name]
+
+
+@both
+def test_ranks_that_miss_a_monitored_barrier_are_named(workers: WorkerPool, ranks: int) -> None:
+    first, *others = workers.run(jobs.monitored_barriers, ranks)
+    missing = ["1"] if ranks == 2 else ["1", "1, 2"]
+    for which, said in zip(missing, first, strict=False):
+        assert f"{which} did not reach the monitored barrier within 0.3 s" in said
+    for rank, found in enumerate(others, start=1):
+        assert found == ["nothing", "nothing"] or rank == 2
+    if ranks == 3:
+        assert "reached the monitored barrier, but rank 0 did not let it go on" in others[1][0]
+
+
+def test_sequence_numbers_and_timeouts(workers: WorkerPool) -> None:
+    for ours, gloos, timeout_s, said in workers.run(jobs.sequence_numbers_and_timeout, 2):
+        assert ours == gloos
+        assert timeout_s == 0.5
+        assert "waited in vain" in said or said == "nothing"
+
+
+def test_the_profiler_shows_operations(workers: WorkerPool) -> None:
+    names = {
+        "all_reduce": ("c10d::allreduce_", [[2, 3]]),
+        "barrier": ("c10d::barrier", []),
+        "all_to_all": ("c10d::alltoall_", [[4]]),
+        "all_gather": ("c10d::allgather_", [[2, 3]]),
+    }
+    for calls, works in workers.run(jobs.profiled_operations, 2):
+        assert calls == dict(names.values())
+        assert sorted(works) == sorted(f"syncline:{name}" for name in names)
 
 
 def test_the_transport_can_be_forced_and_the_choices_said(workers: WorkerPool) -> None:

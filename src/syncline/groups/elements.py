@@ -88,7 +88,7 @@ def reduction_code(reduction: str, dtype: str) -> int:
             f"(known: {', '.join(REDUCTIONS)})"
         )
     bitwise = reduction in ("band", "bor", "bxor")
-    if (bitwise and dtype in FLOATING) or (reduction == "avg" and dtype not in FLOATING):
-        kind = "integers and booleans" if bitwise else "floating point"
+    if (bitwise and dtype in FLOATING) or (reduction == "avg" and dtype == "bool"):
+        kind = "integers and booleans" if bitwise else "numbers"
         raise UserError(f"the reduction {reduction!r} is for {kind}, not for {dtype}")
     return REDUCTIONS[reduction]

@@ -186,6 +186,8 @@ class Group:
                 )
             self.site = reception.site("ucx" if transport == "ucx" else "auto")
             """Where the ranks are."""
+            self.meeting = reception.cards[0].nonce
+            """The same on all ranks, and of this group alone, also where another has its name."""
             self.hosts = self.site.layout
             """The ranks of each host; where all are joined by UCX, each counts as on its own."""
             crowded = len(reception.neighbours) > _processors()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
-import queue
 import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,41 +14,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline.errors import SynclineError, UserError
+from syncline.errors import UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.chooser import Wanted
+from syncline.parallel.monitored_barrier import MonitoredBarrier
+from syncline.parallel.profiled import profiled, profiling
+from syncline.parallel.tensors import (
+    MOVED,
+    REDUCED,
+    as_dense,
+    copying,
+    elements_of,
+    parts_of,
+    plain,
+    reduction_of,
+)
 from syncline.parallel.untraced import untraced
+from syncline.parallel.work import Completer, Work
 
-__all__ = ["NAME", "Options", "ProcessGroup", "elements_of", "register"]
+__all__ = ["NAME", "Options", "ProcessGroup", "register"]
 
 NAME = "syncline"
-DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.int8: "int8",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.uint8: "uint8",
-    torch.bool: "bool",
-}
-REDUCTIONS = {
-    "SUM": "sum",
-    "AVG": "avg",
-    "MIN": "min",
-    "MAX": "max",
-    "PRODUCT": "product",
-    "BAND": "band",
-    "BOR": "bor",
-    "BXOR": "bxor",
-}
-MOVED = {**DTYPES, torch.bool: "uint8"}
-"""What elements that are only copied pass for, where their dtype is known."""
 # Its stubs have overloads for calls that C++ alone makes.
 TorchsProcessGroup: Any = dist.ProcessGroup
-SUM = dist.ReduceOp.SUM
-OPERATORS = {getattr(dist.ReduceOp, torchs): ours for torchs, ours in REDUCTIONS.items()}
 
 
 def register() -> None:
@@ -86,176 +70,6 @@ def _created(group: Any, options: Options | None) -> ProcessGroup:
 
 
 @untraced
-class Work(dist.Work):
-    """Collectives under way, and what is left to do with their results."""
-
-    def __init__(
-        self,
-        pending: Sequence[Pending],
-        results: Any,
-        completer: Completer,
-        finishes: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        super().__init__()
-        self._completer = completer
-        self.pending = pending
-        self.finishes = finishes
-        self._results = results
-        self._lock = threading.Lock()
-        self._future: Future | None = None
-        self._error: BaseException | None = None
-
-    def is_completed(self) -> bool:
-        """Say whether the results are in place, or will never be."""
-        if not all(pending.ended for pending in self.pending):
-            return False
-        with contextlib.suppress(SynclineError):  # exception() has it
-            self.wait()
-        return True
-
-    def is_success(self) -> bool:
-        """Say whether nothing went wrong so far."""
-        return self._error is None
-
-    def exception(self) -> BaseException | None:
-        """Return what went wrong."""
-        return self._error
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return once the results are in place.
-
-        Args:
-            timeout: how long at most; after less than the group's own timeout the work stays under
-                way, and may be waited for again.
-
-        Raises:
-            PeerError: a rank has ended, or did not answer in time.
-            MismatchError: the ranks called different collectives.
-            UserError: this is a fork of the process that began it.
-        """
-        # torch gives 0 for none.
-        deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
-        try:
-            for pending in self.pending:
-                if deadline_s is None:
-                    pending.wait()
-                else:
-                    pending.wait(max(deadline_s - time.monotonic(), 0.0))
-        except BaseException as error:
-            if any(pending.ended and not pending.done for pending in self.pending):
-                self._error = error
-            raise
-        with self._lock:
-            for finish in self.finishes:
-                finish()
-            self.finishes = ()
-        return True
-
-    def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> Work:
-        """Return the same work with more to do at its end, and other results."""
-        return Work(self.pending, results, self._completer, [*self.finishes, *finishes])
-
-    def synchronize(self) -> None:
-        """Return once the results are in place."""
-        self.wait()
-
-    def result(self) -> Any:
-        """Return the tensors."""
-        return self._results
-
-    def get_future(self) -> Future:
-        """Return a future of the tensors."""
-        with self._lock:
-            if self._future is not None:
-                return self._future
-            self._future = Future(self._completer)
-        self._future.complete(self._waited_for)
-        return self._future
-
-    def _waited_for(self) -> Any:
-        self.wait()
-        return self._results
-
-
-class Completer:
-    """A thread on which a group's futures are completed and what is chained to them runs.
-
-    Both happen in the order in which the program asked for them, so in the same order on all ranks,
-    wherever and whenever messages arrive. What is chained may begin collectives itself, and wait
-    for them, as PowerSGD does.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-        self._process = os.getpid()
-        self.ident = 0
-        """Of the thread, while it runs: whether the caller is on it is asked at every call."""
-
-    def run(self, job: Callable[[], None]) -> None:
-        """Run a job after those before it; from the thread itself, at once.
-
-        Raises:
-            UserError: this is a fork, which does not have the thread.
-        """
-        if os.getpid() != self._process:
-            raise UserError(
-                "a fork was to complete a future of a group that its parent joined; use the future "
-                "in the parent, or make a new group in the fork"
-            )
-        if threading.get_ident() == self.ident:
-            job()
-            return
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="syncline futures", daemon=True
-                )
-                self._thread.start()
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """End the thread once it has nothing left to do."""
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        self.ident = threading.get_ident()
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job
-        self.ident = 0  # another thread may be given it
-
-
-@untraced
-class Future(torch.futures.Future[Any]):
-    """A future whose callbacks run on its group's thread, even if it is complete already."""
-
-    def __init__(self, completer: Completer) -> None:
-        super().__init__()
-        self._completer = completer
-
-    def complete(self, value: Callable[[], Any]) -> None:
-        """Take what ``value`` returns, or raises, when it is its turn."""
-
-        def job() -> None:
-            try:
-                result = value()
-            except Exception as error:
-                self.set_exception(error)
-            else:
-                self.set_result(result)
-
-        self._completer.run(job)
-
-    def then(self, callback: Callable[[Any], Any]) -> Future:
-        """Return a future of what ``callback`` makes of this one."""
-        after = Future(self._completer)
-        after.complete(lambda: callback(self))
-        return after
-
-
-@untraced
 class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     """A process group of torch that runs on a :class:`~syncline.groups.Group`.
 
@@ -277,8 +91,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._store = store
         self._options = options
         self._name = self._description = ""
+        self._sequence = 0
         self._outer = self._joined("calls")
         self._inner: Group | None = None
+        self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
         self._completer = Completer()
         # Also when nobody refers to the group any more, be it on that thread.
         self._complete_no_more = weakref.finalize(self, self._completer.close)
@@ -345,6 +161,38 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Deadline of every wait."""
         return self._timeout
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Take another deadline for the waits that begin from now on."""
+        if timeout <= timedelta(0):
+            raise UserError(f"expected a timeout above 0, found {timeout}")
+        self._timeout = timeout
+        for group in (self._inner, self._outer):
+            if group is not None:
+                group.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: every rank counts from 0, as on Gloo."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many operations this rank has begun."""
+        return self._sequence
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        """Return what runs the operations on a device: this group, for the CPU."""
+        if torch.device(device).type != "cpu":
+            raise UserError(f"backend syncline runs on the CPU, not on {device}")
+        return self
+
+    def get_group_store(self) -> Any:
+        """Return where the ranks have met."""
+        return self._store
+
+    def _has_hooks(self) -> bool:
+        """Say that no hooks are called on completion, as on Gloo."""
+        return False
+
     def size(self) -> int:
         """Return how many ranks there are."""
         return self._size
@@ -372,12 +220,17 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work | None:
         """Reduce each tensor over all ranks, in place."""
-        reduction, attended = _reduction(opts, tensors), _attended(opts)
-        if attended and len(tensors) == 1 and (given := _plain(tensors[0], DTYPES)):
+        reduction, attended = reduction_of(opts, tensors), _attended(opts)
+        if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
+            self._sequence += 1
             return _waited(self._group.all_reduce(given, None, reduction, attended=True))
-        return self._each(
+        return self._begun(
+            "all_reduce",
             tensors,
-            lambda given: self._group.all_reduce(given, reduction=reduction, attended=attended),
+            lambda: self._each(
+                tensors,
+                lambda given: self._group.all_reduce(given, reduction=reduction, attended=attended),
+            ),
         )
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work | None:
@@ -387,26 +240,36 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         """Copy the root's tensors to all ranks."""
         root, attended = opts.rootRank, _attended(opts)
-        if attended and len(tensors) == 1 and (given := _plain(tensors[0], MOVED)):
+        if attended and _alone(tensors) and (given := plain(tensors[0], MOVED)):
+            self._sequence += 1
             return _waited(self._group.broadcast(given, root=root, attended=True))
-        return self._each(
+        return self._begun(
+            "broadcast",
             tensors,
-            lambda given: self._group.broadcast(given, root=root, attended=attended),
-            copies=True,
-            changes=self._rank != root,
+            lambda: self._each(
+                tensors,
+                lambda given: self._group.broadcast(given, root=root, attended=attended),
+                copies=True,
+                changes=self._rank != root,
+            ),
         )
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         """Reduce each tensor over all ranks; the root gets the result, in place."""
-        reduction, root, attended = _reduction(opts, tensors), opts.rootRank, _attended(opts)
-        if attended and len(tensors) == 1 and (given := _plain(tensors[0], DTYPES)):
+        reduction, root, attended = reduction_of(opts, tensors), opts.rootRank, _attended(opts)
+        if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
+            self._sequence += 1
             return _waited(self._group.reduce(given, None, reduction, root=root, attended=True))
-        return self._each(
+        return self._begun(
+            "reduce",
             tensors,
-            lambda given: self._group.reduce(
-                given, reduction=reduction, root=root, attended=attended
+            lambda: self._each(
+                tensors,
+                lambda given: self._group.reduce(
+                    given, reduction=reduction, root=root, attended=attended
+                ),
+                changes=self._rank == root,
             ),
-            changes=self._rank == root,
         )
 
     def barrier(self, opts: Any = None) -> Work | None:
@@ -415,17 +278,47 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         mark = bytearray(1)  # cheaper than a tensor
         address = ctypes.addressof(ctypes.c_char.from_buffer(mark))
         given = Elements(address, 1, "uint8", mark)
-        pending = self._group.all_reduce(given, attended=attended)
-        return _waited(pending) if attended else Work([pending], [], self._completer)
+        if attended and not profiling():
+            self._sequence += 1
+            return _waited(self._group.all_reduce(given, attended=True))
+        return self._begun(
+            "barrier",
+            [],
+            lambda: Work([self._group.all_reduce(given, attended=attended)], [], self._completer),
+        )
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Return once all ranks have come here; rank 0 names those that do not come.
+
+        Args:
+            timeout: how long to wait for them; None: the group's timeout.
+            wait_all_ranks: name all that are missing, not only the first.
+
+        Raises:
+            PeerError: a rank did not come, or rank 0 did not answer.
+        """
+        self._sequence += 1
+        limit = self._timeout if timeout is None else timeout
+        self._monitored_barrier.wait(limit.total_seconds(), wait_all_ranks)
 
     def all_gather_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> Work | None:
         """Collect every rank's tensor in one, in the order of ranks."""
         attended = _attended(opts)
-        if attended and (part := _plain(given, MOVED)) and (whole := _plain(output, MOVED)):
+        if (
+            attended
+            and not profiling()
+            and (part := plain(given, MOVED))
+            and (whole := plain(output, MOVED))
+        ):
+            self._sequence += 1
             return _waited(self._group.all_gather(part, whole, attended=True))
-        return self._gather_single(output, given, attended)
+        return self._begun(
+            "_all_gather_base", [given], lambda: self._gather_single(output, given, attended)
+        )
 
     _allgather_base = all_gather_single
 
@@ -445,8 +338,12 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Collect every rank's tensor in a list, in the order of ranks."""
         del opts
-        works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
-        return self._together(works, outputs)
+
+        def begin() -> Work:
+            works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
+            return self._together(works, outputs)
+
+        return self._begun("all_gather", inputs, begin)
 
     def allgather_coalesced(
         self,
@@ -456,19 +353,27 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Collect several tensors; ``outputs[r]`` are those of rank r."""
         del opts
-        works = [
-            self._gather_all([of_rank[number] for of_rank in outputs], tensor)
-            for number, tensor in enumerate(inputs)
-        ]
-        return self._together(works, outputs)
+
+        def begin() -> Work:
+            works = [
+                self._gather_all([of_rank[number] for of_rank in outputs], tensor)
+                for number, tensor in enumerate(inputs)
+            ]
+            return self._together(works, outputs)
+
+        return self._begun("all_gather", inputs, begin)
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         """Collect several tensors, each in one."""
-        attended = _attended(opts)
-        works = [self._gather_single(*pair, attended) for pair in zip(outputs, inputs, strict=True)]
-        return self._together(works, outputs)
+
+        def begin() -> Work:
+            pairs = zip(outputs, inputs, strict=True)
+            works = [self._gather_single(*pair, _attended(opts)) for pair in pairs]
+            return self._together(works, outputs)
+
+        return self._begun("all_gather_into_tensor_coalesced", inputs, begin)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -476,10 +381,20 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> Work | None:
         """Reduce a tensor over all ranks; rank r gets the r-th part."""
-        reduction, attended = _reduction(opts, [given]), _attended(opts)
-        if attended and (whole := _plain(given, DTYPES)) and (part := _plain(output, DTYPES)):
+        reduction, attended = reduction_of(opts, [given]), _attended(opts)
+        if (
+            attended
+            and not profiling()
+            and (whole := plain(given, REDUCED))
+            and (part := plain(output, REDUCED))
+        ):
+            self._sequence += 1
             return _waited(self._group.reduce_scatter(whole, part, reduction, attended=True))
-        return self._scatter_single(output, given, reduction, attended)
+        return self._begun(
+            "_reduce_scatter_base",
+            [given],
+            lambda: self._scatter_single(output, given, reduction, attended),
+        )
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -501,25 +416,33 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Work:
         """Reduce a list of tensors over all ranks; rank r gets the r-th."""
-        works = []
-        for output, parts in zip(outputs, inputs, strict=True):
-            if len({part.numel() for part in parts}) == 1:
-                whole = torch.cat([part.reshape(-1) for part in parts])
-                reduction = _reduction(opts, parts)
-                works.append(self._scatter_single(output, whole, reduction, _attended(opts)))
-            else:
-                works.append(self._reduce_to_each(output, parts, _reduction(opts, parts)))
-        return self._together(works, outputs)
+
+        def begin() -> Work:
+            works = []
+            for output, parts in zip(outputs, inputs, strict=True):
+                reduction = reduction_of(opts, parts)
+                if len({part.numel() for part in parts}) == 1:
+                    whole = torch.cat([part.reshape(-1) for part in parts])
+                    works.append(self._scatter_single(output, whole, reduction, _attended(opts)))
+                else:
+                    works.append(self._reduce_to_each(output, parts, reduction))
+            return self._together(works, outputs)
+
+        return self._begun("reduce_scatter", [part for parts in inputs for part in parts], begin)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         """Reduce several tensors over all ranks; rank r gets the r-th part of each."""
-        works = [
-            self._scatter_single(output, given, _reduction(opts, [given]), _attended(opts))
-            for output, given in zip(outputs, inputs, strict=True)
-        ]
-        return self._together(works, outputs)
+
+        def begin() -> Work:
+            works = [
+                self._scatter_single(output, given, reduction_of(opts, [given]), _attended(opts))
+                for output, given in zip(outputs, inputs, strict=True)
+            ]
+            return self._together(works, outputs)
+
+        return self._begun("reduce_scatter_tensor_coalesced", inputs, begin)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -530,12 +453,16 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         opts: Any,
     ) -> Work:
         """Collect every rank's tensor at the root."""
-        works = []
-        for number, tensor in enumerate(inputs):
-            sent = {opts.rootRank: tensor}
-            taken = dict(enumerate(outputs[number])) if self._rank == opts.rootRank else {}
-            works.append(self._to_each(sent, taken))
-        return self._together(works, outputs)
+
+        def begin() -> Work:
+            works = []
+            for number, tensor in enumerate(inputs):
+                sent = {opts.rootRank: tensor}
+                taken = dict(enumerate(outputs[number])) if self._rank == opts.rootRank else {}
+                works.append(self._to_each(sent, taken))
+            return self._together(works, outputs)
+
+        return self._begun("gather", inputs, begin)
 
     def scatter(
         self,
@@ -544,18 +471,26 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         opts: Any,
     ) -> Work:
         """Give every rank one of the root's tensors."""
-        works = []
-        for number, tensor in enumerate(outputs):
-            sent = dict(enumerate(inputs[number])) if self._rank == opts.rootRank else {}
-            works.append(self._to_each(sent, {opts.rootRank: tensor}))
-        return self._together(works, outputs)
+
+        def begin() -> Work:
+            works = []
+            for number, tensor in enumerate(outputs):
+                sent = dict(enumerate(inputs[number])) if self._rank == opts.rootRank else {}
+                works.append(self._to_each(sent, {opts.rootRank: tensor}))
+            return self._together(works, outputs)
+
+        return self._begun("scatter", [part for parts in inputs for part in parts], begin)
 
     def alltoall(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         """Send the r-th tensor to rank r; get the r-th from it."""
         del opts
-        return self._to_each(dict(enumerate(inputs)), dict(enumerate(outputs)), outputs)
+        return self._begun(
+            "all_to_all",
+            inputs,
+            lambda: self._to_each(dict(enumerate(inputs)), dict(enumerate(outputs)), outputs),
+        )
 
     def all_to_all_single(
         self,
@@ -567,14 +502,21 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Send the r-th part to rank r; get the r-th from it. Sizes are of the first dimension."""
         del opts
-        taken = _parts(output, output_sizes, self._size)
-        sent = _parts(given, input_sizes, self._size)
-        return self._to_each(dict(enumerate(sent)), dict(enumerate(taken)), [output])
+        taken = parts_of(output, output_sizes, self._size)
+        sent = parts_of(given, input_sizes, self._size)
+        return self._begun(
+            "all_to_all",
+            [given],
+            lambda: self._to_each(dict(enumerate(sent)), dict(enumerate(taken)), [output]),
+        )
 
     alltoall_base = all_to_all_single
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         """Send tensors to one rank."""
+        return self._begun("send", tensors, lambda: self._send(tensors, peer, tag))
+
+    def _send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         return self._each(
             tensors,
             lambda given: self._group.send(given, peer=peer, tag=tag),
@@ -584,6 +526,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         """Receive what a rank sends next."""
+        return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag))
+
+    def _receive(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         return self._each(
             tensors, lambda result: self._group.receive(result, peer=peer, tag=tag), copies=True
         )
@@ -599,6 +544,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ inside
 
+    def _begun(self, name: str, tensors: Sequence[Any], begin: Callable[[], Work]) -> Work:
+        """Begin an operation that others see: it is counted, and known to the profiler."""
+        self._sequence += 1
+        return profiled(name, tensors, begin) if profiling() else begin()
+
     def _each(
         self,
         tensors: Sequence[torch.Tensor],
@@ -611,12 +561,12 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         finishes: list[Callable[[], None]] = []
         pending = []
         for tensor in tensors:
-            given = _plain(tensor, MOVED if copies else DTYPES)
+            given = plain(tensor, MOVED if copies else REDUCED)
             if given is None:
-                dense = _dense(tensor)
-                if changes and dense is not tensor:
-                    finishes.append(_copying(tensor, dense))
-                given = elements_of(dense, copies=copies)
+                prepared = as_dense(tensor)
+                if changes and prepared is not tensor:
+                    finishes.append(copying(tensor, prepared))
+                given = elements_of(prepared, copies=copies)
             pending.append(start(given))
         return Work(pending, tensors, self._completer, finishes)
 
@@ -629,10 +579,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         copies: bool = False,
     ) -> Work:
         """Start a collective from one tensor into another."""
-        dense = _dense(output)
-        finishes = [] if dense is output else [_copying(output, dense)]
+        result = as_dense(output)
+        finishes = [] if result is output else [copying(output, result)]
         pending = start(
-            elements_of(dense, copies=copies), elements_of(_dense(given), copies=copies)
+            elements_of(result, copies=copies), elements_of(as_dense(given), copies=copies)
         )
         return Work([pending], [output], self._completer, finishes)
 
@@ -643,9 +593,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             chunks = whole.view(len(parts), given.numel())
             pairs = zip(parts, chunks, strict=True)
             return work.then(
-                [_copying(part, chunk.view(part.shape)) for part, chunk in pairs], parts
+                [copying(part, chunk.view(part.shape)) for part, chunk in pairs], parts
             )
-        _copying(parts[self._rank], given.reshape(parts[self._rank].shape))()
+        copying(parts[self._rank], given.reshape(parts[self._rank].shape))()
         works = [
             self._each([part], partial(self._group.broadcast, root=rank), copies=True)
             for rank, part in enumerate(parts)
@@ -662,7 +612,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             for rank, part in enumerate(dense)
         ]
         own = dense[self._rank].view(output.shape)
-        return self._together(works, [output]).then([_copying(output, own)], [output])
+        return self._together(works, [output]).then([copying(output, own)], [output])
 
     def _together(self, works: Sequence[Work], results: Any) -> Work:
         pending = [pending for work in works for pending in work.pending]
@@ -677,63 +627,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Send a tensor to each of some ranks, and take one from each of some."""
         if self._rank in sent and self._rank in taken:
-            _copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
-        works = [self.send([t], peer) for peer, t in sent.items() if peer != self._rank]
-        works += [self.recv([t], peer) for peer, t in taken.items() if peer != self._rank]
+            copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
+        works = [self._send([t], peer) for peer, t in sent.items() if peer != self._rank]
+        works += [self._receive([t], peer) for peer, t in taken.items() if peer != self._rank]
         return self._together(works, results if results is not None else list(taken.values()))
-
-
-def _plain(tensor: torch.Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements | None:
-    """Return the elements of a tensor that is as it must be: in order in memory, of such a dtype.
-
-    What :func:`_dense` and :func:`elements_of` do for all, in a fifth of their time.
-    """
-    dtype = dtypes.get(tensor.dtype)
-    if (
-        dtype is None
-        or not tensor.is_cpu
-        or tensor.layout is not torch.strided
-        or not tensor.is_contiguous()
-        or tensor.is_neg()
-    ):
-        return None
-    return Elements(tensor.data_ptr(), tensor.numel(), dtype, tensor)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds its elements in order: the same, where it does."""
-    _require_dense(tensor)
-    return tensor.resolve_conj().resolve_neg().contiguous()
-
-
-def _require_dense(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise UserError(
-            f"backend syncline exchanges dense tensors on the CPU, not {tensor.layout} on "
-            f"{tensor.device}; for CUDA make a group of its own: "
-            "torch.distributed.new_group(backend='nccl')"
-        )
-
-
-def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
-    """Return a contiguous tensor's elements.
-
-    Args:
-        tensor: on the CPU, dense.
-        copies: they are only moved, so they may as well be bytes.
-    """
-    _require_dense(tensor)
-    if tensor.is_complex() and not copies:
-        tensor = torch.view_as_real(tensor)
-    dtype = DTYPES.get(tensor.dtype)
-    if copies and (dtype is None or dtype == "bool"):
-        return Elements(tensor.data_ptr(), tensor.nbytes, "uint8", tensor)
-    if dtype is None:
-        raise UserError(
-            f"backend syncline cannot reduce elements of {tensor.dtype} "
-            f"(it can: {', '.join(DTYPES.values())})"
-        )
-    return Elements(tensor.data_ptr(), tensor.numel(), dtype, tensor)
 
 
 def _waited(pending: Pending) -> Work | None:
@@ -742,38 +639,11 @@ def _waited(pending: Pending) -> Work | None:
     return None
 
 
+def _alone(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether this is one tensor, and no profiler wants to know of the operation."""
+    return len(tensors) == 1 and not profiling()
+
+
 def _attended(opts: Any) -> bool:
     """Say whether the caller waits at once, so that no other thread need be woken."""
     return not getattr(opts, "asyncOp", True)
-
-
-def _reduction(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
-    operator = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-    if operator == SUM:
-        return "sum"
-    for torchs, ours in OPERATORS.items():
-        if operator == torchs:
-            if ours not in ("sum", "avg") and any(tensor.is_complex() for tensor in tensors):
-                raise UserError(f"the reduction {ours!r} is not for complex numbers")
-            return ours
-    raise UserError(
-        f"backend syncline does not know the reduction {operator} (known: {', '.join(REDUCTIONS)})"
-    )
-
-
-def _parts(
-    tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int
-) -> tuple[torch.Tensor, ...]:
-    if sizes:
-        return tuple(tensor.split(list(sizes)))
-    if len(tensor) % ranks:
-        raise UserError(f"a first dimension of {len(tensor)} cannot be shared out to {ranks} ranks")
-    return tuple(tensor.chunk(ranks)) if len(tensor) else (tensor,) * ranks
-
-
-def _copying(to: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
-    def copy() -> None:
-        with torch.no_grad():
-            to.copy_(source)
-
-    return copy

@@ -11,7 +11,7 @@ from torch import Tensor
 from syncline.collectives.table import PROGRAMS, Collective, Pipelined
 from syncline.errors import UserError, did_you_mean
 from syncline.groups import Choice, Elements, Group, Pending
-from syncline.parallel.backend import elements_of
+from syncline.parallel.tensors import elements_of
 
 __all__ = ["BLOCK_BYTES", "FAMILIES", "ROOT", "Channel"]
 

@@ -1,0 +1,191 @@
+"""``Work``: what torch waits for, and the thread on which a group's futures are completed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import SynclineError, UserError
+from syncline.groups import Pending
+from syncline.parallel.untraced import untraced
+
+__all__ = ["Completer", "Future", "Work"]
+
+
+@untraced
+class Work(dist.Work):
+    """Collectives under way, and what is left to do with their results."""
+
+    def __init__(
+        self,
+        pending: Sequence[Pending],
+        results: Any,
+        completer: Completer,
+        finishes: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        super().__init__()
+        self._completer = completer
+        self.pending = pending
+        self.finishes = finishes
+        self._results = results
+        self._lock = threading.Lock()
+        self._future: Future | None = None
+        self._error: BaseException | None = None
+
+    def is_completed(self) -> bool:
+        """Say whether the results are in place, or will never be."""
+        if not all(pending.ended for pending in self.pending):
+            return False
+        with contextlib.suppress(SynclineError):  # exception() has it
+            self.wait()
+        return True
+
+    def is_success(self) -> bool:
+        """Say whether nothing went wrong so far."""
+        return self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong."""
+        return self._error
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return once the results are in place.
+
+        Args:
+            timeout: how long at most; after less than the group's own timeout the work stays under
+                way, and may be waited for again.
+
+        Raises:
+            PeerError: a rank has ended, or did not answer in time.
+            MismatchError: the ranks called different collectives.
+            UserError: this is a fork of the process that began it.
+        """
+        # torch gives 0 for none.
+        deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
+        try:
+            for pending in self.pending:
+                if deadline_s is None:
+                    pending.wait()
+                else:
+                    pending.wait(max(deadline_s - time.monotonic(), 0.0))
+        except BaseException as error:
+            if any(pending.ended and not pending.done for pending in self.pending):
+                self._error = error
+            raise
+        with self._lock:
+            for finish in self.finishes:
+                finish()
+            self.finishes = ()
+        return True
+
+    def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> Work:
+        """Return the same work with more to do at its end, and other results."""
+        return Work(self.pending, results, self._completer, [*self.finishes, *finishes])
+
+    def synchronize(self) -> None:
+        """Return once the results are in place."""
+        self.wait()
+
+    def result(self) -> Any:
+        """Return the tensors."""
+        return self._results
+
+    def get_future(self) -> Future:
+        """Return a future of the tensors."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = Future(self._completer)
+        self._future.complete(self._waited_for)
+        return self._future
+
+    def _waited_for(self) -> Any:
+        self.wait()
+        return self._results
+
+
+class Completer:
+    """A thread on which a group's futures are completed and what is chained to them runs.
+
+    Both happen in the order in which the program asked for them, so in the same order on all ranks,
+    wherever and whenever messages arrive. What is chained may begin collectives itself, and wait
+    for them, as PowerSGD does.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._process = os.getpid()
+        self.ident = 0
+        """Of the thread, while it runs: whether the caller is on it is asked at every call."""
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run a job after those before it; from the thread itself, at once.
+
+        Raises:
+            UserError: this is a fork, which does not have the thread.
+        """
+        if os.getpid() != self._process:
+            raise UserError(
+                "a fork was to complete a future of a group that its parent joined; use the future "
+                "in the parent, or make a new group in the fork"
+            )
+        if threading.get_ident() == self.ident:
+            job()
+            return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="syncline futures", daemon=True
+                )
+                self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread once it has nothing left to do."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        self.ident = threading.get_ident()
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+        self.ident = 0  # another thread may be given it
+
+
+@untraced
+class Future(torch.futures.Future[Any]):
+    """A future whose callbacks run on its group's thread, even if it is complete already."""
+
+    def __init__(self, completer: Completer) -> None:
+        super().__init__()
+        self._completer = completer
+
+    def complete(self, value: Callable[[], Any]) -> None:
+        """Take what ``value`` returns, or raises, when it is its turn."""
+
+        def job() -> None:
+            try:
+                result = value()
+            except Exception as error:
+                self.set_exception(error)
+            else:
+                self.set_result(result)
+
+        self._completer.run(job)
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """Return a future of what ``callback`` makes of this one."""
+        after = Future(self._completer)
+        after.complete(lambda: callback(self))
+        return after
