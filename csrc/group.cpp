@@ -27,7 +27,7 @@ void Operation::begin_with(Request request) {
     block_elements_ = request_.call.count / blocks;
     rest_elements_ = request_.call.count % blocks;
     through_.assign(request_.program->transfers().size(), 0);
-    done_.store(false, std::memory_order_relaxed);
+    set_done(false);
     left_ = 0;
     for (const Transfer& transfer : request_.program->transfers()) {
         left_ += begin(transfer) < end(transfer) ? 1 : 0;
@@ -79,10 +79,21 @@ void Operation::finish() {
     }
 }
 
+namespace {
+
+std::vector<Link*> carriers_of_messages(const std::vector<std::unique_ptr<Link>>& links) {
+    std::vector<Link*> found;
+    for (const auto& link : links) found.push_back(link == nullptr ? nullptr : link->messages());
+    return found;
+}
+
+}  // namespace
+
 Group::Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
              std::unique_ptr<Sleeper> sleeper, std::shared_ptr<Transport> transport,
              Patience patience)
     : rank_(rank),
+      mailbox_(carriers_of_messages(links)),
       sleeper_(std::move(sleeper)),
       transport_(std::move(transport)),
       patience_(patience) {
@@ -105,6 +116,7 @@ void Group::close() {
     if (attendant_.joinable()) attendant_.join();
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return !driven_; });  // another thread may drive, and be in the sleeper
+    mailbox_.close();
     for (Peer& peer : links_) peer.link.reset();
 }
 
@@ -119,13 +131,10 @@ Handle Group::start(Operation::Request request, bool attended) {
     if (last_ == nullptr || last_.use_count() > 1) last_ = std::make_shared<Operation>();
     const Handle operation = last_;
     operation->begin_with(std::move(request));
-    // Two ranks that send to each other count nothing that all ranks could agree on.
-    if (operation->request_.call.collective != exchange) {
-        operation->request_.call.sequence = ++sequence_;
-    }
+    operation->request_.call.sequence = ++sequence_;
     if (operation->left_ == 0) {
         operation->finish();
-        operation->done_.store(true, std::memory_order_release);
+        operation->set_done(true);
         return operation;
     }
     try {
@@ -157,24 +166,45 @@ void Group::enlist(const Handle& operation) {
     active_.push_back(operation);
 }
 
-void Group::wait(const Handle& handle, Clock::time_point deadline, bool gives_up) {
-    if (handle->done()) return;
+void Group::post(const MessageHandle& message, void (Mailbox::*begin)(const MessageHandle&)) {
+    if (forked()) {
+        throw Forked("rank " + std::to_string(rank_) + ": a fork of its process called " +
+                     describe(message->call()));
+    }
+    const std::lock_guard lock(mutex_);
+    if (failure_) throw_failure();
+    try {
+        (mailbox_.*begin)(message);
+        progress();
+        if (driven_) {
+            require_peers();                              // the driver may sleep
+            if (transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
+        } else if (!message->done()) {
+            call_attendant();
+        }
+    } catch (...) {  // as in start()
+        fail_for_exception();
+    }
+}
+
+void Group::wait(const std::shared_ptr<Task>& task, Clock::time_point deadline, bool gives_up) {
+    if (task->done()) return;
     if (forked()) {
         throw Forked("rank " + std::to_string(rank_) + ": a fork of its process waited for " +
-                     describe(handle->call()));
+                     describe(task->call()));
     }
     std::unique_lock lock(mutex_);
-    while (!handle->done()) {
+    while (!task->done()) {
         if (failure_) throw_failure();
         bool in_time = true;
         if (driven_) {
             in_time = done_.wait_until(lock, deadline) == std::cv_status::no_timeout ||
                       Clock::now() < deadline;
         } else {
-            in_time = drive(lock, handle.get(), deadline);
+            in_time = drive(lock, task.get(), deadline);
         }
-        if (!in_time && !handle->done() && !failure_) {
-            const std::string what = waited_for(*handle);
+        if (!in_time && !task->done() && !failure_) {
+            const std::string what = waited_for(*task);
             if (gives_up) fail(-1, false, what);
             throw Timeout(what);
         }
@@ -184,7 +214,7 @@ void Group::wait(const Handle& handle, Clock::time_point deadline, bool gives_up
 bool Group::idle() {
     if (forked()) return true;
     const std::lock_guard lock(mutex_);
-    return active_.empty();
+    return all_done();
 }
 
 bool Group::failed() {
@@ -223,6 +253,16 @@ void Group::require_peers() {
             }
         }
     }
+    const Message* message = mailbox_.missing(
+        [&](std::int32_t rank) { return !links_[static_cast<std::size_t>(rank)].lost.empty(); });
+    if (message == nullptr) return;
+    const auto lost =
+        std::ranges::find_if(links_, [](const Peer& each) { return !each.lost.empty(); });
+    const Peer& peer =
+        message->peer() == any_rank ? *lost : links_.at(static_cast<std::size_t>(message->peer()));
+    const auto rank = static_cast<std::int32_t>(&peer - links_.data());
+    const Verdict verdict = peer.verdict.value_or(Verdict{rank, false});
+    fail(verdict.culprit, verdict.disagrees, peer.lost + ", in " + describe(message->call()));
 }
 
 void Group::hear(std::int32_t rank) {
@@ -287,6 +327,10 @@ bool Group::progress() {
     try {
         for (bool more = true; more;) {
             more = transport_ != nullptr && transport_->progress();
+            if (mailbox_.progress()) {
+                more = true;
+                done_.notify_all();
+            }
             for (Peer& peer : links_) {
                 if (peer.link == nullptr) continue;
                 more |= progress_sends(peer);
@@ -403,7 +447,7 @@ void Group::complete(const Piece& piece) {
     }
     if (--operation.left_ > 0) return;
     operation.finish();
-    operation.done_.store(true, std::memory_order_release);
+    operation.set_done(true);
     done_.notify_all();
     std::erase_if(active_, [&](const Handle& handle) { return handle.get() == &operation; });
 }
@@ -416,11 +460,12 @@ Group::Patience Group::patience() const {
 }
 
 bool Group::has_news() {
-    return std::ranges::any_of(
-        links_, [](const Peer& peer) { return peer.link != nullptr && peer.link->has_come(); });
+    return mailbox_.has_come() || std::ranges::any_of(links_, [](const Peer& peer) {
+               return peer.link != nullptr && peer.link->has_come();
+           });
 }
 
-bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
+bool Group::drive(std::unique_lock<std::mutex>& lock, const Task* until,
                   std::optional<Clock::time_point> deadline) {
     driven_ = true;
     bool in_time = true;
@@ -434,17 +479,17 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Operation* until,
     if (closing_) done_.notify_all();
     // Those who wait for others, or for nothing yet, need another driver.
     const std::size_t own = !deadline && until != nullptr && !until->done() ? 1 : 0;
-    if (until != nullptr && active_.size() > own && !failure_) {
+    if (until != nullptr && (active_.size() > own || !mailbox_.idle()) && !failure_) {
         done_.notify_all();
         call_attendant();
     }
     return in_time;
 }
 
-bool Group::drive_on(std::unique_lock<std::mutex>& lock, const Operation* until,
+bool Group::drive_on(std::unique_lock<std::mutex>& lock, const Task* until,
                      std::optional<Clock::time_point> deadline) {
     const auto finished = [&] {
-        return failure_ || closing_ || (until != nullptr ? until->done() : active_.empty());
+        return failure_ || closing_ || (until != nullptr ? until->done() : all_done());
     };
     bool quiet = false;  // no news, since:
     Clock::time_point quiet_since{};
@@ -501,19 +546,27 @@ void Group::call_attendant() {
 void Group::attend() {
     std::unique_lock lock(mutex_);
     while (true) {
-        attend_.wait(lock, [&] { return closing_ || (!driven_ && !failure_ && !active_.empty()); });
+        attend_.wait(lock, [&] { return closing_ || (!driven_ && !failure_ && !all_done()); });
         if (closing_) return;
         drive(lock, nullptr, Clock::time_point::max());
     }
 }
 
-std::string Group::waited_for(const Operation& operation) const {
+std::string Group::waited_for(const Task& task) const {
     std::string waited;
-    for (std::int32_t rank = 0; rank < ranks(); ++rank) {
-        if (awaits(operation, rank)) waited += (waited.empty() ? "" : ", ") + std::to_string(rank);
+    if (const auto* message = dynamic_cast<const Message*>(&task)) {
+        waited = message->peer() == any_rank ? "any" : std::to_string(message->peer());
+    } else {
+        const auto& operation = dynamic_cast<const Operation&>(task);
+        for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+            if (!awaits(operation, rank)) continue;
+            waited += (waited.empty() ? "" : ", ") + std::to_string(rank);
+        }
     }
-    return "rank " + std::to_string(rank_) + " waited in vain in " + describe(operation.call()) +
-           ": rank " + waited + " did not send, or take, what it should";
+    const std::string who =
+        waited == "any" ? "no rank sent" : "rank " + waited + " did not send, or take,";
+    return "rank " + std::to_string(rank_) + " waited in vain in " + describe(task.call()) + ": " +
+           who + " what it should";
 }
 
 }  // namespace syncline

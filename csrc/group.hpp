@@ -16,15 +16,17 @@
 
 #include "doorbell.hpp"
 #include "link.hpp"
+#include "mailbox.hpp"
 #include "origin.hpp"
 #include "program.hpp"
+#include "task.hpp"
 
 namespace syncline {
 
 using Clock = std::chrono::steady_clock;
 
 // One collective under way.
-class Operation {
+class Operation final : public Task {
   public:
     // What to run on which memory. Where `input` is another buffer than `work`, it is left as it
     // is, which takes a program that is out_of_place().
@@ -41,8 +43,7 @@ class Operation {
         std::byte* output;
     };
 
-    [[nodiscard]] bool done() const { return done_.load(std::memory_order_acquire); }
-    [[nodiscard]] const Call& call() const { return request_.call; }
+    [[nodiscard]] const Call& call() const override { return request_.call; }
 
   private:
     friend class Group;
@@ -66,7 +67,6 @@ class Operation {
     std::size_t rest_elements_ = 0;
     std::vector<std::size_t> through_;  // of each transfer: bytes sent and released, or landed
     std::size_t left_ = 0;              // transfers that are not through
-    std::atomic<bool> done_ = false;
 };
 
 using Handle = std::shared_ptr<Operation>;
@@ -136,7 +136,11 @@ class Group {
 
     // Return once it is done. Throws Forked, PeerFailure, after which the group is of no use, or
     // Timeout. Then the collective stays under way, unless the rank gives up: that ends the group.
-    void wait(const Handle& handle, Clock::time_point deadline, bool gives_up = true);
+    void wait(const std::shared_ptr<Task>& task, Clock::time_point deadline, bool gives_up = true);
+
+    // Begin to send or to receive a message. Throws what went wrong in the group before, or Forked.
+    void send(const MessageHandle& message) { post(message, &Mailbox::send); }
+    void receive(const MessageHandle& message) { post(message, &Mailbox::receive); }
 
     // A peer has died or left: what it has sent before still counts, what is missing never comes.
     void lose(std::int32_t rank, const std::string& what);
@@ -192,7 +196,9 @@ class Group {
     // Fail for the exception that is being handled.
     void fail_for_exception();
     void throw_failure() const;
-    [[nodiscard]] std::string waited_for(const Operation& operation) const;
+    void post(const MessageHandle& message, void (Mailbox::*begin)(const MessageHandle&));
+    [[nodiscard]] std::string waited_for(const Task& task) const;
+    [[nodiscard]] bool all_done() const { return active_.empty() && mailbox_.idle(); }
 
     // How to look for news of what is under way.
     [[nodiscard]] Patience patience() const;
@@ -200,9 +206,9 @@ class Group {
     [[nodiscard]] bool has_news();
     // Drive all collectives until `until` is done, or all are (null). Returns false at the
     // deadline, or instead of sleeping if there is none: then the caller is about to wait.
-    bool drive(std::unique_lock<std::mutex>& lock, const Operation* until,
+    bool drive(std::unique_lock<std::mutex>& lock, const Task* until,
                std::optional<Clock::time_point> deadline);
-    bool drive_on(std::unique_lock<std::mutex>& lock, const Operation* until,
+    bool drive_on(std::unique_lock<std::mutex>& lock, const Task* until,
                   std::optional<Clock::time_point> deadline);
     // Put a collective behind those that are under way.
     void enlist(const Handle& operation);
@@ -218,6 +224,7 @@ class Group {
     Origin origin_;
     std::int32_t rank_;
     std::vector<Peer> links_;
+    Mailbox mailbox_;
     std::unique_ptr<Sleeper> sleeper_;
     std::shared_ptr<Transport> transport_;
     Patience patience_;

@@ -38,6 +38,8 @@ using syncline::Doorbell;
 using syncline::Group;
 using syncline::Handle;
 using syncline::Link;
+using syncline::Message;
+using syncline::MessageHandle;
 using syncline::Operation;
 using syncline::Program;
 using syncline::SegmentLayout;
@@ -45,6 +47,7 @@ using syncline::SharedLink;
 using syncline::SharedMemory;
 using syncline::Sleeper;
 using syncline::Slots;
+using syncline::Task;
 using syncline::UcxLink;
 using syncline::UcxSleeper;
 using syncline::UcxWorker;
@@ -87,6 +90,9 @@ using Neighbour = std::tuple<std::int32_t, int, int>;
 // A rank of another host, and the address of its worker.
 using Remote = std::tuple<std::int32_t, nb::bytes>;
 
+// What ranks exchange in collectives, and after that the same for messages between two of them.
+std::size_t segment_bytes(const SegmentLayout& layout) { return 2 * layout.bytes(); }
+
 // A group of ranks that share memory, or are joined by UCX, or both. Arenas and segments live as
 // long as it does.
 class NativeGroup {
@@ -106,16 +112,22 @@ class NativeGroup {
                 own_place = static_cast<std::int32_t>(segments.size());
                 own_event = event;
             }
-            segments.push_back(std::make_shared<SharedMemory>(segment, layout_.bytes()));
+            segments.push_back(std::make_shared<SharedMemory>(segment, segment_bytes(layout_)));
         }
         own_ = segments.at(static_cast<std::size_t>(own_place));
         const auto slots = std::make_shared<Slots>(layout_.slots());
+        const auto message_slots = std::make_shared<Slots>(layout_.slots());
         for (std::size_t place = 0; place < neighbours.size(); ++place) {
             const auto& [peer, segment, event] = neighbours[place];
             if (peer == rank) continue;
-            links.at(static_cast<std::size_t>(peer)) = std::make_unique<SharedLink>(
-                layout_, own_, segments[place], own_place, static_cast<std::int32_t>(place), slots,
-                peer, event, &arenas_);
+            const auto join = [&](const std::shared_ptr<Slots>& own_slots, std::size_t start) {
+                return std::make_unique<SharedLink>(layout_, own_, segments[place], own_place,
+                                                    static_cast<std::int32_t>(place), own_slots,
+                                                    peer, event, &arenas_, start);
+            };
+            auto link = join(slots, 0);
+            link->carry_messages(join(message_slots, layout_.bytes()));
+            links.at(static_cast<std::size_t>(peer)) = std::move(link);
         }
         std::vector<std::pair<std::int32_t, UcxLink*>> far;
         for (const auto& [peer, address] : remotes) {
@@ -151,10 +163,25 @@ class NativeGroup {
     NativeGroup& operator=(const NativeGroup&) = delete;
 
     [[nodiscard]] Group& group() { return *group_; }
-    void wait(const Handle& handle, double timeout_s, bool gives_up) {
-        group_->wait(handle, after(timeout_s), gives_up);
+    void wait(const std::shared_ptr<Task>& task, double timeout_s, bool gives_up) {
+        group_->wait(task, after(timeout_s), gives_up);
     }
     [[nodiscard]] bool forked() const { return group_->forked(); }
+    MessageHandle send(std::uintptr_t source, std::uint64_t count, std::uint8_t dtype,
+                       std::int32_t peer, std::uint32_t tag, std::uint8_t kind) {
+        auto message =
+            std::make_shared<Message>(call(count, dtype, tag, kind), peer, memory(source), nullptr);
+        group_->send(message);
+        return message;
+    }
+    // `peer` is -1 for whoever sends first.
+    MessageHandle receive(std::uintptr_t target, std::uint64_t count, std::uint8_t dtype,
+                          std::int32_t peer, std::uint32_t tag, std::uint8_t kind) {
+        auto message = std::make_shared<Message>(call(count, dtype, tag, kind), peer, nullptr,
+                                                 writable(target));
+        group_->receive(message);
+        return message;
+    }
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
     bool idle() { return group_->idle(); }
     bool failed() { return group_->failed(); }
@@ -176,6 +203,12 @@ class NativeGroup {
     void forget_arena(std::int32_t peer, std::uint32_t number) { arenas_.forget(peer, number); }
 
   private:
+    static syncline::Call call(std::uint64_t count, std::uint8_t dtype, std::uint32_t tag,
+                               std::uint8_t kind) {
+        return {count, tag, 0, kind, static_cast<syncline::Dtype>(dtype), syncline::Reduction::sum,
+                0};
+    }
+
     // Return once all are connected. Throws PeerFailure.
     static void connect(const std::vector<std::pair<std::int32_t, UcxLink*>>& far,
                         UcxWorker& worker, Clock::time_point deadline) {
@@ -282,7 +315,9 @@ void bind_groups(nb::module_& module) {
                          return reinterpret_cast<std::uintptr_t>(memory.data());
                      })
         .def_prop_ro("bytes", &SharedMemory::bytes);
-    nb::class_<Operation>(module, "Operation").def_prop_ro("done", &Operation::done);
+    nb::class_<Task>(module, "Task").def_prop_ro("done", &Task::done);
+    nb::class_<Operation, Task>(module, "Operation");
+    nb::class_<Message, Task>(module, "Message").def_prop_ro("peer", &Message::peer);
     nb::class_<UcxWorker>(module, "UcxWorker")
         .def(nb::new_([](const std::string& library, const UcxWorker::Settings& settings) {
             return std::make_shared<UcxWorker>(syncline::UcxLibrary::load(library), settings);
@@ -300,6 +335,8 @@ void bind_groups(nb::module_& module) {
              nb::arg("pause_s"), nb::arg("spin_s"), nb::arg("timeout_s"))
         .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("forked", &NativeGroup::forked)
+        .def("send", &NativeGroup::send, nb::call_guard<nb::gil_scoped_release>())
+        .def("receive", &NativeGroup::receive, nb::call_guard<nb::gil_scoped_release>())
         .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
         .def("idle", &NativeGroup::idle, nb::call_guard<nb::gil_scoped_release>())
         .def("failed", &NativeGroup::failed, nb::call_guard<nb::gil_scoped_release>())
@@ -316,7 +353,7 @@ void bind_groups(nb::module_& module) {
         .def("start", &NativeCall::start, nb::call_guard<nb::gil_scoped_release>());
     module.def("segment_bytes",
                [](std::int32_t peers, std::size_t fragment_bytes, std::uint32_t window) {
-                   return SegmentLayout{peers, fragment_bytes, window}.bytes();
+                   return segment_bytes(SegmentLayout{peers, fragment_bytes, window});
                });
     module.def("reduction_exists", [](std::uint8_t reduction, std::uint8_t dtype) {
         return syncline::exists(static_cast<syncline::Reduction>(reduction),

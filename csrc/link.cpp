@@ -8,7 +8,8 @@ namespace {
 
 const char* collective_of(const Call& call) {
     static constexpr const char* names[] = {"all-reduce",     "broadcast",  "reduce",
-                                            "reduce-scatter", "all-gather", "send or receive"};
+                                            "reduce-scatter", "all-gather", "send or receive",
+                                            "gather",         "scatter",    "all-to-all"};
     return call.collective < std::size(names) ? names[call.collective] : "an unknown collective";
 }
 
@@ -25,7 +26,11 @@ const std::string& Link::broken() const {
 }
 
 std::string describe(const Call& call) {
-    return std::string(collective_of(call)) + " number " + std::to_string(call.sequence) + " of " +
+    const std::string which = call.collective == exchange ? " with tag "
+                              : is_message(call)          ? ", a part,"
+                                                          : " number ";
+    return std::string(collective_of(call)) + which +
+           (which.ends_with(' ') ? std::to_string(call.sequence) : "") + " of " +
            std::to_string(call.count) + " elements of " + name_of(call.dtype) + reduction_of(call);
 }
 

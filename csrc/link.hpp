@@ -11,14 +11,15 @@
 
 namespace syncline {
 
-// The collective that only two ranks take part in.
+// What a message between two ranks is called, which the program sends by itself. What is called
+// otherwise from here on is a message, too: a part of a collective.
 constexpr std::uint8_t exchange = 5;
 
 // What a rank calls. Every fragment carries it, so that ranks that call different collectives say
 // so instead of mixing up each other's bytes.
 struct Call {
     std::uint64_t count;     // elements of the whole vector
-    std::uint32_t sequence;  // number of the collective in its group
+    std::uint32_t sequence;  // number of the collective in its group; of an exchange, its tag
     std::uint32_t variant;   // root, algorithm and blocks, hashed by the caller
     std::uint8_t collective;
     Dtype dtype;
@@ -27,6 +28,8 @@ struct Call {
     bool operator==(const Call&) const = default;
 };
 static_assert(sizeof(Call) == 24);
+
+[[nodiscard]] constexpr bool is_message(const Call& call) { return call.collective >= exchange; }
 
 // Where a fragment goes.
 struct Target {
@@ -78,11 +81,18 @@ class Link {
     [[nodiscard]] virtual bool can_receive() = 0;
     // Whether a fragment has come that nobody has taken yet.
     [[nodiscard]] virtual bool has_come() { return false; }
+    // What the peer calls with the next fragment that has come; null: none has, or the link cannot
+    // tell.
+    [[nodiscard]] virtual const Call* front() { return nullptr; }
     // Take the next fragment, now or as soon as it comes. Throws PeerFailure if the peer calls
     // something else.
     virtual void receive(const Target& target, const Call& call) = 0;
     // How many of the fragments taken so far are where they should be.
     [[nodiscard]] virtual std::uint64_t received() = 0;
+
+    // What carries messages between the two, beside the collectives that this carries; null:
+    // nothing.
+    [[nodiscard]] virtual Link* messages() { return nullptr; }
 
     // Why nothing more will come or go; empty as long as that is not so.
     [[nodiscard]] virtual const std::string& broken() const;

@@ -90,7 +90,7 @@ std::shared_ptr<const std::byte> Arenas::at(std::int32_t peer, Place place,
 SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                        std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
                        std::int32_t their_place, std::shared_ptr<Slots> slots, std::int32_t peer,
-                       int event, const Arenas* arenas)
+                       int event, const Arenas* arenas, std::size_t start)
     : own_(std::move(own)),
       theirs_(std::move(theirs)),
       fragment_bytes_(layout.fragment_bytes),
@@ -98,12 +98,12 @@ SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory
       peer_(peer),
       event_(event),
       arenas_(arenas),
-      out_(own_->data() + layout.channel_offset(their_place)),
-      in_(theirs_->data() + layout.channel_offset(own_place)),
-      out_slots_(own_->data() + layout.slots_offset()),
-      in_slots_(theirs_->data() + layout.slots_offset()),
-      outgoing_(channel(*own_, layout.channel_offset(their_place))),
-      incoming_(channel(*theirs_, layout.channel_offset(own_place))),
+      out_(own_->data() + start + layout.channel_offset(their_place)),
+      in_(theirs_->data() + start + layout.channel_offset(own_place)),
+      out_slots_(own_->data() + start + layout.slots_offset()),
+      in_slots_(theirs_->data() + start + layout.slots_offset()),
+      outgoing_(channel(*own_, start + layout.channel_offset(their_place))),
+      incoming_(channel(*theirs_, start + layout.channel_offset(own_place))),
       slots_(std::move(slots)),
       held_(layout.window) {}
 
@@ -183,6 +183,8 @@ bool SharedLink::can_receive() {
     return fragment(in_, received_).number.load(std::memory_order_acquire) == received_ + 1;
 }
 
+const Call* SharedLink::front() { return can_receive() ? &fragment(in_, received_).call : nullptr; }
+
 void SharedLink::take(const Target& target, const Call& call, const std::byte* data, bool past) {
     const std::size_t count = target.bytes / size_of(call.dtype);
     if (target.own == nullptr) {
@@ -241,6 +243,7 @@ void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place pl
 }
 
 void SharedLink::give_up(const Verdict& verdict) {
+    if (messages_ != nullptr) messages_->give_up(verdict);
     const auto culprit = static_cast<std::uint32_t>(verdict.culprit + 2);
     outgoing_.verdict.store(culprit * 2 + (verdict.disagrees ? 1 : 0), std::memory_order_release);
     bell_of(*theirs_).ring(event_);

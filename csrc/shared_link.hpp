@@ -82,11 +82,14 @@ class SharedLink final : public Link {
   public:
     // `own` and `theirs` are the segments of this rank and of the peer. Places are positions among
     // the ranks of the host. `slots` are those of this rank, for all of its links. `event` is the
-    // peer's eventfd, or -1 if it never waits for one.
+    // peer's eventfd, or -1 if it never waits for one. `start` is where the layout begins in both.
     SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
                std::int32_t their_place, std::shared_ptr<Slots> slots, std::int32_t peer, int event,
-               const Arenas* arenas);
+               const Arenas* arenas, std::size_t start = 0);
+
+    // Let another link between the two, in other parts of the segments, carry messages.
+    void carry_messages(std::unique_ptr<Link> messages) { messages_ = std::move(messages); }
 
     [[nodiscard]] std::size_t fragment_bytes() const override { return fragment_bytes_; }
     [[nodiscard]] bool can_send() override;
@@ -95,6 +98,8 @@ class SharedLink final : public Link {
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
     [[nodiscard]] bool has_come() override { return can_receive(); }
+    [[nodiscard]] const Call* front() override;
+    [[nodiscard]] Link* messages() override { return messages_.get(); }
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override { return received_; }
     void give_up(const Verdict& verdict) override;
@@ -158,6 +163,7 @@ class SharedLink final : public Link {
     Channel& outgoing_;
     Channel& incoming_;
     std::shared_ptr<Slots> slots_;
+    std::unique_ptr<Link> messages_;
     std::vector<std::optional<std::uint32_t>> held_;  // by those sent and not taken
     std::uint64_t sent_ = 0;
     std::uint64_t taken_ = 0;     // of those sent, as last seen

@@ -16,10 +16,6 @@ namespace {
 // Of a tag: below, who sends.
 constexpr ucp_tag_t notice_bit = ucp_tag_t{1} << 63;
 constexpr std::chrono::seconds longest_close{2};
-// Small messages, and over TCP fragments, UCX keeps in memory until somebody takes them. So a rank
-// sends no more ahead of its peer than this many, and a peer says every so often how many it took.
-constexpr std::uint64_t most_ahead = 32;
-constexpr std::uint64_t taken_at_once = most_ahead / 4;
 constexpr std::size_t piece_bytes = 4096;  // stays in the first cache
 ucp_tag_t notice_tag(std::int32_t from) { return notice_bit | static_cast<ucp_tag_t>(from); }
 
@@ -146,6 +142,7 @@ UcxLink::~UcxLink() {
     for (const Come& each : come_) {
         if (each.held != nullptr) ucx_.am_data_release(worker_->handle(), each.held);
     }
+    messages_.cancel();
     for (const Receipt& receipt : receipts_) {
         if (receipt.fetching != nullptr) {
             ucx_.request_cancel(worker_->handle(), receipt.fetching);
@@ -165,11 +162,12 @@ UcxLink::~UcxLink() {
     parameters.flags = through ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
     void* closing = ucx_.ep_close_nbx(endpoint_, &parameters);
     progress_while([&] {
-        return pending(closing) || pending(flushing) || pending(listening_) ||
-               pending(connecting_) || saying() ||
+        return messages_.pending() || pending(closing) || pending(flushing) ||
+               pending(listening_) || pending(connecting_) || saying() ||
                std::ranges::any_of(sends_, [&](const auto& s) { return pending(s.request); }) ||
                std::ranges::any_of(receipts_, [&](const auto& r) { return pending(r.fetching); });
     });
+    messages_.release();
     for (void* request : {closing, flushing}) {
         if (UCS_PTR_IS_PTR(request)) ucx_.request_free(request);
     }
@@ -257,6 +255,7 @@ void UcxLink::hear() {
             verdict_ = heard_.verdict;
         }
         taken_ = std::max(taken_, heard_.taken);
+        messages_.hear(heard_.taken_messages);
         greeted_ = greeted_ || heard_.word == Word::ready;
         left_ = left_ || heard_.word == Word::left;
         if (!ending_) listen();
@@ -348,6 +347,7 @@ void UcxLink::receive(const Target& target, const Call& call) {
 }
 
 ucs_status_t UcxLink::come(const Call& call, void* data, std::size_t bytes, bool held) {
+    if (is_message(call)) return messages_.come(call, data, bytes, held);
     const auto* values = static_cast<const std::byte*>(data);
     if (held) {
         come_.push_back({call, bytes, data, {}});

@@ -15,6 +15,7 @@
 #include "link.hpp"
 #include "recycled.hpp"
 #include "ucx_library.hpp"
+#include "ucx_messages.hpp"
 
 namespace syncline {
 
@@ -67,6 +68,7 @@ class UcxLink final : public Link {
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override;
     [[nodiscard]] const std::string& broken() const override { return broken_; }
+    [[nodiscard]] Link* messages() override { return &messages_; }
     // Whether each of the two can reach the other, and knows that the other can. From then on each
     // notices when the other ends, also if neither has sent anything, and what one sends needs no
     // help of the other to leave.
@@ -75,6 +77,14 @@ class UcxLink final : public Link {
     [[nodiscard]] std::optional<Verdict> given_up() override;
 
   private:
+    friend class UcxMessages;
+
+    // Small messages, and over TCP fragments, UCX keeps in memory until somebody takes them. So a
+    // rank sends no more ahead of its peer than this many, and a peer says every so often how many
+    // it took.
+    static constexpr std::uint64_t most_ahead = 32;
+    static constexpr std::uint64_t taken_at_once = most_ahead / 4;
+
     struct Sending {
         Call call;                       // goes before the fragment
         void* request;                   // null: complete
@@ -105,7 +115,8 @@ class UcxLink final : public Link {
     struct Notice {
         Word word;
         Verdict verdict{-1, false};
-        std::uint64_t taken = 0;
+        std::uint64_t taken = 0;           // fragments of collectives
+        std::uint64_t taken_messages = 0;  // and of messages
     };
     struct Saying {
         std::unique_ptr<Notice> notice;  // which UCX is still reading; null: a greeting
@@ -163,6 +174,7 @@ class UcxLink final : public Link {
     std::uint64_t received_ = 0;
     std::uint64_t told_ = 0;             // of those received
     RecycledVector<std::byte> scratch_;  // where UCX fetches what is combined then
+    UcxMessages messages_{*this};
 };
 
 // Sleeps until UCX, or a peer on this host, has news.

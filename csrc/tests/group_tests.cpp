@@ -585,18 +585,23 @@ class Team {
         : arenas(static_cast<std::size_t>(ranks)) {
         const SegmentLayout layout{ranks, fragment_bytes, window};
         for (std::int32_t rank = 0; rank < ranks; ++rank) {
-            segments.push_back(memory(layout.bytes()));
+            segments.push_back(memory(2 * layout.bytes()));
         }
         for (std::int32_t rank = 0; rank < ranks; ++rank) {
             const auto own = static_cast<std::size_t>(rank);
             const auto slots = std::make_shared<syncline::Slots>(layout.slots());
-            std::vector<std::unique_ptr<syncline::Link>> links;
+            const auto message_slots = std::make_shared<syncline::Slots>(layout.slots());
+            std::vector<std::unique_ptr<syncline::Link>> links(static_cast<std::size_t>(ranks));
             for (std::int32_t peer = 0; peer < ranks; ++peer) {
-                links.push_back(peer == rank ? nullptr
-                                             : std::make_unique<SharedLink>(
-                                                   layout, segments[own],
-                                                   segments[static_cast<std::size_t>(peer)], rank,
-                                                   peer, slots, peer, -1, &arenas[own]));
+                if (peer == rank) continue;
+                const auto join = [&](const auto& own_slots, std::size_t start) {
+                    return std::make_unique<SharedLink>(
+                        layout, segments[own], segments[static_cast<std::size_t>(peer)], rank, peer,
+                        own_slots, peer, -1, &arenas[own], start);
+                };
+                auto link = join(slots, 0);
+                link->carry_messages(join(message_slots, layout.bytes()));
+                links[static_cast<std::size_t>(peer)] = std::move(link);
             }
             groups.push_back(std::make_unique<Group>(
                 rank, std::move(links),
@@ -1240,6 +1245,128 @@ void a_failure_wakes_whoever_drives() {
     }
 }
 
+syncline::MessageHandle message(std::uint32_t tag, std::int32_t peer, std::vector<float>& memory,
+                                bool sends, std::uint8_t kind = syncline::exchange) {
+    const Call call{memory.size(), tag, 0, kind, Dtype::float32, Reduction::sum, 0};
+    auto* bytes = reinterpret_cast<std::byte*>(memory.data());
+    return std::make_shared<syncline::Message>(call, peer, sends ? bytes : nullptr,
+                                               sends ? nullptr : bytes);
+}
+
+// Every rank sends all others messages of every size with two tags, and takes them in an order of
+// its own, with collectives between them.
+void messages_go_by_their_tags_beside_collectives() {
+    constexpr std::int32_t ranks = 3;
+    constexpr std::uint32_t count = 12;
+    const auto size = [](std::uint32_t number) { return std::size_t{number} * number * 60; };
+    const auto value = [](std::int32_t from, std::uint32_t number) {
+        return static_cast<float>(from * 100) + static_cast<float>(number);
+    };
+    for (const std::uint32_t seed : {1U, 2U, 3U}) {
+        Team team(ranks);
+        team.run([&](std::int32_t rank) {
+            Group& group = team.at(rank);
+            Random random(seed * 10 + static_cast<std::uint32_t>(rank));
+            std::vector<std::vector<float>> memory;
+            memory.reserve(4 * ranks * count);
+            std::vector<syncline::MessageHandle> sent;
+            for (std::uint32_t number = 0; number < count; ++number) {
+                for (std::int32_t peer = 0; peer < ranks; ++peer) {
+                    if (peer == rank) continue;
+                    memory.emplace_back(size(number), value(rank, number));
+                    sent.push_back(message(number % 2, peer, memory.back(), true));
+                    group.send(sent.back());
+                }
+            }
+            std::vector<float> one(2000, 1);
+            const auto reduce = [&] {
+                group.wait(group.start(
+                               request<float>(ring(ranks), rank, ranks, one, std::span<float>(one)),
+                               uniform(random, 0, 1) == 0),
+                           soon());
+            };
+            reduce();
+            // Of each peer and tag in order, otherwise in any.
+            std::array<std::array<std::uint32_t, 2>, ranks> next{};
+            for (auto& of_peer : next) of_peer = {0, 1};
+            for (std::uint32_t left = 2 * count; left > 0;) {
+                const auto peer = uniform<std::size_t>(random, 0, ranks - 1);
+                const auto tag = uniform<std::size_t>(random, 0, 1);
+                std::uint32_t& number = next[peer][tag];
+                if (static_cast<std::int32_t>(peer) == rank || number >= count) continue;
+                memory.emplace_back(size(number));
+                const auto taken = message(static_cast<std::uint32_t>(tag),
+                                           static_cast<std::int32_t>(peer), memory.back(), false);
+                group.receive(taken);
+                group.wait(taken, soon());
+                CHECK(std::ranges::all_of(memory.back(), [&](float each) {
+                    return each == value(static_cast<std::int32_t>(peer), number);
+                }));
+                number += 2;
+                if (--left % 7 == 0) reduce();
+            }
+            for (const auto& each : sent) group.wait(each, soon());
+            reduce();
+            CHECK(group.idle());
+        });
+    }
+}
+
+void a_message_from_anyone_says_from_whom() {
+    Team team(3);
+    team.run([&](std::int32_t rank) {
+        Group& group = team.at(rank);
+        std::vector<float> own(1500, static_cast<float>(rank)), none;
+        if (rank > 0) {
+            group.wait(
+                [&] {
+                    const auto m = message(7, 0, own, true);
+                    group.send(m);
+                    return m;
+                }(),
+                soon());
+            group.wait(
+                [&] {
+                    const auto m = message(8, 0, none, true);
+                    group.send(m);
+                    return m;
+                }(),
+                soon());
+            return;
+        }
+        std::array<int, 3> seen{};
+        for (const std::uint32_t tag : {8U, 7U, 7U, 8U}) {
+            std::vector<float>& to = tag == 7 ? own : none;
+            const auto taken = message(tag, syncline::any_rank, to, false);
+            group.receive(taken);
+            group.wait(taken, soon());
+            CHECK(taken->peer() > 0);
+            ++seen[static_cast<std::size_t>(taken->peer())];
+            CHECK(tag == 8 || own.front() == static_cast<float>(taken->peer()));
+        }
+        CHECK(seen[1] == 2 && seen[2] == 2);
+    });
+}
+
+void messages_that_differ_or_never_come_are_refused() {
+    Team team(3);
+    std::vector<float> four(4), five(5), other(4);
+    team.at(0).send(message(1, 1, four, true));
+    const Outcome differs = outcome([&] {
+        const auto taken = message(1, 0, five, false);
+        team.at(1).receive(taken);
+        team.at(1).wait(taken, soon());
+    });
+    CHECK(differs.rank == 0);
+    // From anyone: only once all others are gone.
+    const auto taken = message(1, syncline::any_rank, other, false);
+    team.at(2).receive(taken);
+    team.at(2).lose(0, "it is gone");
+    CHECK(!team.at(2).failed());
+    team.at(2).lose(1, "it is gone, too");
+    CHECK(outcome([&] { team.at(2).wait(taken, soon()); }).rank != -2);
+}
+
 // A rank that was lost before is missed by what is started while another thread sleeps.
 void a_start_notices_a_lost_peer_while_another_thread_sleeps() {
     Team team(3, 4096, 2, std::chrono::nanoseconds(0));
@@ -1412,6 +1539,9 @@ int main(int arguments, char** values) {
     a_fork_takes_no_part();
     a_buffer_of_a_rank_that_has_given_up_is_not_believed();
     a_failure_wakes_whoever_drives();
+    messages_go_by_their_tags_beside_collectives();
+    a_message_from_anyone_says_from_whom();
+    messages_that_differ_or_never_come_are_refused();
     a_start_notices_a_lost_peer_while_another_thread_sleeps();
     closing_ends_all_waits();
     closing_races_with_work();

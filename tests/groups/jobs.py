@@ -355,8 +355,10 @@ MISMATCHES: dict[str, Callable[[Group, torch.Tensor, bool], object]] = {
     "algorithm": lambda group, t, odd: group.all_reduce(
         elements(t), choice=Choice("ring" if odd else "direct")
     ),
-    "tag": lambda group, t, odd: (
-        group.send(elements(t), peer=0, tag=1) if odd else group.receive(elements(t), peer=1, tag=2)
+    "part": lambda group, t, odd: (
+        group.send(elements(t), peer=0, part_of="gather")
+        if odd
+        else group.receive(elements(t), peer=1, part_of="scatter")
     ),
 }
 
@@ -366,7 +368,7 @@ def mismatch(folder: str, route: str) -> dict[str, tuple[str, str]]:
     found = {}
     for name, call in MISMATCHES.items():
         with joined(folder, name, route=route) as group:
-            found[name] = said(partial(_call_and_go_on, group, call, pair=name == "tag"))
+            found[name] = said(partial(_call_and_go_on, group, call, pair=name == "part"))
             dist.barrier()  # before anybody leaves
     return found
 

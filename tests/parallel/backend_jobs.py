@@ -474,6 +474,51 @@ def monitored_barriers() -> list[str]:
     return found
 
 
+def messages() -> list[str]:
+    """Send with tags and receive in another order, from anyone, and with collectives between."""
+    wrong = []
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    for transport in ("auto", "ucx"):
+        group: Any = dist.new_group(
+            backend="syncline",
+            timeout=TIMEOUT,
+            pg_options=Options(transport=transport),  # type: ignore[arg-type]
+        )
+        others = [peer for peer in range(ranks) if peer != rank]
+        sizes = {tag: 3 + tag * 40_000 for tag in range(5)}
+        works = [
+            dist.isend(torch.full((count,), 10.0 * rank + tag), peer, group=group, tag=tag)
+            for tag, count in sizes.items()
+            for peer in others
+        ]
+        parts = [torch.zeros(2) for _ in range(ranks)]
+        # The parts of a collective are no messages of the program.
+        dist.all_to_all(parts, [torch.full((2,), float(rank)) for _ in range(ranks)], group=group)
+        wrong += [] if [part[0].item() for part in parts] == list(range(ranks)) else ["parts"]
+        for tag in (3, 1, 4):
+            for peer in others:
+                taken = torch.zeros(sizes[tag])
+                if dist.recv(taken, peer, group=group, tag=tag) != peer:
+                    wrong.append("source")
+                wrong += [] if (taken == 10.0 * peer + tag).all() else [f"{transport} {tag}"]
+            dist.all_reduce(torch.ones(3), group=group)
+        for tag in (2, 0):
+            sources = []
+            for _ in others:
+                taken = torch.zeros(sizes[tag])
+                work = dist.irecv(taken, group=group, tag=tag)
+                work.wait()
+                source = work._source_rank()
+                sources.append(source)
+                wrong += [] if (taken == 10.0 * source + tag).all() else [f"any {transport} {tag}"]
+            wrong += [] if sorted(sources) == others else [f"sources {sources}"]
+        for work in works:
+            work.wait()
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
+    return wrong
+
+
 def sequence_numbers_and_timeout() -> tuple[list[int], list[int], float, str]:
     """Return the numbers after some operations on both backends, and what a new timeout does."""
     numbers_of = {}
@@ -533,7 +578,7 @@ def refusals() -> dict[str, str]:
         "average": lambda g: dist.all_reduce(torch.ones(3, dtype=torch.bool), Op.AVG, group=g),
         "sparse": lambda g: dist.all_reduce(torch.ones(3, 3).to_sparse(), group=g),
         "meta": lambda g: dist.all_reduce(torch.ones(3, device="meta"), group=g),
-        "any": lambda g: dist.recv(torch.ones(3), group=g),
+        "tag": lambda g: dist.recv(torch.ones(3), 1 - dist.get_rank(), group=g, tag=-1),
         "sizes": lambda g: dist.all_to_all_single(torch.ones(5), torch.ones(5), group=g),
         "monitored": lambda g: dist.monitored_barrier(g),
     }

@@ -62,7 +62,7 @@ def test_what_cannot_be_done_is_said(workers: WorkerPool) -> None:
         "average": "the reduction 'avg' is for numbers, not for bool",
         "sparse": "backend syncline exchanges dense tensors on the CPU, not torch.sparse_coo",
         "meta": "on meta",
-        "any": "recv() needs the rank to receive from",
+        "tag": "expected a tag from 0 to 4294967295, found -1",
         "sizes": "a first dimension of 5 cannot be shared out to 2 ranks",
         "monitored": "monitored_barrier is only implemented for GLOO backend",
     }
@@ -81,6 +81,11 @@ def test_ranks_that_miss_a_monitored_barrier_are_named(workers: WorkerPool, rank
         assert found == ["nothing", "nothing"] or rank == 2
     if ranks == 3:
         assert "reached the monitored barrier, but rank 0 did not let it go on" in others[1][0]
+
+
+def test_messages_go_by_their_tags_and_come_from_anyone(workers: WorkerPool) -> None:
+    for wrong in workers.run(jobs.messages, 3):
+        assert wrong == []
 
 
 def test_sequence_numbers_and_timeouts(workers: WorkerPool) -> None:

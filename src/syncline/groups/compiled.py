@@ -13,7 +13,7 @@ from syncline.collectives import Collective, hierarchical, program
 from syncline.errors import UserError
 from syncline.groups.choice import Choice, Hosts
 
-__all__ = ["Compiled", "between", "compiled"]
+__all__ = ["Compiled", "compiled"]
 
 ACTIONS = {"send": 0, "copy": 1, "reduce": 2}
 CACHED = 512
@@ -80,10 +80,3 @@ def _compiled(native: _native.Program, blocks: int, own: range, meaning: str) ->
         spills=any(changes for block, changes in enumerate(changed) if block not in own),
         variant=zlib.crc32(meaning.encode()),
     )
-
-
-@lru_cache(maxsize=CACHED)
-def between(action: str, rank: int, ranks: int, peer: int, tag: int) -> Compiled:
-    """Return the program that sends a whole vector to a peer, or copies what comes from it."""
-    rows = np.array([(0, ACTIONS[action], peer, 0, 1)], dtype=np.int32)
-    return _compiled(_native.make_program(rank, ranks, 1, rows), 1, range(1), str(tag))

@@ -37,7 +37,17 @@ REDUCTIONS = {
 COLLECTIVES = {
     name: code
     for code, name in enumerate(
-        ("all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather", "exchange")
+        (
+            "all-reduce",
+            "broadcast",
+            "reduce",
+            "reduce-scatter",
+            "all-gather",
+            "exchange",
+            "gather",
+            "scatter",
+            "all-to-all",
+        )
     )
 }
 """In the order of the native core's names."""

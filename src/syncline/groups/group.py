@@ -17,7 +17,7 @@ from syncline.collectives import Collective
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.choice import Choice
 from syncline.groups.chooser import Wanted, agreed_chooser
-from syncline.groups.compiled import Compiled, between, compiled
+from syncline.groups.compiled import Compiled, compiled
 from syncline.groups.descriptors import out_of_descriptors, require_descriptors
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
 from syncline.groups.meeting import Introduced
@@ -49,6 +49,10 @@ CROWDED_SPIN_S = 20e-6
 """The same where there are more ranks than processors: it lets others have its own at once."""
 UCX_DESCRIPTORS, SPARE_DESCRIPTORS = 16, 8
 """What UCX needs for itself, and what stores and other threads may need meanwhile."""
+ANY_RANK = -1
+MOST_TAG = 2**32 - 1
+Parted = Literal["gather", "scatter", "all-to-all"]
+"""Collectives that consist of messages."""
 MOST_CALLS = 512
 """Kinds of calls that a group keeps prepared."""
 
@@ -68,7 +72,7 @@ class Pending:
 
     __slots__ = ("_group", "_keep", "_native")
 
-    def __init__(self, group: Group | None, native: _native.Operation | None, keep: object) -> None:
+    def __init__(self, group: Group | None, native: _native.Task | None, keep: object) -> None:
         self._group = group
         self._native = native
         self._keep = keep  # memory that it reads or writes
@@ -77,6 +81,13 @@ class Pending:
     def done(self) -> bool:
         """Whether the result is in place."""
         return self._native is None or self._native.done
+
+    @property
+    def peer(self) -> int | None:
+        """Whom a message goes to or comes from, as far as that is known; None: it is no message."""
+        if not isinstance(self._native, _native.Message) or self._native.peer == ANY_RANK:
+            return None
+        return self._native.peer
 
     @property
     def ended(self) -> bool:
@@ -186,7 +197,7 @@ class Group:
                 )
             self.site = reception.site("ucx" if transport == "ucx" else "auto")
             """Where the ranks are."""
-            self.meeting = reception.cards[0].nonce
+            self.meeting = reception.prefix
             """The same on all ranks, and of this group alone, also where another has its name."""
             self.hosts = self.site.layout
             """The ranks of each host; where all are joined by UCX, each counts as on its own."""
@@ -397,19 +408,43 @@ class Group:
         before = result.address - self.rank * call.part_bytes
         return self._start(call, given.address, before, attended, given.owner, result.owner)
 
-    def send(self, given: Elements, *, peer: int, tag: int = 0) -> Pending:
-        """Send elements to one rank, which must receive in the order of the sends.
+    def send(
+        self, given: Elements, *, peer: int, tag: int = 0, part_of: Parted | None = None
+    ) -> Pending:
+        """Send elements to one rank.
+
+        Messages with one tag arrive in the order in which they are sent.
 
         Args:
             given: the elements.
             peer: to whom.
-            tag: the receiver must give the same.
+            tag: the receiver must ask for the same, from 0 to 2**32 - 1.
+            part_of: the collective of which this is a part, which the receiver must give, too; then
+                the tag is of no account.
         """
-        return self._exchange("send", given, peer, tag)
+        self._require_peer(peer)
+        return self._message(self._native.send, given, peer, tag, part_of)
 
-    def receive(self, result: Elements, *, peer: int, tag: int = 0) -> Pending:
-        """Receive what ``peer`` sends next, of the same count and dtype; see :meth:`send`."""
-        return self._exchange("copy", result, peer, tag)
+    def receive(
+        self,
+        result: Elements,
+        *,
+        peer: int | None,
+        tag: int = 0,
+        part_of: Parted | None = None,
+    ) -> Pending:
+        """Receive what ``peer`` sends next with this tag, of the same count and dtype.
+
+        Args:
+            result: where it goes.
+            peer: from whom; None: from whoever sends first, see :attr:`Pending.peer`.
+            tag: see :meth:`send`.
+            part_of: see :meth:`send`.
+        """
+        if peer is not None:
+            self._require_peer(peer)
+        source = ANY_RANK if peer is None else peer
+        return self._message(self._native.receive, result, source, tag, part_of)
 
     def allocate(self, size_bytes: int) -> SharedBuffer:
         """Return memory that the other ranks of this host read where it is, without a copy.
@@ -482,7 +517,7 @@ class Group:
         self,
         key: tuple[Any, ...],
         code: Compiled,
-        collective: Collective | Literal["exchange"],
+        collective: Collective,
         count: int,
         dtype: str,
         reduction: str = "sum",
@@ -504,16 +539,27 @@ class Group:
         call = self._calls[key] = Call(native.start, code, part_bytes)
         return call
 
-    def _exchange(self, action: str, buffer: Elements, peer: int, tag: int) -> Pending:
-        key = action, buffer.count, buffer.dtype, peer, tag
-        call = self._calls.get(key)
-        if call is None:
-            self._require_rank(peer)
-            if peer == self.rank:
-                raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
-            code = between(action, self.rank, self.ranks, peer, tag)
-            call = self._keep(key, code, "exchange", buffer.count, buffer.dtype)
-        return self._start(call, buffer.address, buffer.address, False, buffer.owner)
+    def _message(
+        self,
+        begin: Callable[[int, int, int, int, int, int], _native.Message],
+        buffer: Elements,
+        peer: int,
+        tag: int,
+        part_of: Parted | None,
+    ) -> Pending:
+        if not 0 <= tag <= MOST_TAG:
+            raise UserError(f"expected a tag from 0 to {MOST_TAG}, found {tag}")
+        dtype, kind = dtype_code(buffer.dtype), COLLECTIVES[part_of or "exchange"]
+        try:
+            native = begin(buffer.address, buffer.count, dtype, peer, 0 if part_of else tag, kind)
+        except _native.LinkFailure as error:
+            raise self._not_begun(error) from None
+        except _native.Forked as error:
+            raise _forked(error) from None
+        pending = Pending(self, native, buffer.owner)
+        self._begun.append(pending)
+        self._let_go()
+        return pending
 
     def _start(
         self,
@@ -539,9 +585,7 @@ class Group:
         try:
             native = call.start(given, work, output, attended)
         except _native.LinkFailure as error:
-            if not self._leave.alive:
-                raise UserError(f"rank {self.rank}: this group was closed") from None
-            raise self._explained(error) from None
+            raise self._not_begun(error) from None
         except _native.Forked as error:
             raise _forked(error) from None
         if native is None:
@@ -568,7 +612,7 @@ class Group:
         self._begun.append(Closing(release))
         self._let_go()
 
-    def _wait(self, native: _native.Operation, timeout_s: float | None) -> None:
+    def _wait(self, native: _native.Task, timeout_s: float | None) -> None:
         if timeout_s is None:
             timeout_s = self.timeout_s
         gives_up = timeout_s >= self.timeout_s
@@ -586,12 +630,22 @@ class Group:
         if self._native.forked:
             raise _forked(f"rank {self.rank}: a fork of its process was to {what}")
 
+    def _not_begun(self, error: Any) -> UserError | PeerError | MismatchError:
+        if not self._leave.alive:
+            return UserError(f"rank {self.rank}: this group was closed")
+        return self._explained(error)
+
     def _explained(self, error: Any) -> PeerError | MismatchError:
         what, peer, disagrees = error.args
         if disagrees:
             return MismatchError(f"the ranks called different collectives: {what}")
         del peer
         return PeerError(f"rank {self.rank}: {what}")
+
+    def _require_peer(self, peer: int) -> None:
+        self._require_rank(peer)
+        if peer == self.rank:
+            raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:

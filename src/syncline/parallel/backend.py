@@ -17,6 +17,7 @@ import torch.distributed as dist
 from syncline.errors import UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.chooser import Wanted
+from syncline.groups.group import Parted
 from syncline.parallel.monitored_barrier import MonitoredBarrier
 from syncline.parallel.profiled import profiled, profiling
 from syncline.parallel.tensors import (
@@ -459,7 +460,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             for number, tensor in enumerate(inputs):
                 sent = {opts.rootRank: tensor}
                 taken = dict(enumerate(outputs[number])) if self._rank == opts.rootRank else {}
-                works.append(self._to_each(sent, taken))
+                works.append(self._to_each("gather", sent, taken))
             return self._together(works, outputs)
 
         return self._begun("gather", inputs, begin)
@@ -476,7 +477,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             works = []
             for number, tensor in enumerate(outputs):
                 sent = dict(enumerate(inputs[number])) if self._rank == opts.rootRank else {}
-                works.append(self._to_each(sent, {opts.rootRank: tensor}))
+                works.append(self._to_each("scatter", sent, {opts.rootRank: tensor}))
             return self._together(works, outputs)
 
         return self._begun("scatter", [part for parts in inputs for part in parts], begin)
@@ -489,7 +490,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._begun(
             "all_to_all",
             inputs,
-            lambda: self._to_each(dict(enumerate(inputs)), dict(enumerate(outputs)), outputs),
+            lambda: self._to_each(
+                "all-to-all", dict(enumerate(inputs)), dict(enumerate(outputs)), outputs
+            ),
         )
 
     def all_to_all_single(
@@ -507,7 +510,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._begun(
             "all_to_all",
             [given],
-            lambda: self._to_each(dict(enumerate(sent)), dict(enumerate(taken)), [output]),
+            lambda: self._to_each(
+                "all-to-all", dict(enumerate(sent)), dict(enumerate(taken)), [output]
+            ),
         )
 
     alltoall_base = all_to_all_single
@@ -516,10 +521,16 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Send tensors to one rank."""
         return self._begun("send", tensors, lambda: self._send(tensors, peer, tag))
 
-    def _send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def _send(
+        self,
+        tensors: list[torch.Tensor],
+        peer: int,
+        tag: int = 0,
+        part_of: Parted | None = None,
+    ) -> Work:
         return self._each(
             tensors,
-            lambda given: self._group.send(given, peer=peer, tag=tag),
+            lambda given: self._group.send(given, peer=peer, tag=tag, part_of=part_of),
             copies=True,
             changes=False,
         )
@@ -528,19 +539,22 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Receive what a rank sends next."""
         return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag))
 
-    def _receive(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def _receive(
+        self,
+        tensors: list[torch.Tensor],
+        peer: int | None,
+        tag: int = 0,
+        part_of: Parted | None = None,
+    ) -> Work:
         return self._each(
-            tensors, lambda result: self._group.receive(result, peer=peer, tag=tag), copies=True
+            tensors,
+            lambda result: self._group.receive(result, peer=peer, tag=tag, part_of=part_of),
+            copies=True,
         )
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
-        """Refuse: this backend receives from ranks that are named.
-
-        Raises:
-            UserError: always.
-        """
-        del tensors, tag
-        raise UserError("backend syncline: recv() needs the rank to receive from (src=...)")
+        """Receive from whichever rank sends first; ``Work._source_rank()`` says which."""
+        return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag))
 
     # ------------------------------------------------------------------ inside
 
@@ -621,6 +635,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def _to_each(
         self,
+        part_of: Parted,
         sent: dict[int, torch.Tensor],
         taken: dict[int, torch.Tensor],
         results: Any = None,
@@ -628,8 +643,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Send a tensor to each of some ranks, and take one from each of some."""
         if self._rank in sent and self._rank in taken:
             copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
-        works = [self._send([t], peer) for peer, t in sent.items() if peer != self._rank]
-        works += [self._receive([t], peer) for peer, t in taken.items() if peer != self._rank]
+        works = [
+            self._send([t], peer, part_of=part_of) for peer, t in sent.items() if peer != self._rank
+        ]
+        works += [
+            self._receive([t], peer, part_of=part_of)
+            for peer, t in taken.items()
+            if peer != self._rank
+        ]
         return self._together(works, results if results is not None else list(taken.values()))
 
 

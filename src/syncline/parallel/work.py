@@ -95,6 +95,19 @@ class Work(dist.Work):
         """Return once the results are in place."""
         self.wait()
 
+    def _source_rank(self) -> int:
+        """Return who sent what was received, once it has come.
+
+        Raises:
+            RuntimeError: nothing was received, as torch has it.
+        """
+        peer = self.pending[0].peer if self.pending else None
+        if peer is None:
+            raise RuntimeError("the source rank is known of a receive alone, once it is done")
+        return peer
+
+    source_rank = _source_rank
+
     def result(self) -> Any:
         """Return the tensors."""
         return self._results

@@ -1,0 +1,71 @@
+// Messages between two ranks on different hosts, over the connection that their collectives use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "link.hpp"
+#include "recycled.hpp"
+#include "ucx_library.hpp"
+
+namespace syncline {
+
+class UcxLink;
+
+// They wait where they have come until the program asks for them; so how many fragments a rank may
+// be ahead of its peer is bounded for them alone, or collectives would wait for them.
+class UcxMessages final : public Link {
+  public:
+    explicit UcxMessages(UcxLink& link) : link_(link) {}
+
+    [[nodiscard]] std::size_t fragment_bytes() const override;
+    [[nodiscard]] bool can_send() override;
+    void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+              const std::optional<Copies>& copies) override;
+    [[nodiscard]] std::uint64_t released() override;
+    [[nodiscard]] bool can_receive() override { return fetching_ == nullptr && !come_.empty(); }
+    [[nodiscard]] bool has_come() override { return !come_.empty(); }
+    [[nodiscard]] const Call* front() override {
+        return come_.empty() ? nullptr : &come_.front().call;
+    }
+    void receive(const Target& target, const Call& call) override;
+    [[nodiscard]] std::uint64_t received() override;
+    [[nodiscard]] const std::string& broken() const override;
+
+    // UCX has a fragment of the peer.
+    ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
+    // How many fragments the peer has taken, as it has said.
+    void hear(std::uint64_t taken);
+    // For the end of the link: give up what is under way, wait until UCX has let go of it, and give
+    // that back.
+    void cancel();
+    [[nodiscard]] bool pending() const;
+    void release();
+
+  private:
+    struct Sending {
+        Call call;      // goes before the fragment
+        void* request;  // null: complete
+    };
+    struct Come {
+        Call call;
+        void* held;  // by UCX, which fetches it when it is asked to; or null
+        RecycledVector<std::byte> copy;
+        std::size_t bytes;
+    };
+
+    UcxLink& link_;
+    std::deque<Sending> sends_;
+    std::deque<Come> come_;
+    void* fetching_ = nullptr;
+    std::uint64_t sent_ = 0;
+    std::uint64_t taken_ = 0;  // by the peer
+    std::uint64_t received_ = 0;
+    std::uint64_t told_ = 0;  // of those received
+};
+
+}  // namespace syncline
