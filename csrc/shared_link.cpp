@@ -163,7 +163,7 @@ void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call
         borrowed_ = sent_ + 1;
         said.offset = place.offset;
     } else if (bytes <= sizeof said.small) {
-        std::memcpy(said.small, data, bytes);
+        if (bytes > 0) std::memcpy(said.small, data, bytes);  // of nothing the address may be null
     } else {
         said.slot = put(data, bytes, call, copies);
         held_[sent_ % window_] = said.slot;
@@ -187,6 +187,7 @@ const Call* SharedLink::front() { return can_receive() ? &fragment(in_, received
 
 void SharedLink::take(const Target& target, const Call& call, const std::byte* data, bool past) {
     const std::size_t count = target.bytes / size_of(call.dtype);
+    if (count == 0) return;
     if (target.own == nullptr) {
         past ? copy_past_caches(target.result, data, target.bytes)
              : void(std::memcpy(target.result, data, target.bytes));
