@@ -224,7 +224,10 @@ class NativeGroup {
                         peer, false,
                         "rank " + std::to_string(peer) + " did not connect through UCX in time");
                 }
-                if (!worker.progress()) worker.sleep(look);
+                if (worker.progress()) continue;
+                worker.sleep(look);
+                const nb::gil_scoped_acquire held;
+                if (PyErr_CheckSignals() != 0) throw nb::python_error();  // such as Ctrl-C
             }
         }
     }

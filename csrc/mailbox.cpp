@@ -142,7 +142,8 @@ bool Mailbox::progress_receives(std::int32_t rank, Lane& lane) {
         arrival.last_begun = arrival.begun == arrival.bytes;
         moved = true;
     }
-    if (arrival.last_begun && lane.link->received() == lane.received) {
+    const std::uint64_t received = lane.link->received();  // this also tells the peer
+    if (arrival.last_begun && received == lane.received) {
         finish_arrival(rank, lane);
         moved = true;
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -517,6 +520,22 @@ def messages() -> list[str]:
         dist.barrier(group=group)
         dist.destroy_process_group(group)
     return wrong
+
+
+def interrupted() -> str:
+    """Interrupt rank 0 while it waits for rank 1, which comes later; return what ended its wait."""
+    ended_by = "nothing"
+    with group_of() as group:
+        if dist.get_rank() == 0:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            dist.barrier()
+        try:
+            dist.all_reduce(torch.ones(3), group=group)
+        except KeyboardInterrupt:
+            ended_by = "KeyboardInterrupt"
+            dist.barrier()
+    return ended_by
 
 
 def sequence_numbers_and_timeout() -> tuple[list[int], list[int], float, str]:

@@ -88,6 +88,10 @@ def test_messages_go_by_their_tags_and_come_from_anyone(workers: WorkerPool) -> 
         assert wrong == []
 
 
+def test_an_interrupt_ends_a_wait(workers: WorkerPool) -> None:
+    assert workers.run(jobs.interrupted, 2) == ["KeyboardInterrupt", "nothing"]
+
+
 def test_sequence_numbers_and_timeouts(workers: WorkerPool) -> None:
     for ours, gloos, timeout_s, said in workers.run(jobs.sequence_numbers_and_timeout, 2):
         assert ours == gloos

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -53,6 +54,8 @@ ANY_RANK = -1
 MOST_TAG = 2**32 - 1
 Parted = Literal["gather", "scatter", "all-to-all"]
 """Collectives that consist of messages."""
+SLICE_S = 0.25
+"""How long a wait goes on before Python looks for signals, such as that of Ctrl-C."""
 MOST_CALLS = 512
 """Kinds of calls that a group keeps prepared."""
 
@@ -616,8 +619,14 @@ class Group:
         if timeout_s is None:
             timeout_s = self.timeout_s
         gives_up = timeout_s >= self.timeout_s
+        deadline = time.monotonic() + timeout_s
         try:
-            self._native.wait(native, timeout_s, gives_up)
+            # In slices, between which Python handles signals: Ctrl-C ends the wait.
+            while (left_s := deadline - time.monotonic()) > SLICE_S:
+                with contextlib.suppress(_native.WaitTimeout):
+                    self._native.wait(native, SLICE_S, False)
+                    return
+            self._native.wait(native, max(left_s, 0.0), gives_up)
         except _native.WaitTimeout as error:
             again = "" if gives_up else ", or wait again: it is still under way"
             raise PeerError(f"{error} within the timeout; see that rank's output{again}") from None
