@@ -535,6 +535,7 @@ def interrupted() -> str:
         except KeyboardInterrupt:
             ended_by = "KeyboardInterrupt"
             dist.barrier()
+        dist.barrier()  # before anybody leaves
     return ended_by
 
 
