@@ -358,6 +358,29 @@ def state_read(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
+@feature('`vars(optimizer)["state"]` read after `step`', SETTLES)
+def state_in_vars(side: Side) -> None:
+    ddp, optimizer = begin(side, adam)
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+        state = vars(optimizer)["state"]
+        side.note("state", len(state), [entry["exp_avg"] for entry in state.values()])
+    side.finish(ddp, optimizer)
+
+
+@feature("`nn.Parameter(p)` made after `step`", SETTLES)
+def made_again(side: Side) -> None:
+    ddp, optimizer = begin(side)
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+        side.note("made", nn.Parameter(ddp.module.hidden.weight))
+    side.finish(ddp, optimizer)
+
+
 @feature("the optimizer's state changed in between", OVERLAPS)
 def state_changed(side: Side) -> None:
     ddp, optimizer = begin(side, adam)

@@ -10,6 +10,7 @@ them).
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -136,6 +137,18 @@ class PendingGradient(_Pending, torch.Tensor):
 
 class PendingParameter(_Pending, nn.Parameter):
     """A parameter whose update is due."""
+
+    def detach(self) -> torch.Tensor:
+        """Wait, and return what :meth:`torch.Tensor.detach` does.
+
+        ``nn.Parameter(p)`` takes its way for tensor classes here, and wants the class of what was
+        given, which has changed by then.
+        """
+        caller = sys._getframe(1).f_code
+        finish(self)
+        if caller is nn.Parameter.__new__.__code__:
+            return torch.Tensor._make_subclass(nn.Parameter, self)
+        return self.detach()
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
