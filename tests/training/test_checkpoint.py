@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import zipfile
 from pathlib import Path
@@ -20,6 +21,7 @@ from syncline.training.checkpoint import (
     settings_of,
 )
 from syncline.training.config import TrainingConfig
+from syncline.training.wrap import sgd
 
 CONFIG = TrainingConfig.of("resnet20", "digits", overrides={"epochs": 5})
 
@@ -29,15 +31,18 @@ def module() -> nn.Module:
 
 
 def checkpoint(config: TrainingConfig = CONFIG, *, epoch: int = 2) -> Checkpoint:
-    optimizer = torch.optim.SGD(module().parameters(), lr=0.1, momentum=0.9)
+    built = module()
+    optimizer = sgd(built, config)
+    built(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
     return Checkpoint(
         settings=settings_of(config, 10),
         epoch=epoch,
         step=epoch * 7,
         weights=module().state_dict(),
         optimizer=optimizer.state_dict(),
-        schedule={"last_epoch": 14},
-        random_states=[[torch.get_rng_state()] for _ in range(2)],
+        schedule={"last_epoch": epoch * 7},
+        random_states=[[torch.get_rng_state()] for _ in range(config.workers)],
     )
 
 
@@ -47,8 +52,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path, loaded = load_checkpoint(tmp_path)
     assert path == tmp_path / FILE_NAME
     assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
-    for name in ("settings", "epoch", "step", "optimizer", "schedule"):
+    for name in ("settings", "epoch", "step", "schedule"):
         assert getattr(loaded, name) == getattr(saved, name)
+    for index, state in saved.optimizer["state"].items():
+        found = loaded.optimizer["state"][index]["momentum_buffer"]
+        assert torch.equal(found, state["momentum_buffer"])
     assert all(torch.equal(loaded.weights[name], value) for name, value in saved.weights.items())
     assert torch.equal(loaded.random_states[1][0], saved.random_states[1][0])
     loaded.check(path, CONFIG, 10, module())
@@ -67,6 +75,7 @@ def test_a_failed_write_leaves_the_last_checkpoint(
         patch.setattr(torch, "save", fail)
         with pytest.raises(FileError, match="cannot be written: No space left"):
             checkpoint(epoch=2).save(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
     assert load_checkpoint(tmp_path)[1].epoch == 1
     checkpoint(epoch=3).save(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
@@ -122,6 +131,65 @@ def test_a_foreign_file_is_refused_and_never_run(
     with pytest.raises(FileError, match=r"checkpoint.pt: (not a checkpoint|expected a file of)"):
         load_checkpoint(tmp_path)
     assert "executed" not in capsys.readouterr().out
+
+
+def test_what_is_packed_is_not_unpacked(tmp_path: Path) -> None:
+    checkpoint().save(tmp_path)
+    path = tmp_path / FILE_NAME
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+        archive.writestr("bomb", b"\0" * (50 << 20))
+    with pytest.raises(FileError, match="its members are compressed"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_damaged_part_is_refused_before_anything_is_loaded() -> None:
+    saved = checkpoint()
+    weights, optimizer = saved.weights, saved.optimizer
+    (group,) = optimizer["param_groups"]
+    state = optimizer["state"]
+
+    def with_group(**changes: object) -> dict[str, Any]:
+        return {"optimizer": {**optimizer, "param_groups": [{**group, **changes}]}}
+
+    def with_state(index: object, value: object) -> dict[str, Any]:
+        return {"optimizer": {**optimizer, "state": {**state, index: value}}}
+
+    huge = torch.zeros(1).expand(1 << 40)
+    damages: list[tuple[dict[str, Any], str]] = [
+        ({"epoch": -1}, "-1 epochs and 14 steps are done"),
+        ({"step": -5}, "2 epochs and -5 steps are done"),
+        ({"step": 1 << 70}, "2 epochs and a number of more than 20 digits steps"),
+        ({"step": 13}, "13 steps are done, but 14 of the learning rate's schedule"),
+        ({"schedule": {}}, "14 steps are done, but None of"),
+        ({"weights": {**weights, "0.bias": None}}, "not all weights are dense tensors"),
+        ({"weights": {**weights, "0.bias": torch.zeros(2).to_sparse()}}, "not all weights"),
+        ({"weights": {**weights, "0.bias": torch.zeros(2, device="meta")}}, "not all weights"),
+        ({"weights": {**weights, 3: torch.zeros(2)}}, "not all weights"),
+        ({"optimizer": {}}, "the settings of the optimizer are of another one"),
+        ({"optimizer": {"param_groups": [group, group], "state": {}}}, "settings of the optimizer"),
+        (with_group(lr=float("nan")), "the settings of the optimizer"),
+        (with_group(momentum="0.9"), "the settings of the optimizer"),
+        (with_group(params=[0]), "the settings of the optimizer"),
+        (with_state(9, {}), "the state of the optimizer is of other parameters"),
+        (with_state(0, {"momentum_buffer": torch.zeros(7)}), "the state of the optimizer"),
+        (with_state(0, {"momentum_buffer": "x"}), "the state of the optimizer"),
+        ({"random_states": []}, "the states of the random generators"),
+        ({"random_states": [[None], [None]]}, "the states of the random generators"),
+        ({"random_states": [[huge], [huge]]}, "the states of the random generators"),
+        ({"random_states": [[torch.zeros(5056, dtype=torch.uint8)]] * 2}, "the random generators"),
+        ({"compression_files": ["../../etc/passwd"]}, "the files of compression are not those"),
+    ]
+    for changes, problem in damages:
+        damaged = dataclasses.replace(saved, **changes)
+        with pytest.raises(FileError, match=f"^c.pt: damaged: .*{problem}"):
+            damaged.check(Path("c.pt"), CONFIG, 10, module())
+    wrong = dataclasses.replace(saved, weights={**weights, "0.bias": torch.zeros(2).int()})
+    with pytest.raises(MismatchError, match=r"'0.bias' is torch.float32 in this model, torch.int"):
+        wrong.check(Path("c.pt"), CONFIG, 10, module())
 
 
 def test_another_version_or_a_wrong_type_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from PIL import Image
@@ -181,26 +182,88 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate(timeout=DEADLINE_S)
-    (unfinished := tmp_path / "parts" / "compression-1-1.pt.partial").write_bytes(b"half")
+    left = ("compression-1-1.pt.partial", "compression-99-1.pt", "checkpoint.pt.partial")
+    for name in left:
+        (tmp_path / "parts" / name).write_bytes(b"half")
+    (mine := tmp_path / "parts" / "compression-notes.pt").write_bytes(b"the user's")
     ended(start("parts", "--resume"))
-    assert not unfinished.exists()
+    assert not any((tmp_path / "parts" / name).exists() for name in left)
+    mine.unlink()
     require_equal(tmp_path / "whole", tmp_path / "parts")
+
+
+def rounded_state(step: int) -> dict[str, Any]:
+    return {"compression": "bf16", "steps": step, "decided": False, "plan": None}
 
 
 def test_files_of_states(tmp_path: Path) -> None:
     for step in (3, 5):
-        save_state(tmp_path, step, {"step": step}, rank=0)
+        save_state(tmp_path, step, rounded_state(step), rank=0)
     names = ["compression-5-0.pt"]
     require_states(tmp_path, names)
     drop_states(tmp_path, names)
     assert [path.name for path in tmp_path.iterdir()] == names
     loaded = load_state(tmp_path, names, rank=0, workers=1, steps_per_epoch=1)
-    assert loaded == {"step": 5}
+    assert loaded == rounded_state(5)
     with pytest.raises(FileError, match="copy all files of the checkpoint's folder"):
         require_states(tmp_path, ["compression-3-0.pt"])
     torch.save({"format": "other"}, tmp_path / "compression-5-0.pt")
     with pytest.raises(FileError, match="expected a file of format"):
         load_state(tmp_path, names, rank=0, workers=1, steps_per_epoch=1)
+
+
+def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
+    unfinished = ["checkpoint.pt.partial", "compression-5-0.pt.partial"]
+    others = ["compression-3-0.pt", "compression-3-1.pt"]
+    kept = ["checkpoint.pt", "compression-5-0.pt"]
+    users = ["compression-a-b.pt", "compression-3-0.pt.bak", "my.partial", "compression-.pt"]
+    for name in (*unfinished, *others, *kept, *users):
+        (tmp_path / name).write_bytes(b"")
+    drop_states(tmp_path, None)  # a training that begins anew may still be given up
+    assert {path.name for path in tmp_path.iterdir()} == {*others, *kept, *users}
+    drop_states(tmp_path, ["compression-5-0.pt"])
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, *users}
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    tensors = {"w": torch.zeros(3)}
+    sparse = {
+        "version": 1,
+        "recipe": msgspec.to_builtins(Recipe(density=0.1)),
+        "ranks": 1,
+        "rank": 0,
+        "step": 5,
+        "scale": 1.0,
+        "residuals": tensors,
+        "velocities": {},
+        "rates": {},
+        "decided": False,
+        "plan": None,
+    }
+    names = ["compression-5-0.pt"]
+
+    def load(state: dict[str, Any]) -> object:
+        save_state(tmp_path, 5, state, rank=0)
+        return load_state(tmp_path, names, rank=0, workers=1, steps_per_epoch=1)
+
+    assert load(sparse)
+    for state, changes in (
+        (rounded_state(5), {"steps": -1}),
+        (rounded_state(5), {"steps": None}),
+        (rounded_state(5), {"plan": 3}),
+        (rounded_state(5), {"x" * 5000: 3}),
+        (sparse, {"recipe": {"density": 2}}),
+        (sparse, {"step": True}),
+        (sparse, {"scale": 0.0}),
+        (sparse, {"rates": {"w": None}}),
+        (sparse, {"residuals": {"w": None}}),
+        (sparse, {"residuals": {"w": torch.zeros(3).to_sparse()}}),
+        (sparse, {"residuals": {"w": torch.zeros(3, dtype=torch.int64)}}),
+    ):
+        with pytest.raises(FileError, match=r"compression-5-0.pt: damaged: .{1,500}; resume from"):
+            load({**state, **changes})
+    with pytest.raises(FileError, match=r"compression-5-0.pt: damaged: .*missing required"):
+        load({key: value for key, value in sparse.items() if key != "recipe"} | {"recipe": {}})
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor
 
-from syncline.errors import FileError, quoted
+from syncline.errors import FileError, quoted, shortened
 
-__all__ = ["PARTIAL", "load_archive", "save_archive"]
+__all__ = ["PARTIAL", "is_plain", "load_archive", "save_archive"]
 
 PARTIAL = ".partial"
 """How the name of a file ends that is being written."""
@@ -32,6 +34,8 @@ def save_archive(path: Path, content: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise FileError(f"{path}: the checkpoint cannot be written: {error}") from error
 
 
@@ -43,18 +47,43 @@ def load_archive(path: Path) -> Any:
     """
     if not path.is_file():
         raise FileError(f"{path}: expected a checkpoint, found none; start without --resume")
+    # A foreign archive fails in whatever way zipfile, the unpickler or torch stumbles over it.
     try:
-        # torch does not look at the checksums of its archive.
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
-        raise FileError(f"{path}: not a checkpoint, or a truncated one: {error}") from None
-    if broken is not None:
-        raise FileError(f"{path}: damaged: the checksum of {quoted(broken)} is wrong")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    # A foreign archive fails in whatever way the unpickler, or torch, stumbles over it.
+        damage = _damage_of(path)
     except Exception as error:
         raise FileError(
-            f"{path}: not a checkpoint of syncline: {str(error).splitlines()[0]}"
+            f"{path}: not a checkpoint, or a truncated one: {_first_line(error)}"
         ) from error
+    if damage is not None:
+        raise FileError(f"{path}: damaged: {damage}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise FileError(f"{path}: not a checkpoint of syncline: {_first_line(error)}") from error
+
+
+def _damage_of(path: Path) -> str | None:
+    """Return what is wrong with an archive: torch does not look at checksums."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        # torch.save packs nothing; what is packed may unpack to any size.
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            return "its members are compressed, which those of a checkpoint are not"
+        if sum(member.file_size for member in members) > path.stat().st_size:
+            return "its members are larger than the file"
+        broken = archive.testzip()
+    return None if broken is None else f"the checksum of {quoted(broken)} is wrong"
+
+
+def _first_line(error: Exception) -> str:
+    return shortened((str(error).splitlines() or [type(error).__name__])[0])
+
+
+def is_plain(value: object) -> TypeGuard[Tensor]:
+    """Return whether a value that was loaded is a dense tensor on the CPU."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 from syncline.errors import FileError, MismatchError, UserError, quoted
-from syncline.training.archive import load_archive, save_archive
+from syncline.training.archive import is_plain, load_archive, save_archive
 from syncline.training.config import TrainingConfig
-from syncline.training.residuals import require_states
+from syncline.training.residuals import require_states, state_names
+from syncline.training.wrap import sgd
 
 __all__ = ["FILE_NAME", "Checkpoint", "load_checkpoint", "settings_of"]
 
@@ -23,6 +27,7 @@ VERSION = 1
 SETTINGS = ("model", "data", "workers", "seed", "precision", "accumulate")
 """What must be as it was for a training to go on as if it had never stopped."""
 
+MOST_STEPS = 1 << 62
 FREE_HYPERPARAMETERS = ("epochs",)
 """A training may be made longer; the learning rate then follows the new number of epochs."""
 
@@ -66,20 +71,22 @@ class Checkpoint:
 
         Raises:
             MismatchError: it is of another model, data set or setting.
+            FileError: a part of it is damaged.
             UserError: all epochs, or all steps asked for, are done.
         """
         for name, expected in settings_of(config, classes).items():
             found = self.settings.get(name)
             if name == "workers" and config.is_sparse:
                 continue  # what is left of the gradients is shared out
-            if found != expected:
+            if isinstance(found, Tensor) or found != expected:
                 raise MismatchError(
                     f"{path}: this training has {name} {quoted(expected)}, the checkpoint is of "
                     "one with "
                     f"{name} {quoted(found)}; give the options of that one, or start anew without "
                     "--resume"
                 )
-        require_states(path.parent, self.compression_files)
+        if not all(isinstance(k, str) and is_plain(v) for k, v in self.weights.items()):
+            raise _damaged(path, "not all weights are dense tensors")
         shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         stored = {name: tuple(value.shape) for name, value in self.weights.items()}
         for name in sorted(shapes.keys() | stored.keys()):
@@ -89,6 +96,15 @@ class Checkpoint:
                     f"{stored.get(name)} in the checkpoint (None: it is not there); the checkpoint "
                     "was written by another release"
                 )
+        for name, value in module.state_dict().items():
+            if self.weights[name].dtype != value.dtype:
+                raise MismatchError(
+                    f"{path}: {quoted(name)} is {value.dtype} in this model, "
+                    f"{self.weights[name].dtype} in the checkpoint; it was written by another "
+                    "release"
+                )
+        self._require_whole(path, sgd(module, config))
+        require_states(path.parent, self.compression_files)
         if self.epoch >= config.hyper.epochs:
             raise UserError(
                 f"{path}: {self.epoch} epochs are done and --epochs is {config.hyper.epochs}; "
@@ -99,6 +115,89 @@ class Checkpoint:
                 f"{path}: {self.step} steps are done and --steps is {config.steps}; raise it to "
                 "train on"
             )
+
+    def _require_whole(self, path: Path, optimizer: SGD) -> None:
+        """Make sure that every part can be loaded, so that none fails when others are loaded.
+
+        Raises:
+            FileError: a part is of another form than :meth:`save` writes.
+        """
+        parameters = optimizer.param_groups[0]["params"]
+        groups: Any = self.optimizer.get("param_groups")
+        states: Any = self.optimizer.get("state")
+        last_step, workers = self.schedule.get("last_epoch"), self.settings.get("workers")
+        problem = None
+        if not (0 <= self.epoch < MOST_STEPS and 0 <= self.step < MOST_STEPS):
+            problem = f"{quoted(self.epoch)} epochs and {quoted(self.step)} steps are done"
+        elif type(last_step) is not int or last_step != self.step:
+            problem = (
+                f"{self.step} steps are done, but {quoted(last_step)} of the learning rate's "
+                "schedule"
+            )
+        elif not (isinstance(groups, list) and _same_settings(groups, optimizer)):
+            problem = "the settings of the optimizer are of another one"
+        elif not isinstance(states, dict) or not all(
+            type(index) is int and 0 <= index < len(parameters) and _is_state(s, parameters[index])
+            for index, s in states.items()
+        ):
+            problem = "the state of the optimizer is of other parameters"
+        elif len(self.random_states) != workers or not all(
+            map(_are_random_states, self.random_states)
+        ):
+            problem = "the states of the random generators are not those of all workers"
+        elif self.compression_files not in ([], state_names(self.step, len(self.random_states))):
+            problem = f"the files of compression are not those of step {self.step}"
+        if problem is not None:
+            raise _damaged(path, problem)
+
+
+def _damaged(path: Path, problem: str) -> FileError:
+    return FileError(
+        f"{path}: damaged: {problem}; resume from another checkpoint, or start anew without "
+        "--resume"
+    )
+
+
+def _same_settings(groups: list[Any], optimizer: SGD) -> bool:
+    """Return whether saved settings are those of the optimizer, but for the scheduled rate."""
+    (own,) = optimizer.state_dict()["param_groups"]
+    if len(groups) != 1 or not isinstance(groups[0], dict):
+        return False
+    (saved,) = groups
+    rates = [saved.get("lr"), saved.get("initial_lr", 0.0)]
+    same = all(
+        type(saved[name]) is type(value) and saved[name] == value
+        for name, value in own.items()
+        if name in saved and name not in ("lr", "initial_lr")
+    )
+    return (
+        same
+        and saved.get("params") == own["params"]
+        and all(type(rate) in (int, float) and math.isfinite(rate) and rate >= 0 for rate in rates)
+    )
+
+
+def _is_state(state: object, parameter: Tensor) -> bool:
+    """Return whether this is the optimizer's state of a parameter."""
+    return isinstance(state, dict) and all(
+        isinstance(name, str)
+        and (value is None or (is_plain(value) and value.shape == parameter.shape))
+        for name, value in state.items()
+    )
+
+
+def _are_random_states(states: object) -> bool:
+    """Return whether torch's generators of a worker take these: the CPU's and maybe a GPU's."""
+    own = torch.get_rng_state()
+    if not (isinstance(states, list) and 1 <= len(states) <= 2 and all(map(is_plain, states))):
+        return False
+    if any(s.dtype != torch.uint8 or s.numel() > own.numel() for s in states):
+        return False
+    try:
+        torch.Generator().set_state(states[0].contiguous())
+    except RuntimeError:
+        return False
+    return True
 
 
 def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
@@ -139,11 +238,12 @@ def _checkpoint_from(content: object, path: Path) -> Checkpoint:
     if content.get("version") != VERSION:
         raise FileError(
             f"{path}: expected version {VERSION} of the checkpoint form, found "
-            f"{content.get('version')!r}; resume with the release that wrote it"
+            f"{quoted(content.get('version'))}; resume with the release that wrote it"
         )
     content.setdefault("compression_files", [])  # of releases without compression
     for name, expected in _TYPES.items():
-        if not isinstance(content.get(name), expected):
-            found = type(content.get(name)).__name__
+        value = content.get(name)
+        if not isinstance(value, expected) or isinstance(value, bool):
+            found = type(value).__name__
             raise FileError(f"{path}: expected {name} of type {expected.__name__}, found {found}")
     return Checkpoint(**{name: content[name] for name in _TYPES})

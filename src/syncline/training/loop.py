@@ -26,7 +26,6 @@ from syncline.training.progress import Silence, Snapshot, TrainingProgress
 from syncline.training.replica import Replica
 from syncline.training.residuals import (
     drop_states,
-    drop_unfinished,
     load_state,
     save_state,
     state_names,
@@ -107,7 +106,9 @@ def _prepare(
     if checkpoint is not None:
         training.restore(checkpoint)
     if config.checkpoint is not None and worker.rank == 0:
-        drop_unfinished(Path(config.checkpoint))
+        drop_states(
+            Path(config.checkpoint), None if checkpoint is None else checkpoint.compression_files
+        )
     return training
 
 
@@ -240,12 +241,10 @@ class _Training:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where ``checkpoint`` was written; the weights are loaded already."""
         self.epoch, self.step = checkpoint.epoch, checkpoint.step
-        schedule = checkpoint.schedule
         worker = self.worker
         if len(checkpoint.random_states) != worker.workers:
             # An epoch is another number of steps for another number of workers.
             self.step = self.epoch * self.task.steps_per_epoch
-            schedule = {**schedule, "last_epoch": self.step, "_step_count": self.step + 1}
         if checkpoint.compression_files:
             assert not isinstance(self.ddp, BspSgd)
             assert self.config.checkpoint is not None
@@ -260,7 +259,9 @@ class _Training:
             )
         for replica in self.replicas:
             replica.optimizer.load_state_dict(checkpoint.optimizer)
-            replica.schedule.load_state_dict(schedule)
+            # It depends on nothing but the steps done.
+            replica.schedule.last_epoch = self.step
+            replica.schedule._step_count = self.step + 1
             if len(checkpoint.random_states) != worker.workers:
                 continue  # every worker begins with numbers of its own
             stored = checkpoint.random_states[worker.rank]

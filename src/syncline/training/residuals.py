@@ -2,36 +2,43 @@
 
 Each worker writes its own file, named by the step; then rank 0 writes the checkpoint, which names
 them, and removes those of the checkpoint before. So whatever is killed when, the checkpoint that is
-there has all its files. What a kill has left of a file is removed when training begins again.
+there has all its files. What a kill has left is removed when training begins again.
 """
 
 from __future__ import annotations
 
-import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from syncline.errors import FileError
+import msgspec
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from syncline.errors import FileError, quoted, shortened
+from syncline.model.document import Value
+from syncline.model.recipe import Recipe
 from syncline.sparse.session import resharded
-from syncline.training.archive import PARTIAL, load_archive, save_archive
+from syncline.training.archive import PARTIAL, is_plain, load_archive, save_archive
 
 __all__ = [
     "drop_states",
-    "drop_unfinished",
     "load_state",
     "require_states",
     "save_state",
     "state_names",
 ]
 
-PREFIX = "compression-"
+OWN_NAME = re.compile(r"checkpoint\.pt\.partial|compression-[0-9]+-[0-9]+\.pt(\.partial)?")
+"""Files that only this module and :mod:`syncline.training.checkpoint` write."""
 FORMAT = "syncline/compression"
 
 
 def state_names(step: int, workers: int) -> list[str]:
     """Return the names of the files of all workers after a step."""
-    return [f"{PREFIX}{step}-{rank}.pt" for rank in range(workers)]
+    return [f"compression-{step}-{rank}.pt" for rank in range(workers)]
 
 
 def save_state(folder: Path, step: int, state: Mapping[str, Any], *, rank: int) -> None:
@@ -80,21 +87,44 @@ def require_states(folder: Path, names: Sequence[str]) -> None:
             )
 
 
-def drop_states(folder: Path, kept: Sequence[str]) -> None:
-    """Remove the files of other checkpoints."""
-    for path in folder.glob(f"{PREFIX}*.pt"):
-        if path.name not in kept:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+def drop_states(folder: Path, kept: Sequence[str] | None) -> None:
+    """Remove the files of other checkpoints, and what is left of files that were being written.
 
+    Call it where nobody writes: before the first step of a training, and between its checkpoints.
 
-def drop_unfinished(folder: Path) -> None:
-    """Remove what is left of files that were being written when workers were killed.
-
-    Call it where nobody writes: before the first checkpoint of a training.
+    Args:
+        folder: of the checkpoints; files of other names stay.
+        kept: names of the files of the checkpoint that is there; None keeps all that are whole.
     """
-    for path in folder.glob(f"{PREFIX}*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+    for path in folder.iterdir():
+        whole = not path.name.endswith(PARTIAL)
+        if OWN_NAME.fullmatch(path.name) and not (whole and (kept is None or path.name in kept)):
+            path.unlink(missing_ok=True)
+
+
+class _Rounded(Value, frozen=True, kw_only=True):
+    """The state of an exchange in 16 bits; see ``syncline.parallel.compression``."""
+
+    compression: str
+    steps: Annotated[int, Meta(ge=0)]
+    decided: bool
+    plan: str | None
+
+
+class _Sparse(Value, frozen=True, kw_only=True):
+    """The state of a sparse exchange; see ``syncline.sparse.session``."""
+
+    version: int
+    recipe: Recipe
+    ranks: Annotated[int, Meta(ge=1)]
+    rank: Annotated[int, Meta(ge=0)]
+    step: Annotated[int, Meta(ge=0)]
+    scale: Annotated[float, Meta(gt=0)]
+    residuals: dict[str, Tensor]
+    velocities: dict[str, Tensor]
+    rates: dict[str, Annotated[float, Meta(gt=0)]]
+    decided: bool
+    plan: str | None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -104,4 +134,19 @@ def _read(path: Path) -> dict[str, Any]:
     state = content.get("state")
     if not isinstance(state, dict):
         raise FileError(f"{path}: expected a state, found {type(state).__name__}")
+    try:
+        read = msgspec.convert(state, _Sparse if "recipe" in state else _Rounded)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, shortened(str(error))) from None
+    if isinstance(read, _Sparse):
+        for name, tensor in (*read.residuals.items(), *read.velocities.items()):
+            if not is_plain(tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
+                raise _damaged(path, f"what is left of {quoted(name)} is no vector of float32")
     return state
+
+
+def _damaged(path: Path, problem: str) -> FileError:
+    return FileError(
+        f"{path}: damaged: {problem}; resume from another checkpoint, or start anew without "
+        "--resume"
+    )
