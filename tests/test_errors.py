@@ -19,4 +19,5 @@ def test_values_in_messages_are_short() -> None:
 
 def test_long_texts_in_messages_lose_their_middle() -> None:
     assert shortened("abc") == "abc"
+    assert shortened("a\nb\x1b[31mc\u00e4") == r"a\nb\x1b[31mc\u00e4".replace(r"\u00e4", "\u00e4")
     assert shortened("a" * 300 + "b" * 300) == "a" * 200 + "..." + "b" * 200

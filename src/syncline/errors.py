@@ -25,6 +25,7 @@ __all__ = [
     "SynclineError",
     "UserError",
     "did_you_mean",
+    "printable",
     "quoted",
     "shortened",
 ]
@@ -82,8 +83,13 @@ def quoted(value: object) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text for a message, with its middle left out if it is longer than ``longest``."""
-    if len(text) <= longest:
-        return text
-    half = longest // 2
-    return f"{text[:half]}...{text[-half:]}"
+    """Return a text for a message: in one line, and with its middle left out if it is long."""
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Return a text with whatever would steer a terminal made visible."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

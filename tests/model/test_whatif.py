@@ -128,6 +128,7 @@ CROSSING = Crossing(
 def test_the_file_form(tmp_path: Path) -> None:
     made = study(
         point(4, stragglers=((3, 1.2),), bandwidth_bytes_per_s=1.25e9),
+        point(8, stragglers=((3, 1.2),), bandwidth_bytes_per_s=1.25e9),
         point(8, density=0.001),
         crossings=(CROSSING,),
         bottleneck=limit(path=(PathPart(kind="message", label="x", time_s=0.1, rank=3),)),
@@ -142,6 +143,22 @@ def test_the_file_form(tmp_path: Path) -> None:
         WhatIf.from_json(text.replace('"point": 1', '"point": 7'))
 
 
+def test_settings_that_cannot_be() -> None:
+    for changes in (
+        {"bandwidth_bytes_per_s": 0.0},
+        {"density": -1.0},
+        {"compute_scale": 0.0},
+        {"stragglers": ((0, -1.0),)},
+        {"latency_s": -1e-6},
+        {"jitter": -0.1},
+        {"spread": float("inf")},
+    ):
+        with pytest.raises(UserError, match=r"what-if: .* must be finite and"):
+            point(4, **changes)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="what-if: workers must be at least 1"):
+        point(0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -151,6 +168,14 @@ def test_the_file_form(tmp_path: Path) -> None:
         (
             {"crossings": (msgspec.structs.replace(CROSSING, point=-1),)},
             r"crossings\[0\]: there are 2 points, found -1",
+        ),
+        ({"crossings": (msgspec.structs.replace(CROSSING, before=5),)}, "and no such point"),
+        ({"crossings": (msgspec.structs.replace(CROSSING, before=8),)}, "before 8, at 5, after 8"),
+        ({"crossings": (msgspec.structs.replace(CROSSING, at=9),)}, "before 4, at 9, after 8"),
+        ({"crossings": (msgspec.structs.replace(CROSSING, after=9),)}, "workers of points.1. is 8"),
+        (
+            {"crossings": (CROSSING,), "points": (point(4), point(8, jitter=0.1))},
+            "and no such point",
         ),
     ],
 )

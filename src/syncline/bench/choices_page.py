@@ -60,7 +60,8 @@ def render_choices(several: Sequence[Choices]) -> str:
 
 
 def _section(choices: Choices) -> Html:
-    pictures = [_picture(choices, collective) for collective in choices.regions]
+    timed = {timing.collective for timing in choices.timings}
+    pictures = [_picture(choices, name) for name in choices.regions if name in timed]
     rows = [tuple(row) for row in rows_of(choices)]
     columns = [
         Column(title="Collective", css="name"),
@@ -87,7 +88,7 @@ def _picture(choices: Choices, collective: Collective) -> Html:
     least = {s: min(mine[s] for mine in times.values() if s in mine) for s in sizes}
     most = max(mine[s] / least[s] for mine in times.values() for s in mine)
     regions = choices.regions[collective]
-    chosen = list(dict.fromkeys(region.algorithm for region in regions))
+    chosen = [a for a in dict.fromkeys(region.algorithm for region in regions) if a in times]
     names = (*chosen, *(name for name in times if name not in chosen))
     lines = [
         _line(name, times[name], least, f"c-{number % COLOURS}", name in chosen)

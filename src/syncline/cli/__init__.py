@@ -21,10 +21,12 @@ def main(arguments: list[str] | None = None) -> None:
     import click
 
     from syncline.cli.commands import cli
+    from syncline.cli.output import checked_output
     from syncline.errors import SynclineError
 
     try:
-        cli.main(args=arguments, prog_name="syncline", standalone_mode=False)
+        with checked_output():
+            cli.main(args=arguments, prog_name="syncline", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("stopped", err=True)
         sys.exit(130)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -36,9 +35,6 @@ and nothing else.
 
 Needs ip and tc of iproute2, and root or user namespaces.
 """
-
-OUTPUT_CLOSED = 128 + 13
-"""What a shell reports for a command that SIGPIPE ended."""
 
 
 @click.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
@@ -97,25 +93,20 @@ def emulate(
     )
     _require_seconds("--timeout", timeout_s, above_zero=True)
     _require_seconds("--grace", grace_s, above_zero=False)
-    try:
-        with received_signals() as signals, Testbed(cluster) as bed:
-            _say(f"emulating {cluster}")
-            result = bed.run(
-                command,
-                timeout_s=timeout_s,
-                grace_s=grace_s,
-                output=_printer(cluster),
-                notice=_say,
-                signals=signals,
-            )
-            traffic = bed.traffic()
-        _say(_summary(result, timeout_s))
-        if result.cause is None:
-            _show(cluster, traffic, result.wall_s)
-    except BrokenPipeError:
-        # Nobody reads any more; what Python still holds back has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(OUTPUT_CLOSED)
+    with received_signals() as signals, Testbed(cluster) as bed:
+        _say(f"emulating {cluster}")
+        result = bed.run(
+            command,
+            timeout_s=timeout_s,
+            grace_s=grace_s,
+            output=_printer(cluster),
+            notice=_say,
+            signals=signals,
+        )
+        traffic = bed.traffic()
+    _say(_summary(result, timeout_s))
+    if result.cause is None:
+        _show(cluster, traffic, result.wall_s)
     sys.exit(result.exit_code)
 
 

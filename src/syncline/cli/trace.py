@@ -14,7 +14,7 @@ from rich.text import Text
 
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.cli.reading import ReadingProgress
-from syncline.errors import UserError
+from syncline.errors import UserError, printable
 from syncline.model.document import write_atomically
 from syncline.model.network import Network
 from syncline.report import units
@@ -239,5 +239,4 @@ def _grid(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Return text as it is, with what would steer the terminal made visible."""
-    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), style=style)
+    return Text(printable(text), style=style)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal
 
+import msgspec
+
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.limits import require_time
+from syncline.model.limits import LARGEST_WORKERS, require_time
 from syncline.model.prediction import Prediction
 
 __all__ = [
@@ -53,6 +55,23 @@ class Setting(Value, frozen=True, kw_only=True):
     seed: int = 0
     strategy: str = "loop"
     """Which tasks overlap; a key of ``syncline.simulator.strategy.STRATEGIES``."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= LARGEST_WORKERS:
+            raise UserError(
+                f"what-if: workers must be at least 1 and at most {LARGEST_WORKERS}, found "
+                f"{quoted(self.workers)}"
+            )
+        positive = [self.bandwidth_bytes_per_s, self.density, self.compute_scale]
+        positive += [factor for _, factor in self.stragglers]
+        if not all(value is None or (math.isfinite(value) and value > 0) for value in positive):
+            raise UserError(
+                "what-if: bandwidth, density, compute_scale and stragglers' factors must be finite "
+                "and above 0"
+            )
+        least_0 = [self.latency_s, self.spread, self.jitter]
+        if not all(value is None or (math.isfinite(value) and value >= 0) for value in least_0):
+            raise UserError("what-if: latency_s, spread and jitter must be finite and at least 0")
 
 
 class Split(Value, frozen=True, kw_only=True):
@@ -218,8 +237,8 @@ class WhatIf(Document, frozen=True, kw_only=True):
     """A sweep over circumstances.
 
     Raises:
-        UserError: on construction, without points, or if the bottleneck or a crossing names a point
-            or planner that is not there.
+        UserError: on construction, without points, or if the bottleneck or a crossing names a
+            point, a planner or a value that is not there.
     """
 
     KIND: ClassVar[str] = "what-if"
@@ -248,6 +267,33 @@ class WhatIf(Document, frozen=True, kw_only=True):
                     f"what-if: {what}: there are {len(self.points)} points, found {point}"
                 )
             self.points[point].of(planner)
+        by_setting = {point.setting: point for point in self.points} if self.crossings else {}
+        for i, crossing in enumerate(self.crossings):
+            self._require_neighbour(f"what-if: crossings[{i}]", crossing, by_setting)
+
+    def _require_neighbour(
+        self, where: str, crossing: Crossing, by_setting: dict[Setting, Point]
+    ) -> None:
+        """Check that a crossing lies between its point and another one along its axis."""
+        after = self.points[crossing.point].setting
+        if getattr(after, crossing.axis) != crossing.after:
+            raise UserError(
+                f"{where}: after is {crossing.after:g}, but {crossing.axis} of "
+                f"points[{crossing.point}] is {getattr(after, crossing.axis)}"
+            )
+        value = round(crossing.before) if crossing.axis == "workers" else crossing.before
+        before = msgspec.structs.replace(after, **{crossing.axis: value})
+        neighbour = by_setting.get(before)
+        # The crossing was computed from logarithms, whose last bits may take it past a point.
+        between = crossing.before * (1 - 1e-9) <= crossing.at <= crossing.after * (1 + 1e-9)
+        if neighbour is None or not (0 < crossing.before < crossing.after and between):
+            raise UserError(
+                f"{where}: expected at between before and after, and a point that differs from "
+                f"points[{crossing.point}] in nothing but {crossing.axis}; found before "
+                f"{crossing.before:g}, at {crossing.at:g}, after {crossing.after:g}"
+                f"{', and no such point' if neighbour is None else ''}"
+            )
+        neighbour.of(crossing.planner)
 
     @property
     def planners(self) -> tuple[str, ...]:

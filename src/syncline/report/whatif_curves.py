@@ -133,7 +133,7 @@ def _chart(
 
 def _speed_up(panel: Panel, groups: Sequence[Group]) -> Html:
     ideal = Line(label="ideal", css="ideal", points=[(v, v) for v in panel.values])
-    lines = [ideal, *_lines(panel, groups, lambda point, p: point.speed_up(p))]
+    lines = [ideal, *_lines(panel, groups, lambda point, p: max(point.speed_up(p), 1e-9))]
     y = LogAxis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=lambda v: f"{v:g}", title="Speed-up")
 

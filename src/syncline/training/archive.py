@@ -14,7 +14,7 @@ from torch import Tensor
 
 from syncline.errors import FileError, quoted, shortened
 
-__all__ = ["PARTIAL", "is_plain", "load_archive", "save_archive"]
+__all__ = ["PARTIAL", "has_format", "is_plain", "load_archive", "save_archive"]
 
 PARTIAL = ".partial"
 """How the name of a file ends that is being written."""
@@ -77,6 +77,12 @@ def _damage_of(path: Path) -> str | None:
 
 def _first_line(error: Exception) -> str:
     return shortened((str(error).splitlines() or [type(error).__name__])[0])
+
+
+def has_format(content: object, name: str) -> TypeGuard[dict[Any, Any]]:
+    """Return whether what was loaded says that it is of a format."""
+    found = content.get("format") if isinstance(content, dict) else None
+    return isinstance(found, str) and found == name  # a tensor is compared element by element
 
 
 def is_plain(value: object) -> TypeGuard[Tensor]:

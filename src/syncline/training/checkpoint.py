@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from syncline.errors import FileError, MismatchError, UserError, quoted
-from syncline.training.archive import is_plain, load_archive, save_archive
+from syncline.training.archive import has_format, is_plain, load_archive, save_archive
 from syncline.training.config import TrainingConfig
 from syncline.training.residuals import require_states, state_names
 from syncline.training.wrap import sgd
@@ -145,7 +145,10 @@ class Checkpoint:
             map(_are_random_states, self.random_states)
         ):
             problem = "the states of the random generators are not those of all workers"
-        elif self.compression_files not in ([], state_names(self.step, len(self.random_states))):
+        elif not (
+            all(isinstance(name, str) for name in self.compression_files)
+            and self.compression_files in ([], state_names(self.step, len(self.random_states)))
+        ):
             problem = f"the files of compression are not those of step {self.step}"
         if problem is not None:
             raise _damaged(path, problem)
@@ -168,11 +171,14 @@ def _same_settings(groups: list[Any], optimizer: SGD) -> bool:
     same = all(
         type(saved[name]) is type(value) and saved[name] == value
         for name, value in own.items()
-        if name in saved and name not in ("lr", "initial_lr")
+        if name in saved and name not in ("lr", "initial_lr", "params")
     )
+    indices = saved.get("params")
     return (
         same
-        and saved.get("params") == own["params"]
+        and isinstance(indices, list)
+        and all(type(index) is int for index in indices)
+        and indices == own["params"]
         and all(type(rate) in (int, float) and math.isfinite(rate) and rate >= 0 for rate in rates)
     )
 
@@ -232,10 +238,10 @@ _TYPES: dict[str, type] = {
 
 
 def _checkpoint_from(content: object, path: Path) -> Checkpoint:
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not has_format(content, FORMAT):
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise FileError(f"{path}: expected a file of format {FORMAT!r}, found {quoted(found)}")
-    if content.get("version") != VERSION:
+    if type(content.get("version")) is not int or content["version"] != VERSION:
         raise FileError(
             f"{path}: expected version {VERSION} of the checkpoint form, found "
             f"{quoted(content.get('version'))}; resume with the release that wrote it"

@@ -21,7 +21,7 @@ from syncline.errors import FileError, quoted, shortened
 from syncline.model.document import Value
 from syncline.model.recipe import Recipe
 from syncline.sparse.session import resharded
-from syncline.training.archive import PARTIAL, is_plain, load_archive, save_archive
+from syncline.training.archive import PARTIAL, has_format, is_plain, load_archive, save_archive
 
 __all__ = [
     "drop_states",
@@ -129,7 +129,7 @@ class _Sparse(Value, frozen=True, kw_only=True):
 
 def _read(path: Path) -> dict[str, Any]:
     content = load_archive(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not has_format(content, FORMAT):
         raise FileError(f"{path}: expected a file of format {FORMAT!r}")
     state = content.get("state")
     if not isinstance(state, dict):

@@ -1,10 +1,4 @@
-"""Fuzzing of trace readers: mutations of small valid files, each the same for the same seed.
-
-A reader may succeed or raise one of our errors that is the user's. Anything else is a bug: another
-exception, an ``InternalError``, or more time than the deadline. Some of what was read is also used
-as a command would: its times are summed, a network is fitted, it is written in every format, and
-profiler and execution traces are joined.
-"""
+"""Mutations of small valid files: of bytes, lines, JSON and tensors, each from its own seed."""
 
 from __future__ import annotations
 
@@ -14,24 +8,16 @@ import gzip
 import io
 import json
 import random
-import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+import zipfile
+from typing import Any
 
-from syncline.errors import InternalError, SynclineError
+from syncline.errors import SynclineError
 from syncline.traces import protobuf
 from syncline.traces.chakra_nodes import is_metadata
-from syncline.traces.formats import FORMATS, Options, detect, read_trace, write_trace
-from syncline.traces.trace import Trace
-from tests.traces import kineto_seeds
 
-__all__ = ["DEADLINE_S", "Failure", "Outcome", "fuzz", "try_input"]
+__all__ = ["mutated"]
 
-DEADLINE_S = 5.0
-WRITTEN_EVERY = 5
-
+ARCHIVE = b"PK"
 NUMBERS = (
     b"-1 0 1 -0.0 nan inf -inf 1e309 1e-320 1e18 4611686018427387905 9223372036854775808 "
     b"18446744073709551616 99999999999999999999999999 0x10 1_000 1e 1.5 0.1e400 -"
@@ -75,154 +61,29 @@ VALUES: tuple[Any, ...] = (
     {"x": 1},
     [None] * 3,
     "\ud83d\ude00",
+    "\ud83d",
+    float("nan"),
+    float("-inf"),
+    1e-320,
+    10**400,
+    -(1 << 40),
+    "x" * 20_000,
+    "[/b][red]",
+    "\x1b[31m\n\r\0",
+    "../../x",
+    [0] * 1000,
+    [[0, 1]],
 )
-
-
-class Failure(NamedTuple):
-    """An input that a reader did not take as it should."""
-
-    form: str
-    number: int
-    content: bytes
-    error: BaseException
-
-
-class Outcome(NamedTuple):
-    """What came of the inputs of one format."""
-
-    read: int
-    refused: int
-    failures: list[Failure]
-
-
-class _Deadline(BaseException):
-    """The time is over; no ``except Exception`` may swallow it."""
-
-
-def fuzz(
-    form: str,
-    seeds: list[bytes],
-    *,
-    inputs: int,
-    seed: int,
-    folder: Path,
-    deadline_s: float = DEADLINE_S,
-    progress: Callable[[int], None] | None = None,
-) -> Outcome:
-    """Try mutations of valid files on the reader of a format.
-
-    Args:
-        form: name of the format.
-        seeds: valid files; the first inputs are these themselves.
-        inputs: how many.
-        seed: inputs are a function of it, the format and their number.
-        folder: where the input is written to.
-        deadline_s: longest time for one of them.
-        progress: told the number of each input.
-    """
-    read = refused = 0
-    failures: list[Failure] = []
-    path = folder / f"{form}.trace"
-    for index in range(inputs):
-        content = seeds[index] if index < len(seeds) else mutated(seeds, f"{seed}:{form}:{index}")
-        try:
-            if try_input(
-                form, content, path, write=index % WRITTEN_EVERY == 0, within_s=deadline_s
-            ):
-                read += 1
-            else:
-                refused += 1
-        except (Exception, _Deadline) as error:
-            failures.append(Failure(form, index, content, error))
-        if progress is not None:
-            progress(index)
-    return Outcome(read, refused, failures)
-
-
-def try_input(
-    form: str, content: bytes, path: Path, *, write: bool, within_s: float = DEADLINE_S
-) -> bool:
-    """Return whether the content was read; False if it was refused as the user's mistake.
-
-    Raises:
-        BaseException: whatever else the reader raised.
-    """
-    path.write_bytes(content)
-    with _deadline(within_s):
-        try:
-            with contextlib.suppress(SynclineError):
-                detect(path)
-            _, trace = read_trace([path], FORMATS[form])
-        except InternalError:
-            raise
-        except SynclineError as error:
-            if str(path) not in str(error):
-                raise AssertionError(f"the error does not name the file: {error}") from None
-            return False
-        if write:
-            _use(trace)
-            _join(form, path)
-    return True
-
-
-def _join(form: str, path: Path) -> None:
-    """Read a profiler trace with an execution trace, as one."""
-    others = {"kineto": kineto_seeds.execution_trace, "execution-trace": kineto_seeds.kineto}
-    if form not in others:
-        return
-    other = path.with_suffix(".other")
-    other.write_bytes(others[form]())
-    try:
-        _, trace = read_trace([path, other])
-    except InternalError:
-        raise
-    except SynclineError as error:
-        if str(path) not in str(error) and str(other) not in str(error):
-            raise AssertionError(f"the error names neither file: {error}") from None
-        return
-    _use(trace)
-
-
-def _use(trace: Trace) -> None:
-    """Do with what was read whatever a command would."""
-    network = None
-    if trace.has_network:
-        network = trace.network(2)
-    if trace.profile is not None:
-        trace.profile.ready_ns()
-        trace.profile.gates_ns()
-    for target in FORMATS.values():
-        if target.write is None:
-            continue
-        try:
-            write_trace(trace, target, network, Options())
-        except InternalError:
-            raise
-        except SynclineError:
-            continue
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    def over(number: int, frame: FrameType | None) -> None:
-        raise _Deadline(f"not done after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-# ------------------------------------------------------------------ mutations
+DEEP = 50_000
+"""Brackets, more than any reader's recursion."""
 
 
 def mutated(seeds: list[bytes], seed: str) -> bytes:
     """Return a mutation of one of the files, a function of ``seed``."""
     rng = random.Random(seed)
     content = rng.choice(seeds)
+    if content.startswith(ARCHIVE) and rng.random() < 0.8:
+        return _archive_mutation(content, rng)
     is_json = content.lstrip()[:1] in (b"{", b"[")
     if is_json and rng.random() < 0.6:
         content = _json_mutation(content, rng)
@@ -337,24 +198,76 @@ def _json_mutation(content: bytes, rng: random.Random) -> bytes:
         value = json.loads(content)
     except ValueError:
         return _flip(content, rng)
+    if rng.random() < 0.02:
+        text = json.dumps(value).encode()
+        at = rng.choice([i for i, byte in enumerate(text) if byte in b"[,:"])
+        return text[: at + 1] + rng.choice((b"[", b'{"a":')) * DEEP + text[at + 1 :]
+    return json.dumps(_changed(value, rng, VALUES)).encode()
+
+
+def _changed(value: Any, rng: random.Random, values: tuple[Any, ...]) -> Any:
+    """Change a few members of nested dictionaries and lists."""
     for _ in range(rng.choice((1, 1, 2, 5))):
         holder, key = _place(value, rng)
         if holder is None:
-            return json.dumps(rng.choice(VALUES)).encode()
-        action = rng.randrange(5)
+            return rng.choice(values)
+        action = rng.randrange(6)
         if action == 0:
             del holder[key]
         elif action in (1, 2):
-            holder[key] = copy.deepcopy(rng.choice(VALUES))
+            holder[key] = copy.deepcopy(rng.choice(values))
         elif action == 3:
             other, at = _place(value, rng)
             if other is not None:
-                holder[key] = json.loads(json.dumps(other[at]))
+                holder[key] = copy.deepcopy(other[at])
+        elif action == 4 and isinstance(holder, dict):
+            holder[rng.choice((*holder, "x", "x" * 5000))] = copy.deepcopy(holder[key])
         elif isinstance(holder, list):
-            rng.shuffle(holder)
+            if rng.random() < 0.5:
+                holder.insert(rng.randrange(len(holder)), copy.deepcopy(holder[key]))
+            else:
+                rng.shuffle(holder)
         elif isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-            holder[key] = holder[key] * rng.choice((-1, 0, 1e-9, 1e9, 1000, 1 << 40))
-    return json.dumps(value).encode()
+            with contextlib.suppress(OverflowError):
+                holder[key] = holder[key] * rng.choice((-1, 0, 1e-9, 1e9, 1000, 1 << 40))
+    return value
+
+
+def _archive_mutation(content: bytes, rng: random.Random) -> bytes:
+    """Change an archive of tensors: what it holds, or a member of the zip file."""
+    import torch  # here, so that other kinds of files are fuzzed without it
+
+    if rng.random() < 0.75:
+        tensors = (
+            torch.zeros(0),
+            torch.full((2, 3), float("nan")),
+            torch.zeros(1 << 20).expand(1 << 20, 1 << 20),
+            torch.zeros(3, dtype=torch.int64),
+            torch.zeros(16, dtype=torch.uint8),
+            torch.zeros(2, 3).to_sparse(),
+            torch.zeros(2, 3, device="meta"),
+        )
+        value = torch.load(io.BytesIO(content), weights_only=True)
+        file = io.BytesIO()
+        torch.save(_changed(value, rng, (*VALUES, *tensors * 3, {1: 2}, (1, 2), set())), file)
+        return file.getvalue()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    at = rng.randrange(len(members))
+    name, data = members[at]
+    action = rng.randrange(4)
+    if action == 0:
+        del members[at]
+    elif action == 1:
+        members[at] = (name, data * 20_000)  # much, of few bytes once packed
+    else:
+        members[at] = (name, rng.choice(MUTATIONS)(data, rng))
+    file = io.BytesIO()
+    packing = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(file, "w", packing) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return file.getvalue()
 
 
 def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:

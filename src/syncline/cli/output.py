@@ -1,0 +1,95 @@
+"""Standard output that cannot be written: an error of ours, whichever library was writing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from syncline.errors import SynclineError, UserError
+
+__all__ = ["OutputError", "checked_output"]
+
+CLOSED_PIPE = 128 + 13
+"""What a shell reports for a command that SIGPIPE ended."""
+
+
+class OutputError(SynclineError):
+    """Standard output could not be written: its disk is full, or its reader has gone."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"standard output cannot be written: {error.strerror}; what it lacks was not printed"
+        )
+        self.exit_code = CLOSED_PIPE if error.errno == errno.EPIPE else 1
+
+
+class _Output(io.FileIO):
+    """The file of standard output.
+
+    click and rich each treat an ``OSError`` in a way of their own, and both end without a word
+    where the reader of a pipe has gone.
+    """
+
+    def write(self, data: object, /) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError as error:
+            raise OutputError(error) from None
+
+
+@contextlib.contextmanager
+def checked_output() -> Iterator[None]:
+    """Let standard output raise :class:`OutputError`, at the latest at the end.
+
+    Raises:
+        UserError: standard output is closed. Files would be opened in its place, and what workers
+            print would go there.
+    """
+    before = sys.stdout
+    if before is None:
+        raise UserError("standard output is closed; send it to a file, or to /dev/null")
+    if not (before is sys.__stdout__ and isinstance(before, io.TextIOWrapper)):
+        yield  # within a test, or a program that calls this one
+        return
+    _open_standard_descriptors()
+    raw = _Output(before.fileno(), "w", closefd=False)
+    unbuffered = isinstance(before.buffer, io.FileIO)  # PYTHONUNBUFFERED
+    output = io.TextIOWrapper(
+        cast("BinaryIO", raw) if unbuffered else io.BufferedWriter(raw),
+        encoding=before.encoding,
+        errors=before.errors,
+        line_buffering=before.line_buffering,
+        write_through=unbuffered,
+    )
+    sys.stdout = output
+    try:
+        yield
+    finally:
+        sys.stdout = before
+        try:
+            output.flush()
+        except OutputError:
+            # What is left has nowhere to go; Python would try once more when it ends.
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, before.fileno())
+            os.close(nothing)
+            raise
+
+
+def _open_standard_descriptors() -> None:
+    """Open what the caller has closed of standard input and error, or a file of ours would be it.
+
+    Workers write there.
+    """
+    for descriptor in (0, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free one, mostly this
+            os.dup2(opened, descriptor)
+            os.set_inheritable(descriptor, True)

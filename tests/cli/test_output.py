@@ -1,0 +1,68 @@
+"""Standard output that is full, closed, or read by nobody: one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from syncline.model.network import PRESETS
+
+MAIN = "from syncline.cli import main; main()"
+
+
+def _ended(command: list[str], output: int | None, **environment: str) -> tuple[int, str]:
+    """Return how a command ended whose standard output is this descriptor, or closed."""
+    redirect = "" if output is not None else ">&-"
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirect}', "sh", sys.executable, "-P", "-c", MAIN, *command],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stderr
+
+
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    PRESETS["10gbe-k80"].save(network := tmp_path / "network.json")
+    read, nobody = os.pipe()
+    os.close(read)
+    with Path("/dev/full").open("wb") as full:
+        cases = [
+            (["show", str(network)], full.fileno(), 1, "No space left on device"),
+            (["show", str(network), "--json"], full.fileno(), 1, "No space left on device"),
+            (["--help"], nobody, 141, "Broken pipe"),
+            (["show", str(network), "--json"], nobody, 141, "Broken pipe"),
+        ]
+        for command, output, expected, problem in cases:
+            for unbuffered in ("", "1"):
+                code, said = _ended(command, output, PYTHONUNBUFFERED=unbuffered)
+                assert said.startswith(f"error: standard output cannot be written: {problem}")
+                assert said.count("\n") == 1
+                assert code == expected
+    os.close(nobody)
+    code, said = _ended(["show", str(network)], None)
+    assert said == "error: standard output is closed; send it to a file, or to /dev/null\n"
+    assert code == 2
+
+
+def test_a_closed_standard_error_is_not_a_file_of_ours(tmp_path: Path) -> None:
+    """What would be written to it must not land in a file that was opened in its place."""
+    PRESETS["10gbe-k80"].save(network := tmp_path / "network.json")
+    script = (
+        "import os, sys; from syncline.cli import main; sys.argv[1:] = ['show', sys.argv[1]]\n"
+        "main(); print(os.readlink('/proc/self/fd/2'), os.readlink('/proc/self/fd/0'))"
+    )
+    shell = f'"{sys.executable}" -P -c "$1" "$2" 2>&- <&-'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", script, str(network)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "/dev/null /dev/null"

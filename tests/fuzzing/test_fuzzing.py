@@ -1,0 +1,102 @@
+"""The fuzzer covers all kinds of files, and sees what a command must not do.
+
+``tools/fuzz-files`` runs the inputs; ``.ci/run`` runs some hundred of each kind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from syncline.cli.show import KINDS as SHOWN
+from syncline.errors import FileError, InternalError
+from syncline.traces.formats import FORMATS
+from tests.fuzzing.files import KINDS, Command, Kind
+from tests.fuzzing.mutations import mutated
+from tests.fuzzing.runner import fuzz
+from tests.traces.seeds import seeds
+
+
+def test_every_kind_of_file_is_fuzzed() -> None:
+    documents = {noun.KIND for noun in SHOWN} - {"timeline"}
+    traces = {form.name for form in FORMATS.values() if form.read is not None} - {"json"}
+    others = {"timeline-predicted", "timeline-measured", "checkpoint", "compression"}
+    assert set(KINDS) == documents | traces | others
+
+
+def test_inputs_are_a_function_of_their_seed() -> None:
+    files = seeds()["chakra"]
+    assert mutated(files, "1:chakra:7") == mutated(files, "1:chakra:7")
+    assert len({mutated(files, f"1:chakra:{i}") for i in range(100)}) > 80
+
+
+def _endless() -> None:
+    while True:
+        pass
+
+
+def _large() -> None:
+    sys.stdout.write("x" * (1 << 30))
+
+
+def _careless() -> NoReturn:
+    raise KeyError("nodes")
+
+
+def _ours() -> NoReturn:
+    raise InternalError("a bug")
+
+
+def _wordy() -> NoReturn:
+    raise FileError("x" * 5000)
+
+
+def _crashing() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _steering() -> None:
+    sys.stdout.write("\x1b[2J")
+
+
+def _refusing() -> NoReturn:
+    raise FileError("something is wrong")
+
+
+def test_what_a_command_must_not_do_is_seen(tmp_path: Path) -> None:
+    calls = (_endless, _large, _careless, _ours, _wordy, _steering, _refusing, _crashing)
+
+    def commands(file: Path, out: Path, number: int) -> list[Command]:
+        del file, out
+        call = calls[number]
+        return [("show" if call is _refusing else "call", call)]
+
+    kind = Kind("broken", lambda: [b"x"], "file", commands)
+    outcome = fuzz(
+        kind, inputs=len(calls), seed=0, folder=tmp_path, deadline_s=0.5, memory_bytes=1 << 28
+    )
+    expected = (
+        "not done after 0.5 s",
+        "MemoryError",
+        "KeyError: 'nodes'",
+        "InternalError: a bug",
+        "an error of 5008 characters",
+        "steers a terminal",
+        "the file is not named",
+        "ended with -9",
+    )
+    assert outcome.inputs == len(calls)
+    assert [finding.number for finding in outcome.findings] == list(range(len(calls)))
+    for finding, text in zip(outcome.findings, expected, strict=True):
+        assert text in finding.text
+
+
+def test_some_inputs_of_one_kind(tmp_path: Path) -> None:
+    outcome = fuzz(KINDS["plan"], inputs=30, seed=2018, folder=tmp_path)
+    assert outcome.findings == []
+    # Neither too tame nor too wild to reach what lies behind the first check.
+    assert outcome.done["show"] > 1
+    assert outcome.refused["show"] > 10
