@@ -324,6 +324,8 @@ WRONG: list[tuple[Document, list[str | int], Any, str]] = [
     (PLAN, ["messages", 1, "stop"], 39, "cover 39 of 40 gradient elements"),
     (PLAN, ["messages"], [], "cover 0 of 40"),
     (PLAN, ["messages", 0, "collective"], "gossip", "Invalid enum value 'gossip'"),
+    (TIMELINE, ["iteration_ns"], 10**60, "times are at most 4611686018427387904 ns, found a numb"),
+    (TIMELINE, ["spans", 1, "stop_ns"], 10**30, "times are at most 4611686018427387904 ns"),
     (TIMELINE, ["iteration_ns"], -1, "iteration_ns is negative: -1"),
     (TIMELINE, ["spans", 1, "stop_ns"], 4, r"spans\[1\] 'w' runs from 5 ns to 4 ns"),
     (TIMELINE, ["spans", 0, "start_ns"], -1, r"spans\[0\] 'f' runs from -1 ns"),

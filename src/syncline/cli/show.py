@@ -12,6 +12,7 @@ from syncline.bench.result import Benchmark
 from syncline.bench.table import print_benchmark
 from syncline.bench.topk.result import Selections
 from syncline.bench.topk.table import print_selections
+from syncline.errors import FileError, UserError
 from syncline.groups import Choices
 from syncline.model.document import Document, read_document
 from syncline.model.network import Network
@@ -64,7 +65,10 @@ def show(file: Path, as_json: bool) -> None:
     elif isinstance(document, Benchmark):
         print_benchmark(Console(highlight=False), document)
     elif isinstance(document, Selections):
-        print_selections(Console(highlight=False), document)
+        try:
+            print_selections(Console(highlight=False), document)
+        except UserError as error:  # what is compared was not all measured
+            raise FileError(f"{file}: {error}") from None
     elif isinstance(document, Choices):
         print_choices(Console(highlight=False), document)
     else:

@@ -52,6 +52,10 @@ class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
     """When the message could have been sent, as its last gradient was there; None if not known."""
 
 
+LATEST_NS = 1 << 62
+"""The latest time of a span."""
+
+
 class Timeline(Document, frozen=True, kw_only=True):
     """Spans on an integer-nanosecond clock that starts with the iteration.
 
@@ -71,7 +75,12 @@ class Timeline(Document, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.iteration_ns < 0:
-            raise UserError(f"timeline: iteration_ns is negative: {self.iteration_ns}")
+            raise UserError(f"timeline: iteration_ns is negative: {quoted(self.iteration_ns)}")
+        latest_ns = max([self.iteration_ns, *(span.stop_ns for span in self.spans)])
+        if latest_ns > LATEST_NS:
+            raise UserError(
+                f"timeline: times are at most {LATEST_NS} ns, found {quoted(latest_ns)} ns"
+            )
         for index, span in enumerate(self.spans):
             where = f"timeline: spans[{index}] {quoted(span.label)}"
             if not 0 <= span.start_ns <= span.stop_ns:

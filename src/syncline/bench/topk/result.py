@@ -62,6 +62,10 @@ class Selections(Document, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.entries:
             raise UserError("benchmark of selection: no entries")
+        if len({len(entry.rounds_s) for entry in self.entries}) > 1:
+            raise UserError(
+                "benchmark of selection: entries were measured in different numbers of rounds"
+            )
 
     @property
     def place(self) -> str:
