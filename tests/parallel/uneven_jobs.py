@@ -125,16 +125,24 @@ def beside_stock(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_inside(static: bool) -> dict[str, Any]:
-    """Train where all gradients come in backward passes inside the one that is asked for."""
+    """Train where gradients come in backward passes inside the one that is asked for."""
 
     class Checkpointed(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(super().forward, x.requires_grad_(), use_reentrant=True)
+            if not static:
+                return checkpoint(super().forward, x.requires_grad_(), use_reentrant=True)
+            hidden = self.enter(x)
+            for _ in range(2):
+                hidden = checkpoint(self.hidden, hidden, use_reentrant=True)
+            return self.leave(self.norm(hidden))
 
     nets: list[nn.Module] = [Checkpointed()]
     nets.append(copy.deepcopy(nets[0]))
-    ours = DistributedDataParallel(nets[0], check=False, planner="merge", static_graph=static)
-    stock = TorchDDP(nets[1], static_graph=static)
+    ours = DistributedDataParallel(nets[0], check=False, planner="merge")
+    stock = TorchDDP(nets[1])
+    if static:
+        ours._set_static_graph()
+        stock._set_static_graph()
     optimizers = [torch.optim.SGD(ddp.parameters(), lr=0.1) for ddp in (ours, stock)]
     step = 0
     while ours.measuring or step % 10:

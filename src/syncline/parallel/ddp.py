@@ -490,6 +490,11 @@ class DistributedDataParallel(TorchDDP):
         """Refuse torch's own communication hooks too; see :meth:`register_comm_hook`."""
         self.register_comm_hook(None, comm_hook_type)
 
+    def _set_static_graph(self) -> None:
+        super()._set_static_graph()
+        if getattr(self, "_conductor", None) is not None:
+            self._reducer_buckets.follow()
+
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         super()._set_ddp_runtime_logging_sample_rate(sample_rate)
         self._sample_rate = sample_rate

@@ -84,6 +84,12 @@ class ReducerBuckets:
         if needs_engine(plan) and self._engine_group is None:
             self._engine_group = engine_group(self._ddp)
 
+    def follow(self) -> None:
+        """Follow the reducer anew: which of its parameters get gradients may have changed."""
+        if self._reductions is not None:
+            self._reductions.detach()
+            self._reductions = Reductions(self._ddp, self._finished)
+
     def expect(self) -> None:
         """Call after a forward pass whose gradients will be exchanged."""
         if self.engine is not None:

@@ -39,8 +39,9 @@ class Reductions:
         """Whether that backward pass has reached a gradient."""
         self._task = -1
         """The number of the backward pass at whose end we look; those inside it have their own."""
-        self._unmarked = ddp.static_graph
-        """Whether the reducer notes nothing before the very end, as in a static graph's first."""
+        self._late = ddp.static_graph
+        """Whether the end is seen in the next forward pass: in a static graph the reducer notes
+        nothing before the last use of a parameter, and looks finished until then."""
         self._handles: list[RemovableHandle] = []
         self._nodes: list[Any] = []
         """What the hooks are on; kept alive, or the hooks would go with it."""
@@ -68,7 +69,7 @@ class Reductions:
     def look(self) -> None:
         """Call before a forward pass: the end of a backward pass inside another is seen here."""
         if self._reducer is not None and self._begun and self._is_over():
-            self._expected = self._begun = self._unmarked = False
+            self._expected = self._begun = False
             self._task = -1
             self._finished()
 
@@ -84,7 +85,7 @@ class Reductions:
             return
         self._begun = True
         task = torch._C._current_graph_task_id()
-        if task != self._task and not self._unmarked:
+        if task != self._task and not self._late:
             self._task = task
             # The reducer queues its last work when the last gradient is there, so by the end of
             # this backward pass; what is queued then comes after it.
