@@ -26,8 +26,9 @@ from syncline.groups import Group, watch
 from syncline.groups.meeting import CALLING, HELLO, RETORT, listening_at, listens
 from syncline.groups.messages import pass_descriptors, take_descriptors
 from syncline.groups.roll import Card, RollCall
-from tests.groups import jobs
+from tests.groups import jobs, restarted
 from tests.groups.rolls import DEADLINE_S, answered
+from tests.workers import WorkerPool
 
 LONG_S = 10 * DEADLINE_S
 
@@ -354,3 +355,28 @@ def test_a_buffer_for_which_there_is_no_descriptor(monkeypatch: pytest.MonkeyPat
 
 def test_addresses_where_nobody_listens() -> None:
     assert not listens(Card.own().socket)
+
+
+# ---------------------------------------------------------------------- restarts
+
+
+def test_the_first_restart_of_torchrun_goes_on_bit_for_bit(
+    workers: WorkerPool, tmp_path: Path
+) -> None:
+    (tmp_path / "apart").mkdir()
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    ended = subprocess.run(
+        [*run, "--monitor-interval=0.1", "-m", "tests.groups.restarted", str(tmp_path / "apart")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = torch.load(tmp_path / "apart" / "found.pt", weights_only=True)
+    assert found["attempt"] == 1
+    whole = workers.run(restarted.train_whole, 2, str(tmp_path), backend="syncline")[0]
+    assert found["parameters"].keys() == whole.keys()
+    for name, value in whole.items():
+        assert torch.equal(found["parameters"][name], value), name
