@@ -380,3 +380,10 @@ def test_the_first_restart_of_torchrun_goes_on_bit_for_bit(
     assert found["parameters"].keys() == whole.keys()
     for name, value in whole.items():
         assert torch.equal(found["parameters"][name], value), name
+
+
+def test_groups_over_gloo_have_names_that_no_earlier_process_used(workers: WorkerPool) -> None:
+    first, second = workers.run(restarted.names_of_groups, 2)
+    assert first == second
+    names = [name for each in first for name in each]
+    assert len(set(names)) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from syncline.errors import PeerError
 from syncline.measure.lent import lend
 
-__all__ = ["gather_json", "gather_numbers", "share_json", "timeout_of"]
+__all__ = ["gather_json", "gather_numbers", "rename_new_groups", "share_json", "timeout_of"]
 
 
 def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
@@ -108,3 +109,17 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
         return own
     timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return timeout
+
+
+def rename_new_groups(base: dist.ProcessGroup) -> None:
+    """Have torch name the groups that are made next as none was before; all ranks call.
+
+    Torch counts the names of groups up from 0. ``torchrun`` restarts ranks on the same store, where
+    Gloo then finds the addresses of the processes that had those names before, and fails. Groups of
+    fewer ranks than the world are named after them instead, and stay as they are.
+    """
+    if dist.get_backend(base) != "gloo" or base.size() < dist.get_world_size():
+        return
+    first = torch.tensor(secrets.randbits(62))
+    dist.broadcast(first, src=dist.get_global_rank(base, 0), group=base)
+    dist.distributed_c10d._world.group_count = int(first)

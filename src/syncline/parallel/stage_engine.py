@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from syncline.measure.exchange import timeout_of
+from syncline.measure.exchange import rename_new_groups, timeout_of
 from syncline.measure.lost import telling_lost_peers
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
@@ -186,6 +186,7 @@ def engine_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
     ranks = dist.get_process_group_ranks(ddp.process_group)
     whole_world = len(ranks) == dist.get_world_size()
     with telling_lost_peers("while the engine's process group was made"):
+        rename_new_groups(ddp.process_group)
         group = dist.new_group(
             ranks,
             timeout=timedelta(seconds=group_timeout_s(ddp.process_group)),

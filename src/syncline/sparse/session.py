@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.errors import MismatchError, UserError
-from syncline.measure.exchange import gather_json, timeout_of
+from syncline.measure.exchange import gather_json, rename_new_groups, timeout_of
 from syncline.model.recipe import Recipe
 from syncline.sparse.ahead import StepAhead, Waiting
 from syncline.sparse.gradient import Gradient
@@ -322,6 +322,7 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
 def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
     """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
     ranks = dist.get_process_group_ranks(base)
+    rename_new_groups(base)
     own = dist.new_group(
         ranks,
         timeout=timeout_of(base),
