@@ -51,6 +51,12 @@ BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
     "the optimizer's state of a parameter, where it was taken before the step and is read after it: "  # noqa: E501
     "`state = optimizer.state[p]`": lambda c: c.state["exp_avg"],
     "`torch.tensor(p)` (`p.clone()` asks)": lambda c: torch.tensor(c.weight),
+    "`torch.Tensor(p)`, `torch.FloatTensor(p)`, `q.new_tensor(p)`": lambda c: torch.Tensor(
+        c.weight
+    ),
+    "`p.as_subclass(torch.Tensor)`": lambda c: c.weight.as_subclass(torch.Tensor),
+    "`q.data = p`, `q.set_(p)`": lambda c: torch.empty(0).set_(c.weight),
+    "`torch.sparse_coo_tensor(i, p)`": lambda c: _sparse(c.weight),
     "`torch.nested.nested_tensor([p])`": lambda c: _padded(c.weight),
     "`torch.utils.dlpack.to_dlpack(p)` (`torch.from_dlpack(p)` asks)": lambda c: dlpack.from_dlpack(
         dlpack.to_dlpack(c.weight)
@@ -65,9 +71,15 @@ BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
 }
 """Those that can be tried here."""
 UNTRIED = (
+    "a process group's own methods: `group.allreduce([p.grad])` (`dist.all_reduce(p.grad)` asks)",
     "a function of a C++ extension that takes tensors directly (operators under `torch.ops` ask)",
     "another thread that reads the model while it trains",
 )
+
+
+def _sparse(weight: torch.Tensor) -> torch.Tensor:
+    made = torch.sparse_coo_tensor(torch.arange(len(weight))[None], weight)
+    return made.detach().to_dense()
 
 
 def _inside(net: Any) -> torch.Tensor:
