@@ -26,4 +26,5 @@ def test_only_exchanged_backward_passes_count(
 @pytest.mark.parametrize("static", [False, True])
 def test_backward_passes_inside_others_count_once(workers: WorkerPool, static: bool) -> None:
     for result in workers.run(uneven_jobs.all_inside, 2, static):
-        assert result == {"differences": [], "iterations": 0}
+        # In a static graph the end of the last one is seen in the next forward pass.
+        assert result == {"differences": [], "iterations": -1 if static else 0}

@@ -54,7 +54,13 @@ def read_iteration(iteration: Iteration, clock: Clock) -> Trace:
     of them; the backward pass where an operation begins or a gradient becomes final; then come the
     exchange, the update and, as ``data``, everything until the next forward pass.
     """
-    events = iteration.events
+    # In a static graph a gradient may be accumulated several times: the last one is final.
+    final = {e.key: index for index, e in enumerate(iteration.events) if e.moment is Moment.READY}
+    events = [
+        event
+        for index, event in enumerate(iteration.events)
+        if event.moment is not Moment.READY or final[event.key] == index
+    ]
     stamps = [event.stamp for event in events] + [iteration.end_stamp]
     times = [clock.between_ns(stamps[0], stamp) for stamp in stamps]
     output = _index_of(events, Moment.OUTPUT, default=len(events) - 1)
