@@ -355,6 +355,15 @@ WRITES: dict[str, Callable[[Moment], Any]] = {
     "optimizer.load_state_dict": _reload_optimizer,
     "p.data.add_": lambda m: m.first.data.add_(0.01),
 }
+PLANS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "default, unchecked": {"check": False},
+    "dear": {"planner": "dear", "check": False},
+    "overlap": {"planner": "overlap", "check": False},
+    "merge": {"planner": "merge"},
+}
+MEASURED_STEPS = 110
+"""Enough for every stage: measuring, planning, trying, recording, and some steps after them."""
 DEEDS = {**READS, **WRITES}
 PLACES = ("before the forward pass", "after the forward pass", "after backward", "after step")
 
@@ -385,10 +394,14 @@ class DrawnScript:
     style: Style
     let_through: float
     """The part of a round's messages that lands before ``backward`` returns."""
+    plans: str
+    """How our wrapper comes to its plan: by hand, or measured in a longer training."""
 
     def __call__(self, side: Side) -> None:
         """Train."""
         model = MODELS[self.model]
+        if self.plans != "by hand":
+            side.plans, side.length = PLANS[self.plans], MEASURED_STEPS
         ddp: Any = side.wrap(model.make(), loss_of, **model.arguments)
         no_sync = self.no_sync
         if dist.get_world_size() == 3:
@@ -498,11 +511,14 @@ def drawn(number: int) -> DrawnScript:
         if not (static and "forward pass" in deed[0])
         and not (deed[0] in WRITES and deed[1] == "after the forward pass")
     )
+    scheduler = pick(list(SCHEDULERS))
+    # Torch's schedulers count the groups when they are made.
+    changes = [what for what in CHANGES if what != "groups" or scheduler == "none"]
     return DrawnScript(
         number=number,
         model=model,
         optimizers=tuple(pick(known) for _ in range(pick((1, 1, 1, 2)))),
-        scheduler=pick(list(SCHEDULERS)),
+        scheduler=scheduler,
         zero=pick(
             ["before", "before", "before, in place", "before, model", "after", "after, in place"]
         ),
@@ -512,7 +528,7 @@ def drawn(number: int) -> DrawnScript:
         clip_every=pick((1, 1, 4)),
         attached=pick((False, False, False, True)),
         deeds=deeds,
-        changes=tuple((pick(list(CHANGES)), pick((3, 8, 12, 16))) for _ in range(pick((0, 1, 2)))),
+        changes=tuple((pick(changes), pick((3, 8, 12, 16))) for _ in range(pick((0, 1, 2)))),
         style=Style(
             piece_elements=pick((13, 60, 150, 400, 10**6)),
             aligned=pick((True, False)),
@@ -522,4 +538,5 @@ def drawn(number: int) -> DrawnScript:
             in_flight=pick((1, 2, 4)),
         ),
         let_through=pick((0.0, 0.0, 0.3, 0.7, 1.0)),
+        plans=pick(list(PLANS)) if random_.random() < 0.03 else "by hand",
     )

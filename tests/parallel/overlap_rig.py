@@ -55,14 +55,18 @@ class Side:
         self.trace: list[tuple[str, Any]] = []
         self.wrapped: list[TorchDDP] = []
         self.step = 0
+        self.plans: dict[str, Any] = {}
+        """Arguments of our wrapper that choose a plan; one is made by hand where there are none."""
+        self.length = STEPS
         self.error = ""
         """The traceback of what the script raised, where that is part of the result."""
 
     @property
     def steps(self) -> Iterator[int]:
         """The numbers of the steps to train."""
-        for self.step in range(STEPS):
-            yield self.step
+        for step in range(self.length):
+            self.step = step
+            yield step
 
     @property
     def rank(self) -> int:
@@ -160,9 +164,12 @@ class Ours(Side):
             yield
 
     def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
-        order = ready_order(module, loss)
-        plan = plan_of(module, order, dist.get_world_size(), self.style)
-        ddp = DistributedDataParallel(module, plan=plan, check=False, **arguments)
+        plans = self.plans
+        if not plans:
+            order = ready_order(module, loss)
+            plan = plan_of(module, order, dist.get_world_size(), self.style)
+            plans = {"plan": plan, "check": False}
+        ddp = DistributedDataParallel(module, **plans, **arguments)
         self.wrapped.append(ddp)
         return ddp
 
