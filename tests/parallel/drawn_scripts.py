@@ -253,39 +253,12 @@ def _saved(value: Any) -> Any:
     return torch.load(buffer, weights_only=True)
 
 
-def _set_data(parameter: nn.Parameter) -> torch.Tensor:
-    other = torch.empty_like(parameter)
-    other.data = parameter
-    return other.clone()
-
-
-def _set(parameter: nn.Parameter) -> torch.Tensor:
-    with torch.no_grad():
-        return torch.empty(0, dtype=parameter.dtype).set_(parameter).clone()
-
-
-def _sparse(parameter: nn.Parameter) -> torch.Tensor:
-    if not parameter.dim():
-        return parameter.clone()
-    rows = torch.arange(parameter.shape[0])[None]
-    return torch.sparse_coo_tensor(rows, parameter).to_dense()
-
-
 def _gathered(parameter: nn.Parameter) -> list[torch.Tensor]:
     # Complex tensors are gathered as torch does it everywhere: as what they are made of.
     value = torch.view_as_real(parameter) if parameter.is_complex() else parameter
     everyone = [torch.empty_like(value) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, value)
     return everyone
-
-
-def _group_reduces(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    group = dist.group.WORLD
-    assert group is not None
-    for gradient in gradients:
-        if not gradient.is_complex():
-            group.allreduce([gradient]).wait()
-    return gradients
 
 
 def _evaluated(moment: Moment) -> torch.Tensor:
@@ -310,17 +283,10 @@ READS: dict[str, Callable[[Moment], Any]] = {
     "p.data.clone()": lambda m: m.first.data.clone(),
     "p.tolist()": lambda m: m.first.tolist(),
     "torch.cat of all": lambda m: [torch.cat([p.flatten()]) for p in m.parameters],
-    "torch.Tensor(p)": lambda m: torch.Tensor(m.first) if m.first.dtype == torch.float32 else None,
-    "p.new_tensor(p)": lambda m: m.first.new_tensor(m.first),
-    "p.as_subclass(Tensor)": lambda m: m.first.as_subclass(torch.Tensor).clone(),
     "nn.Parameter(p)": lambda m: nn.Parameter(m.first).detach().clone(),
-    "q.data = p": lambda m: _set_data(m.first),
-    "q.set_(p)": lambda m: _set(m.first),
-    "sparse_coo_tensor": lambda m: _sparse(m.first),
     "p.grad": lambda m: m.gradients,
     "total norm": lambda m: nn.utils.get_total_norm([g for g in m.gradients if not g.is_complex()]),
     "all_gather": lambda m: _gathered(m.first),
-    "group.allreduce(gradients)": lambda m: _group_reduces(m.gradients),
     "ddp.state_dict()": lambda m: m.ddp.state_dict(),
     "optimizer.state_dict()": lambda m: m.optimizer.state_dict(),
     "vars(optimizer)['state']": _state,
@@ -403,9 +369,9 @@ class DrawnScript:
         if self.plans != "by hand":
             side.plans, side.length = PLANS[self.plans], MEASURED_STEPS
         ddp: Any = side.wrap(model.make(), loss_of, **model.arguments)
-        no_sync = self.no_sync
+        micro_batches = self.micro_batches
         if dist.get_world_size() == 3:
-            no_sync = True  # what is added to an average is not divisible
+            micro_batches = 1  # what is added to an average is not divisible
             for p in ddp.parameters():
                 if p.requires_grad:
                     p.register_hook(_divisible)
@@ -419,9 +385,9 @@ class DrawnScript:
             self._do(PLACES[0], side, ddp, optimizers[0], step)
             if self.zero.startswith("before"):
                 self._zero(ddp, optimizers)
-            for micro in range(self.micro_batches):
-                last = micro == self.micro_batches - 1
-                with ddp.no_sync() if no_sync and not last else nullcontext():
+            for micro in range(micro_batches):
+                last = micro == micro_batches - 1
+                with ddp.no_sync() if self.no_sync and not last else nullcontext():
                     loss = loss_of(ddp, step, micro)
                     if self.attached:
                         loss = loss + ddp.penalty(loss, ddp.factor)
@@ -488,7 +454,7 @@ def _divisible(gradient: torch.Tensor) -> torch.Tensor:
     """
     if gradient.is_complex():
         return torch.view_as_complex(_divisible(torch.view_as_real(gradient)))
-    unit, most = (2.0**-6, 2.0**5) if gradient.dtype == torch.bfloat16 else (2.0**-12, 2.0**15)
+    unit, most = (2.0**-6, 2.0**3) if gradient.dtype == torch.bfloat16 else (2.0**-12, 2.0**15)
     return (gradient / (3 * unit)).round().clamp(-most, most) * (3 * unit) + 0.0  # no -0.0
 
 

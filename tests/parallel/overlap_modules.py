@@ -82,6 +82,21 @@ def unused_in_place(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
+@feature(
+    "unused parameters, gradients accumulated under `no_sync` from the first step on", OVERLAPS
+)
+def unused_accumulated(side: Side) -> None:
+    ddp = side.wrap(Branching(), loss_of, find_unused_parameters=True)
+    optimizer = side.overlap(ddp, AdamW(ddp.parameters(), lr=0.01))
+    for step in side.steps:
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            loss_of(ddp, step, 0).backward()
+        loss_of(ddp, step, 1).backward()
+        optimizer.step()
+    side.finish(ddp, optimizer)
+
+
 @feature("`find_unused_parameters=True` where all are used", OVERLAPS)
 def all_used(side: Side) -> None:
     train(side, Net(), find_unused_parameters=True, gradient_as_bucket_view=True)

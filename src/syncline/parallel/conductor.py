@@ -125,10 +125,12 @@ class Conductor:
             self._left = False
             self._buckets.use(self._stage.plan, record=False)
 
+    def begin(self) -> None:
+        """Enter the first stage. Call before the first forward pass."""
+        self._enter(next(self._script))
+
     def begin_forward(self) -> None:
         """Call just before a forward pass whose gradients will be exchanged, if any are."""
-        if not self.begun:
-            self._enter(next(self._script))
         if self._observer is None:
             return
         if self._in_iteration:

@@ -198,9 +198,13 @@ class DistributedDataParallel(TorchDDP):
         self._reducer_buckets.look()
         if self._compressing is not None:
             self._compressing.forget_delivered()
-        if self._counts():
-            if not conductor.begun and self._compressing is not None:
+        if not conductor.begun and torch.is_grad_enabled() and not self._joins():
+            # Under no_sync() as well: a reducer notes which parameters are used there, too, so it
+            # must not be replaced between that backward pass and the one that is exchanged.
+            if self._compressing is not None:
                 self._require_same_ranks()
+            conductor.begin()
+        if self._counts():
             conductor.begin_forward()
         else:
             conductor.skip_forward()
