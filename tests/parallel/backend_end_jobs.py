@@ -79,7 +79,7 @@ def dropped_in_a_callback(place: Place) -> None:
 
 
 def ends_with_a_callback_to_come(place: Place) -> None:
-    """End the script while a future waits for a rank that never calls."""
+    """End the script while futures wait for a rank that never calls."""
     register()
     dist.init_process_group("syncline", store=store_of(place), rank=place.rank, world_size=2)
     values = torch.ones(COUNT)
@@ -88,8 +88,10 @@ def ends_with_a_callback_to_come(place: Place) -> None:
         place.await_("begun")
         place.await_("ended")
         return
-    future = dist.all_reduce(values, async_op=True).get_future()
-    globals()["kept_until_the_end"] = future.then(lambda done: done.value())
+    works = [dist.all_reduce(values, async_op=True), dist.irecv(values.clone(), 1)]
+    globals()["kept_until_the_end"] = [
+        work.get_future().then(lambda done: done.value()) for work in works
+    ]
     place.tell("begun")
     place.tell("ended")
 

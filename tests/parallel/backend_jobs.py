@@ -403,6 +403,29 @@ def futures() -> list[str]:
     return wrong
 
 
+def early_receive() -> float:
+    """Ask first for the future of a message that comes last; return the sum of what comes."""
+    rank = dist.get_rank()
+    tensor = torch.full((3,), float(rank))
+    with group_of() as group:
+        if rank == 0:
+            first = torch.zeros(3)
+            early = dist.irecv(first, 1, group=group).get_future()
+            dist.irecv(tensor, 2, group=group).get_future().wait()
+            reduced = torch.zeros(1)
+            dist.all_reduce(reduced, group=group, async_op=True).get_future().wait()
+            dist.send(tensor, 1, group=group)
+            early.then(lambda done: done.value()).wait()
+            return float(first.sum())
+        if rank == 2:
+            dist.send(tensor, 0, group=group)
+        dist.all_reduce(torch.zeros(1), group=group)
+        if rank == 1:
+            dist.recv(tensor, 0, group=group)
+            dist.send(tensor, 0, group=group)
+    return float(tensor.sum())
+
+
 def sub_groups() -> list[float]:
     """Return the sums of sub-groups of this rank, which run at once."""
     found = []

@@ -139,6 +139,10 @@ def test_a_wait_may_be_repeated(workers: WorkerPool, transport: str) -> None:
         assert "; see that rank's output, or wait again: it is still under way" in said
 
 
+def test_the_future_of_a_message_holds_up_no_others(workers: WorkerPool) -> None:
+    assert workers.run(jobs.early_receive, 3) == [6.0, 6.0, 6.0]
+
+
 @both
 def test_groups_are_made_again(workers: WorkerPool, tmp_path: Path, ranks: int) -> None:
     total = sum(range(1, ranks + 1))

@@ -533,6 +533,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             lambda given: self._group.send(given, peer=peer, tag=tag, part_of=part_of),
             copies=True,
             changes=False,
+            ordered=False,
         )
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
@@ -550,6 +551,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             tensors,
             lambda result: self._group.receive(result, peer=peer, tag=tag, part_of=part_of),
             copies=True,
+            ordered=False,
         )
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
@@ -570,8 +572,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         *,
         copies: bool = False,
         changes: bool = True,
+        ordered: bool = True,
     ) -> Work:
-        """Start a collective on each tensor, in place where it changes them."""
+        """Start a collective or a message on each tensor, in place where it changes them."""
         finishes: list[Callable[[], None]] = []
         pending = []
         for tensor in tensors:
@@ -582,7 +585,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                     finishes.append(copying(tensor, prepared))
                 given = elements_of(prepared, copies=copies)
             pending.append(start(given))
-        return Work(pending, tensors, self._completer, finishes)
+        return Work(pending, tensors, self._completer if ordered else None, finishes)
 
     def _into(
         self,

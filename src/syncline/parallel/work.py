@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,22 @@ __all__ = ["Completer", "Future", "Work"]
 
 @untraced
 class Work(dist.Work):
-    """Collectives under way, and what is left to do with their results."""
+    """Collectives or messages under way, and what is left to do with their results.
+
+    Args:
+        pending: what is under way.
+        results: the tensors.
+        completer: completes the future in its turn. None: a thread of its own completes it, for a
+            message between two ranks: it may come only after those whose futures are asked for
+            later.
+        finishes: called by the first wait that succeeds.
+    """
 
     def __init__(
         self,
         pending: Sequence[Pending],
         results: Any,
-        completer: Completer,
+        completer: Completer | None,
         finishes: Sequence[Callable[[], None]] = (),
     ) -> None:
         super().__init__()
@@ -38,7 +48,7 @@ class Work(dist.Work):
         self.finishes = finishes
         self._results = results
         self._lock = threading.Lock()
-        self._future: Future | None = None
+        self._future: torch.futures.Future[Any] | None = None
         self._error: BaseException | None = None
 
     def is_completed(self) -> bool:
@@ -112,14 +122,25 @@ class Work(dist.Work):
         """Return the tensors."""
         return self._results
 
-    def get_future(self) -> Future:
+    def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors."""
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = Future(self._completer)
-        self._future.complete(self._waited_for)
-        return self._future
+            future: torch.futures.Future[Any] = (
+                torch.futures.Future() if self._completer is None else Future(self._completer)
+            )
+            self._future = future
+        if isinstance(future, Future):
+            future.complete(self._waited_for)
+        else:
+            threading.Thread(
+                target=_complete,
+                args=(future, self._waited_for),
+                name="syncline future of a message",
+                daemon=True,
+            ).start()
+        return future
 
     def _waited_for(self) -> Any:
         self.wait()
@@ -186,19 +207,20 @@ class Future(torch.futures.Future[Any]):
 
     def complete(self, value: Callable[[], Any]) -> None:
         """Take what ``value`` returns, or raises, when it is its turn."""
-
-        def job() -> None:
-            try:
-                result = value()
-            except Exception as error:
-                self.set_exception(error)
-            else:
-                self.set_result(result)
-
-        self._completer.run(job)
+        self._completer.run(partial(_complete, self, value))
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Return a future of what ``callback`` makes of this one."""
         after = Future(self._completer)
         after.complete(lambda: callback(self))
         return after
+
+
+def _complete(future: torch.futures.Future[Any], value: Callable[[], Any]) -> None:
+    """Let a future have what ``value`` returns, or raises."""
+    try:
+        result = value()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
