@@ -17,6 +17,7 @@ from syncline.measure.profiler import dtype_name
 from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
+from syncline.parallel.accumulators import thawed
 from syncline.parallel.buckets import difference_from_plan, needs_engine
 from syncline.parallel.conductor import PACE_EVERY
 from syncline.parallel.drift import Pace
@@ -168,18 +169,14 @@ class ReducerBuckets:
     def _make_reducer(self) -> None:
         """Make a reducer of the same parameters as at first, whatever is frozen now."""
         ddp, order = self._ddp, self._order
-        frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
-        for parameter in frozen:
-            parameter.requires_grad_(True)
         del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
-        ddp._ddp_init_helper(
-            [self._parameters[index] for index in order],
-            [self._sparse[index] for index in order],
-            {n: self._names[index] for n, index in enumerate(order) if index in self._names},
-            ddp.static_graph,
-        )
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+        with thawed(self._parameters):
+            ddp._ddp_init_helper(
+                [self._parameters[index] for index in order],
+                [self._sparse[index] for index in order],
+                {n: self._names[index] for n, index in enumerate(order) if index in self._names},
+                ddp.static_graph,
+            )
         ddp._comm_hooks = []
         ddp._has_rebuilt_buckets = False
         if ddp.static_graph:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
+
+from syncline.parallel.accumulators import accumulator
 
 if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel
@@ -46,9 +47,10 @@ class Reductions:
         self._nodes: list[Any] = []
         """What the hooks are on; kept alive, or the hooks would go with it."""
         weakref.finalize(self, _take_off, self._handles).atexit = False
-        parameters = [p for p in ddp._exchanged_parameters().values() if p.requires_grad]
+        parameters = list(ddp._exchanged_parameters().values())
         if not (ddp.find_unused_parameters or ddp.static_graph):
-            del parameters[1:]  # the reducer insists on a gradient for each of them
+            # The reducer insists on a gradient for each of them.
+            parameters = [p for p in parameters if p.requires_grad][:1]
         # The hook is held by what it is on, where garbage collection cannot look.
         reference = weakref.ref(self)
 
@@ -58,7 +60,7 @@ class Reductions:
                 reductions._reached()
 
         for parameter in parameters:
-            node = get_gradient_edge(parameter).node
+            node = accumulator(parameter)
             self._nodes.append(node)
             self._handles.append(node.register_prehook(reached))
 

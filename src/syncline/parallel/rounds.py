@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import PeerError
+from syncline.parallel.accumulators import accumulator
 from syncline.parallel.carrier import bucket_elements
 from syncline.parallel.compressor import Compressor
 from syncline.parallel.deferral import Deferral
@@ -118,7 +118,7 @@ class Rounds:
             return after
 
         for index, parameter in enumerate(self._deferral.parameters):
-            node = get_gradient_edge(parameter).node
+            node = accumulator(parameter)
             self._nodes.append(node)
             self._handles.append(node.register_prehook(before))
             if self._by_tensor:
