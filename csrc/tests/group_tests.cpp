@@ -1348,9 +1348,9 @@ void a_message_from_anyone_says_from_whom() {
     });
 }
 
-void messages_that_differ_or_never_come_are_refused() {
-    Team team(3);
-    std::vector<float> four(4), five(5), other(4);
+void messages_that_differ_are_refused() {
+    Team team(2);
+    std::vector<float> four(4), five(5);
     team.at(0).send(message(1, 1, four, true));
     const Outcome differs = outcome([&] {
         const auto taken = message(1, 0, five, false);
@@ -1358,13 +1358,20 @@ void messages_that_differ_or_never_come_are_refused() {
         team.at(1).wait(taken, soon());
     });
     CHECK(differs.rank == 0);
-    // From anyone: only once all others are gone.
-    const auto taken = message(1, syncline::any_rank, other, false);
-    team.at(2).receive(taken);
-    team.at(2).lose(0, "it is gone");
-    CHECK(!team.at(2).failed());
-    team.at(2).lose(1, "it is gone, too");
-    CHECK(outcome([&] { team.at(2).wait(taken, soon()); }).rank != -2);
+}
+
+void a_message_from_anyone_is_missing_once_all_others_are_gone() {
+    Team team(3);
+    Group& group = team.at(2);
+    std::vector<float> any(4);
+    const auto taken = message(1, syncline::any_rank, any, false);
+    group.receive(taken);
+    group.lose(0, "it is gone");
+    const auto briefly = Clock::now() + milliseconds(100);
+    CHECK(outcome([&] { group.wait(taken, briefly, false); }).rank == -3);
+    CHECK(!group.failed());
+    group.lose(1, "it is gone, too");
+    CHECK(outcome([&] { group.wait(taken, soon()); }).rank == 0);
 }
 
 // A rank that was lost before is missed by what is started while another thread sleeps.
@@ -1541,7 +1548,8 @@ int main(int arguments, char** values) {
     a_failure_wakes_whoever_drives();
     messages_go_by_their_tags_beside_collectives();
     a_message_from_anyone_says_from_whom();
-    messages_that_differ_or_never_come_are_refused();
+    messages_that_differ_are_refused();
+    a_message_from_anyone_is_missing_once_all_others_are_gone();
     a_start_notices_a_lost_peer_while_another_thread_sleeps();
     closing_ends_all_waits();
     closing_races_with_work();
