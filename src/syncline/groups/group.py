@@ -93,6 +93,11 @@ class Pending:
         return self._native.peer
 
     @property
+    def task(self) -> _native.Task | None:
+        """What runs natively, which does not keep the memory; None: it was done at once."""
+        return self._native
+
+    @property
     def ended(self) -> bool:
         """Whether the result is in place, or will never be."""
         return self.done or (self._group is not None and self._group.failed)
@@ -184,6 +189,8 @@ class Group:
         self.rank = rank
         self.ranks = ranks
         self.timeout_s = timeout_s
+        self.on_failure: Callable[[], str] = str
+        """Called when an operation fails on this rank; returns what the message is to end with."""
         self._lock = threading.Lock()
         self._begun: deque[Pending | Closing] = deque()
         """Collectives that may still be under way, in order, and what is to happen between them."""
@@ -628,7 +635,7 @@ class Group:
                     return
             self._native.wait(native, max(left_s, 0.0), gives_up)
         except _native.WaitTimeout as error:
-            again = "" if gives_up else ", or wait again: it is still under way"
+            again = self.on_failure() if gives_up else ", or wait again: it is still under way"
             raise PeerError(f"{error} within the timeout; see that rank's output{again}") from None
         except _native.LinkFailure as error:
             raise self._explained(error) from None
@@ -645,10 +652,10 @@ class Group:
         return self._explained(error)
 
     def _explained(self, error: Any) -> PeerError | MismatchError:
-        what, peer, disagrees = error.args
+        what, _, disagrees = error.args
+        what += self.on_failure()
         if disagrees:
             return MismatchError(f"the ranks called different collectives: {what}")
-        del peer
         return PeerError(f"rank {self.rank}: {what}")
 
     def _require_peer(self, peer: int) -> None:

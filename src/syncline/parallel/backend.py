@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline.errors import UserError
+from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.chooser import Wanted
 from syncline.groups.group import Parted
+from syncline.parallel.flight_recorder import Dumper, FlightRecorder, Record, from_torch
 from syncline.parallel.monitored_barrier import MonitoredBarrier
 from syncline.parallel.profiled import profiled, profiling
 from syncline.parallel.tensors import (
@@ -57,6 +59,11 @@ class Options:
     """Such as ``"ucx"``: no shared memory, also inside a host."""
     choices: Wanted = "measured"
     """Which algorithm is taken for which size; those of rank 0 count."""
+    flight_recorder_prefix: str | None = None
+    """When an operation fails, each rank writes its last ones to a file of this name, followed by
+    the rank and ``.json``. None: torch's variable TORCH_FR_DUMP_TEMP_FILE, if it is set."""
+    flight_recorder_entries: int | None = None
+    """How many operations are kept. None: torch's variable TORCH_FR_BUFFER_SIZE, else 2000."""
 
 
 def _created(group: Any, options: Options | None) -> ProcessGroup:
@@ -92,13 +99,27 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._store = store
         self._options = options
         self._name = self._description = ""
-        self._sequence = 0
+        prefix, entries = from_torch(
+            options.flight_recorder_prefix, options.flight_recorder_entries, os.environ
+        )
+        # Without dumps, nobody reads what it keeps.
+        self.flight_recorder = FlightRecorder(entries if prefix is not None else 0)
+        """The last operations."""
+        self._on_failure: Callable[[], str] = str
+        self._dump_no_more: Callable[[], object] = str
         self._outer = self._joined("calls")
         self._inner: Group | None = None
         self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
         self._completer = Completer()
         # Also when nobody refers to the group any more, be it on that thread.
         self._complete_no_more = weakref.finalize(self, self._completer.close)
+        if prefix is not None and entries > 0:
+            this = weakref.ref(self)
+            dumper = Dumper(
+                prefix, store, self._outer.meeting, rank, size, lambda: _recorded(this())
+            )
+            self._dump_no_more = weakref.finalize(self, dumper.close)
+            self._on_failure = self._outer.on_failure = dumper.failed
 
     @property
     def _group(self) -> Group:
@@ -114,7 +135,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._inner
 
     def _joined(self, name: str) -> Group:
-        return Group(
+        group = Group(
             self._store,
             self._rank,
             self._size,
@@ -123,6 +144,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             transport=self._options.transport,
             choices=self._options.choices,
         )
+        group.on_failure = self._on_failure
+        return group
 
     @property
     def choices_source(self) -> str:
@@ -178,7 +201,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def _get_sequence_number_for_group(self) -> int:
         """Return how many operations this rank has begun."""
-        return self._sequence
+        return self.flight_recorder.begun
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         """Return what runs the operations on a device: this group, for the CPU."""
@@ -205,6 +228,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leave the group."""
         self._complete_no_more()
+        self._dump_no_more()
         for group in (self._inner, self._outer):
             if group is not None:
                 group.close()
@@ -223,8 +247,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Reduce each tensor over all ranks, in place."""
         reduction, attended = reduction_of(opts, tensors), _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
-            self._sequence += 1
-            return _waited(self._group.all_reduce(given, None, reduction, attended=True))
+            record = self.flight_recorder.begin("all_reduce", tensors)
+            pending = self._group.all_reduce(given, None, reduction, attended=True)
+            return _waited(pending, record)
         return self._begun(
             "all_reduce",
             tensors,
@@ -242,8 +267,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Copy the root's tensors to all ranks."""
         root, attended = opts.rootRank, _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], MOVED)):
-            self._sequence += 1
-            return _waited(self._group.broadcast(given, root=root, attended=True))
+            record = self.flight_recorder.begin("broadcast", tensors)
+            return _waited(self._group.broadcast(given, root=root, attended=True), record)
         return self._begun(
             "broadcast",
             tensors,
@@ -259,8 +284,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Reduce each tensor over all ranks; the root gets the result, in place."""
         reduction, root, attended = reduction_of(opts, tensors), opts.rootRank, _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
-            self._sequence += 1
-            return _waited(self._group.reduce(given, None, reduction, root=root, attended=True))
+            record = self.flight_recorder.begin("reduce", tensors)
+            pending = self._group.reduce(given, None, reduction, root=root, attended=True)
+            return _waited(pending, record)
         return self._begun(
             "reduce",
             tensors,
@@ -280,8 +306,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         address = ctypes.addressof(ctypes.c_char.from_buffer(mark))
         given = Elements(address, 1, "uint8", mark)
         if attended and not profiling():
-            self._sequence += 1
-            return _waited(self._group.all_reduce(given, attended=True))
+            record = self.flight_recorder.begin("barrier")
+            return _waited(self._group.all_reduce(given, attended=True), record)
         return self._begun(
             "barrier",
             [],
@@ -300,9 +326,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         Raises:
             PeerError: a rank did not come, or rank 0 did not answer.
         """
-        self._sequence += 1
+        record = self.flight_recorder.begin("barrier")
         limit = self._timeout if timeout is None else timeout
-        self._monitored_barrier.wait(limit.total_seconds(), wait_all_ranks)
+        try:
+            self._monitored_barrier.wait(limit.total_seconds(), wait_all_ranks)
+        except PeerError as error:
+            raise PeerError(f"{error}{self._on_failure()}") from None
+        if record is not None:
+            record.end()
 
     def all_gather_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
@@ -315,10 +346,13 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             and (part := plain(given, MOVED))
             and (whole := plain(output, MOVED))
         ):
-            self._sequence += 1
-            return _waited(self._group.all_gather(part, whole, attended=True))
+            record = self.flight_recorder.begin("_all_gather_base", [given], [output])
+            return _waited(self._group.all_gather(part, whole, attended=True), record)
         return self._begun(
-            "_all_gather_base", [given], lambda: self._gather_single(output, given, attended)
+            "_all_gather_base",
+            [given],
+            lambda: self._gather_single(output, given, attended),
+            outputs=[output],
         )
 
     _allgather_base = all_gather_single
@@ -344,7 +378,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
             return self._together(works, outputs)
 
-        return self._begun("all_gather", inputs, begin)
+        return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
 
     def allgather_coalesced(
         self,
@@ -362,7 +396,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ]
             return self._together(works, outputs)
 
-        return self._begun("all_gather", inputs, begin)
+        return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -374,7 +408,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             works = [self._gather_single(*pair, _attended(opts)) for pair in pairs]
             return self._together(works, outputs)
 
-        return self._begun("all_gather_into_tensor_coalesced", inputs, begin)
+        return self._begun("all_gather_into_tensor_coalesced", inputs, begin, outputs=outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -389,12 +423,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             and (whole := plain(given, REDUCED))
             and (part := plain(output, REDUCED))
         ):
-            self._sequence += 1
-            return _waited(self._group.reduce_scatter(whole, part, reduction, attended=True))
+            record = self.flight_recorder.begin("_reduce_scatter_base", [given], [output])
+            pending = self._group.reduce_scatter(whole, part, reduction, attended=True)
+            return _waited(pending, record)
         return self._begun(
             "_reduce_scatter_base",
             [given],
             lambda: self._scatter_single(output, given, reduction, attended),
+            outputs=[output],
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -429,7 +465,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                     works.append(self._reduce_to_each(output, parts, reduction))
             return self._together(works, outputs)
 
-        return self._begun("reduce_scatter", [part for parts in inputs for part in parts], begin)
+        return self._begun("reduce_scatter", _flat(inputs), begin, outputs=outputs)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -443,7 +479,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ]
             return self._together(works, outputs)
 
-        return self._begun("reduce_scatter_tensor_coalesced", inputs, begin)
+        return self._begun("reduce_scatter_tensor_coalesced", inputs, begin, outputs=outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -463,7 +499,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                 works.append(self._to_each("gather", sent, taken))
             return self._together(works, outputs)
 
-        return self._begun("gather", inputs, begin)
+        return self._begun("gather", inputs, begin, outputs=_flat(outputs))
 
     def scatter(
         self,
@@ -480,7 +516,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                 works.append(self._to_each("scatter", sent, {opts.rootRank: tensor}))
             return self._together(works, outputs)
 
-        return self._begun("scatter", [part for parts in inputs for part in parts], begin)
+        return self._begun("scatter", _flat(inputs), begin, outputs=outputs)
 
     def alltoall(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -493,6 +529,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             lambda: self._to_each(
                 "all-to-all", dict(enumerate(inputs)), dict(enumerate(outputs)), outputs
             ),
+            outputs=outputs,
         )
 
     def all_to_all_single(
@@ -513,13 +550,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             lambda: self._to_each(
                 "all-to-all", dict(enumerate(sent)), dict(enumerate(taken)), [output]
             ),
+            outputs=[output],
         )
 
     alltoall_base = all_to_all_single
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         """Send tensors to one rank."""
-        return self._begun("send", tensors, lambda: self._send(tensors, peer, tag))
+        return self._begun("send", tensors, lambda: self._send(tensors, peer, tag), peer=peer)
 
     def _send(
         self,
@@ -538,7 +576,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         """Receive what a rank sends next."""
-        return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag))
+        return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag), peer=peer)
 
     def _receive(
         self,
@@ -556,14 +594,31 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         """Receive from whichever rank sends first; ``Work._source_rank()`` says which."""
-        return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag))
+        return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag), peer=-1)
 
     # ------------------------------------------------------------------ inside
 
-    def _begun(self, name: str, tensors: Sequence[Any], begin: Callable[[], Work]) -> Work:
-        """Begin an operation that others see: it is counted, and known to the profiler."""
-        self._sequence += 1
-        return profiled(name, tensors, begin) if profiling() else begin()
+    def _begun(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        begin: Callable[[], Work],
+        *,
+        outputs: Sequence[torch.Tensor] | None = None,
+        peer: int | None = None,
+    ) -> Work:
+        """Begin an operation that others see: it is recorded, and known to the profiler."""
+        record = self.flight_recorder.begin(name, tensors, outputs, peer)
+
+        def recorded() -> Work:
+            work = begin()
+            if record is None:
+                return work
+            record.tasks = [pending.task for pending in work.pending]
+            work.record = record
+            return work
+
+        return profiled(name, tensors, recorded) if profiling() else recorded()
 
     def _each(
         self,
@@ -657,10 +712,37 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._together(works, results if results is not None else list(taken.values()))
 
 
-def _waited(pending: Pending) -> Work | None:
+def _waited(pending: Pending, record: Record | None) -> Work | None:
     """Wait; return what torch takes for the Work of a call that it need not wait for."""
+    if record is None:
+        pending.wait()
+        return None
+    record.tasks = (pending.task,)
     pending.wait()
+    record.end()
     return None
+
+
+def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup, list[int]]]]:
+    """Return this process's rank, and its groups with their global ranks.
+
+    Args:
+        group: the one that has failed, which torch need not know.
+    """
+    known = dist.distributed_c10d._world.pg_map
+    groups = [
+        (each, dist.get_process_group_ranks(each))
+        for each in list(known)
+        if isinstance(each, ProcessGroup)
+    ]
+    if group is not None and group not in known:
+        groups.append((group, list(range(group.size()))))
+    own = group.rank() if group is not None else 0
+    return dist.get_rank() if dist.is_initialized() else own, groups
+
+
+def _flat(lists: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for tensors in lists for tensor in tensors]
 
 
 def _alone(tensors: Sequence[torch.Tensor]) -> bool:

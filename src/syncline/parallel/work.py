@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Pending
+from syncline.parallel.flight_recorder import Record
 from syncline.parallel.untraced import untraced
 
 __all__ = ["Completer", "Future", "Work"]
@@ -50,6 +51,8 @@ class Work(dist.Work):
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._error: BaseException | None = None
+        self.record: Record | None = None
+        """Of the flight recorder."""
 
     def is_completed(self) -> bool:
         """Say whether the results are in place, or will never be."""
@@ -95,6 +98,9 @@ class Work(dist.Work):
             for finish in self.finishes:
                 finish()
             self.finishes = ()
+        if self.record is not None:
+            self.record.end()
+            self.record = None
         return True
 
     def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> Work:

@@ -1,0 +1,311 @@
+"""A flight recorder: the last operations of each rank, which a failure leaves behind in files."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syncline import _native
+from syncline.errors import UserError
+from syncline.model.document import write_atomically
+
+__all__ = ["DEFAULT_ENTRIES", "FORM_VERSION", "Dumper", "FlightRecorder", "Record", "from_torch"]
+
+DEFAULT_ENTRIES = 2000
+"""As NCCL's."""
+FORM_VERSION = "2.10"
+"""Of NCCL's form, as torch's analyser knows it."""
+PREFIX = "nccl"
+"""Of the names of operations. Torch's analyser refuses those that begin with ``syncline``."""
+FLAT = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
+"""Collectives on lists of tensors. As in NCCL's form, such a list counts as one flat tensor."""
+POLL_S = 0.25
+"""How often a rank checks whether another has asked for dumps."""
+LONGEST_WAIT_S = 2.0
+"""How long a rank whose operation has failed waits for the dumps of the others. It may be the last
+thing that it does, and ``torchrun`` ends the others then."""
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+"""Size and dtype of a tensor."""
+
+
+class Record:
+    """One operation."""
+
+    __slots__ = ("created_ns", "ended_ns", "inputs", "name", "number", "outputs", "peer", "tasks")
+
+    def __init__(self, name: str, inputs: Sequence[Kind], outputs: Sequence[Kind] | None) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.number = (0, 0)
+        """How many collectives and messages there were, with this one."""
+        self.peer: int | None = None
+        """Of a message; -1 is any rank. None: this is a collective."""
+        self.tasks: Sequence[_native.Task | None] | None = None
+        """What runs natively, once that has begun. It does not keep the tensors."""
+        self.created_ns = time.time_ns()
+        self.ended_ns = 0
+
+    def end(self) -> None:
+        """Note that the results are in place."""
+        self.ended_ns = time.time_ns()
+        if self.peer == -1:
+            self.peer = self.source
+        self.tasks = ()
+
+    @property
+    def source(self) -> int | None:
+        """The peer of a message, where any rank may send it: -1 until one has."""
+        if self.peer == -1 and self.tasks and isinstance(self.tasks[0], _native.Message):
+            return self.tasks[0].peer
+        return self.peer
+
+    @property
+    def state(self) -> str:
+        """``scheduled``, ``started`` or ``completed``, as NCCL calls them."""
+        if self.tasks is None:
+            return "scheduled"
+        return "completed" if all(task is None or task.done for task in self.tasks) else "started"
+
+
+class FlightRecorder:
+    """The last operations that a rank has begun on a group.
+
+    Args:
+        entries: how many are kept; 0: none, they are only counted.
+    """
+
+    def __init__(self, entries: int) -> None:
+        self.records: deque[Record] = deque(maxlen=entries)
+        self.collectives = 0
+        self.messages = 0
+
+    @property
+    def begun(self) -> int:
+        """How many operations there were."""
+        return self.collectives + self.messages
+
+    def begin(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor] = (),
+        outputs: Sequence[torch.Tensor] | None = None,
+        peer: int | None = None,
+    ) -> Record | None:
+        """Note that an operation begins; None: it is only counted.
+
+        Args:
+            name: as torch's other backends call it, such as ``all_reduce``.
+            inputs: what this rank gives.
+            outputs: where the results go; None: in place.
+            peer: of a message; -1: any rank.
+        """
+        if peer is None:
+            self.collectives += 1
+        else:
+            self.messages += 1
+        if not self.records.maxlen:
+            return None
+        record = Record(name, _kinds(inputs), None if outputs is None else _kinds(outputs))
+        record.peer = peer
+        record.number = self.collectives, self.messages
+        self.records.append(record)
+        return record
+
+    def entries(self, group: Any, number: int) -> list[dict[str, Any]]:
+        """Return the records in NCCL's form, but for their ``record_id``.
+
+        Args:
+            group: the process group.
+            number: of the group in this process.
+        """
+        return [
+            {
+                "pg_id": number,
+                "process_group": [group.getGroupName(), group.getGroupDesc()],
+                "collective_seq_id": record.number[0],
+                "p2p_seq_id": record.number[1],
+                "op_id": sum(record.number),
+                "profiling_name": f"{PREFIX}:{record.name}{_ends(record, group.rank())}",
+                "time_created_ns": record.created_ns,
+                "time_discovered_started_ns": 0 if record.tasks is None else record.created_ns,
+                "time_discovered_completed_ns": record.ended_ns,
+                **_described("input", record.name, record.inputs),
+                **_described(
+                    "output",
+                    record.name,
+                    record.inputs if record.outputs is None else record.outputs,
+                ),
+                "state": record.state,
+                "is_p2p": record.peer is not None,
+                "retired": record.state == "completed",
+                "timeout_ms": round(group.timeout.total_seconds() * 1e3),
+                "frames": [],
+            }
+            for record in list(self.records)
+        ]
+
+
+class Dumper:
+    """Writes what a rank has recorded, once, when an operation of its group fails on any rank.
+
+    The rank on which it fails asks the others in their store, so that also those leave a dump that
+    do not take part in any operation. Nothing that goes wrong here hides the failure itself.
+
+    Args:
+        prefix: of the files; the rank and ``.json`` follow.
+        store: of the group.
+        meeting: the same on all ranks, and of this group alone in the store.
+        rank: this rank.
+        ranks: how many there are.
+        groups: returns the process groups of this process, with their recorders.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        store: Any,
+        meeting: str,
+        rank: int,
+        ranks: int,
+        groups: Callable[[], tuple[int, Sequence[tuple[Any, Sequence[int]]]]],
+    ) -> None:
+        self._prefix = prefix
+        self._store = store
+        self._key = f"flight recorder/{meeting}"
+        self._rank = rank
+        self._ranks = ranks
+        self._groups = groups
+        self._lock = threading.Lock()
+        self._said = ""
+        """How error messages end, once there was a dump."""
+        self._wake = threading.Event()
+        self._closed = False
+        self._all_dumped = threading.Event()
+        threading.Thread(target=self._run, name="syncline flight recorder", daemon=True).start()
+
+    def close(self) -> None:
+        """Dump no more."""
+        self._closed = True
+        self._wake.set()
+
+    def failed(self) -> str:
+        """Dump, give the other ranks time to do so, and return how the error message ends."""
+        said = self._dump()
+        if not self._wake.is_set():
+            self._wake.set()
+            self._all_dumped.wait(LONGEST_WAIT_S)
+        return said
+
+    def _run(self) -> None:
+        try:
+            while not self._wake.wait(POLL_S) and not self._store.check([self._key]):
+                pass
+            if self._closed:
+                return
+            self._store.set(self._key, "dump")
+            self._dump()
+            self._store.set(f"{self._key}/{self._rank}", "dumped")
+            others = [f"{self._key}/{rank}" for rank in range(self._ranks)]
+            while not self._closed and not self._store.check(others):
+                time.sleep(POLL_S)
+        except RuntimeError:
+            pass  # The store has gone, with its host: nobody can be asked, or ask.
+        finally:
+            self._all_dumped.set()
+
+    def _dump(self) -> str:
+        with self._lock:
+            if not self._said:
+                try:
+                    rank, groups = self._groups()
+                    path = Path(f"{self._prefix}{rank}.json").absolute()
+                    write_atomically(path, json.dumps(_content(rank, groups)).encode())
+                    self._said = f"; the last operations of this rank are in {path}"
+                except Exception as error:
+                    self._said = f"; the last operations of this rank could not be dumped: {error}"
+            return self._said
+
+
+def from_torch(
+    prefix: str | None, entries: int | None, environment: Mapping[str, str]
+) -> tuple[str | None, int]:
+    """Return the prefix of dumps and the number of entries; torch's variables say what is None.
+
+    Raises:
+        UserError: the number is none, or below 0.
+    """
+    name = "TORCH_FR_BUFFER_SIZE"
+    if entries is None:
+        try:
+            entries = int(environment.get(name, DEFAULT_ENTRIES))
+        except ValueError:
+            raise UserError(f"expected a number in {name}, found {environment[name]!r}") from None
+    if entries < 0:
+        raise UserError(f"expected 0 or more entries of the flight recorder, found {entries}")
+    return prefix or environment.get("TORCH_FR_DUMP_TEMP_FILE") or None, entries
+
+
+def _kinds(tensors: Sequence[torch.Tensor]) -> Sequence[Kind]:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _ends(record: Record, rank: int) -> str:
+    """Return between whom a message goes."""
+    if record.peer is None:
+        return ""
+    return f" {rank}{'->' if record.name == 'send' else '<-'}{record.source}"
+
+
+def _described(side: str, name: str, kinds: Sequence[Kind]) -> dict[str, Any]:
+    sizes = [list(size) for size, _ in kinds]
+    if name in FLAT:
+        sizes = [[sum(map(math.prod, sizes))]]
+    dtypes = [str(dtype).removeprefix("torch.") for _, dtype in kinds]
+    return {f"{side}_sizes": sizes, f"{side}_dtypes": dtypes[: len(sizes)]}
+
+
+def _content(rank: int, groups: Sequence[tuple[Any, Sequence[int]]]) -> dict[str, Any]:
+    """Return what the groups of this process have recorded, in the form of NCCL's JSON."""
+    entries: list[dict[str, Any]] = []
+    configuration, status, dropped = {}, {}, 0
+    for number, (group, ranks) in enumerate(groups):
+        recorder: FlightRecorder = group.flight_recorder
+        found = recorder.entries(group, number)
+        entries += found
+        dropped += recorder.begun - len(found)
+        name = group.getGroupName()
+        configuration[name] = {
+            "name": name,
+            "desc": group.getGroupDesc(),
+            "ranks": str(list(ranks)),
+        }
+        last = {"scheduled": 0, "started": 0, "completed": 0}
+        for entry in found:
+            if not entry["is_p2p"]:
+                last[entry["state"]] = entry["collective_seq_id"]
+        status[str(number)] = {
+            "last_enqueued_collective": recorder.collectives,
+            "last_started_collective": max(last["started"], last["completed"]),
+            "last_completed_collective": last["completed"],
+        }
+    entries.sort(key=lambda entry: entry["time_created_ns"])
+    for number, entry in enumerate(entries, start=dropped):
+        entry["record_id"] = number
+    return {
+        "version": FORM_VERSION,
+        "comm_lib_version": "syncline",
+        "rank": rank,
+        "pg_config": configuration,
+        "pg_status": status,
+        "entries": entries,
+    }
