@@ -265,7 +265,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 rates = st.builds(
     Rate,
     name=names,
-    iteration_s=seconds,
+    iteration_s=st.floats(1e-9, 1000),
     noise_s=seconds,
     iterations=st.integers(0, 1000),
     samples_per_s=st.none() | seconds,

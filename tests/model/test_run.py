@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 
+from syncline.errors import UserError
 from syncline.model.run import Rate, Run
 from tests.model.test_document import RUN
 
@@ -37,7 +38,6 @@ BOTH = {
         ({**BOTH, "decision": "planned", "predicted_planned_s": None}, None),
         ({**BOTH, "decision": "planned", "planned": None}, None),
         ({**BOTH, "decision": "ddp", "baseline": None}, None),
-        ({**BOTH, "decision": "ddp", "baseline": rate(0.0)}, None),
     ],
 )
 def test_the_error_of_the_prediction(changes: dict[str, object], expected: float | None) -> None:
@@ -51,3 +51,10 @@ def test_a_run_that_diverged_can_be_read_again() -> None:
     read = Run.from_json(run.to_json())
     assert math.isnan(read.results["loss"])
     assert read.results["accuracy"] == 0.1
+
+
+@pytest.mark.parametrize("changes", [{"iteration_s": 0.0}, {"noise_s": -0.1}])
+def test_a_rate_is_of_iterations_that_take_time(changes: dict[str, float]) -> None:
+    values = {"iteration_s": 1.0, "noise_s": 0.1} | changes
+    with pytest.raises(UserError, match="rate 'any': "):
+        Rate(name="any", iterations=10, **values)

@@ -38,13 +38,13 @@ class Rate(Value, frozen=True, kw_only=True):
     samples_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("iteration_s", "noise_s"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(
-                    f"rate {quoted(self.name)}: {field} must be finite and at least 0, found "
-                    f"{value}"
-                )
+        where = f"rate {quoted(self.name)}"
+        if not (math.isfinite(self.iteration_s) and self.iteration_s > 0):
+            raise UserError(
+                f"{where}: iteration_s must be finite and above 0, found {self.iteration_s}"
+            )
+        if not (math.isfinite(self.noise_s) and self.noise_s >= 0):
+            raise UserError(f"{where}: noise_s must be finite and at least 0, found {self.noise_s}")
 
 
 class Sent(Value, frozen=True, kw_only=True):

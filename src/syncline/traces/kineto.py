@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError
+from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -140,7 +140,9 @@ class KinetoTrace(NamedTuple):
         found = [s for s in self.steps if wanted is None or s.number in wanted]
         if not found or (wanted is not None and wanted - {s.number for s in found}):
             have = ", ".join(str(n) for n in dict.fromkeys(s.number for s in self.steps))
-            raise UserError(f"{self.model}: the trace has steps {have}; not those asked for")
+            raise UserError(
+                f"{quoted(self.model)}: the trace has steps {have}; not those asked for"
+            )
         kept = {id(tasks) for tasks in same_shape([s.tasks for s in found])}
         return [s for s in found if id(s.tasks) in kept]
 

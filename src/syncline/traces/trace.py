@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from syncline.errors import FileError, UserError
+from syncline.errors import FileError, UserError, quoted
 from syncline.model.fit import fit_cost_curve
 from syncline.model.limits import LARGEST_BYTES, LONGEST_NS
 from syncline.model.network import Measurement, Network
@@ -62,7 +62,7 @@ class Trace(NamedTuple):
         """
         if self.profile is None:
             why = "; ".join(self.notes) or "it holds a timeline only"
-            raise UserError(f"{self.model}: no profile can be made of this trace: {why}")
+            raise UserError(f"{quoted(self.model)}: no profile can be made of this trace: {why}")
         return self.profile
 
     def network(self, workers: int | None = None) -> Network:
@@ -78,14 +78,14 @@ class Trace(NamedTuple):
         count = self.workers if workers is None else workers
         if count is None:
             raise UserError(
-                f"{self.model}: the trace does not say how many workers exchanged its messages; "
-                "say it with --workers"
+                f"{quoted(self.model)}: the trace does not say how many workers exchanged its "
+                "messages; say it with --workers"
             )
         if not self.has_network:
             sizes = {point.size_bytes for point in self.points}
             raise UserError(
-                f"{self.model}: the trace times messages of {len(sizes)} different sizes, and a "
-                "cost curve needs at least two; name a network file or a preset instead"
+                f"{quoted(self.model)}: the trace times messages of {len(sizes)} different sizes, "
+                "and a cost curve needs at least two; name a network file or a preset instead"
             )
         fit = fit_cost_curve(self.points)
         return Network(
