@@ -1,9 +1,9 @@
-"""Mixed collectives in several groups for minutes: every result right, nothing growing.
+"""Mixed collectives and messages in several groups for minutes: all results right, nothing growing.
 
 ``python -m benchmarks.soak [--minutes 10]`` runs ranks that share a group by shared memory, one by
 UCX over TCP on the loopback device, and one by both, as on two hosts. All ranks draw the same
-collectives, sizes, dtypes, reductions, roots and algorithms, start them in one order, up to four
-under way at once, and check every result.
+collectives or messages, sizes, dtypes, reductions, roots and algorithms, start them in one order,
+up to four under way at once, and check every result.
 
 ``tools/sanitized-soak`` runs the same on a native core that was built with a sanitizer.
 """

@@ -1,4 +1,4 @@
-"""A rank of ``benchmarks.soak``: collectives drawn from a seed that all ranks share, checked."""
+"""A rank of ``benchmarks.soak``: collectives and messages that all ranks draw from one seed."""
 
 from __future__ import annotations
 
@@ -78,9 +78,12 @@ def work(rank: int, folder: Path, soak: Soak) -> None:
         under_way: list[tuple[Pending, Callable[[], None]]] = []
         for _ in range(ROUND):
             number = chance.randrange(len(groups))
-            collective = chance.choice(tuple(PROGRAMS))
-            under_way.append(_begin(groups[number], collective, chance))
-            done[f"{soak.routes[number]} {collective}"] += 1
+            collective = chance.choice((*PROGRAMS, None))
+            if collective is None:
+                under_way.append(_begin_messages(groups[number], chance))
+            else:
+                under_way.append(_begin(groups[number], collective, chance))
+            done[f"{soak.routes[number]} {collective or 'messages'}"] += 1
             while len(under_way) > chance.randrange(1, IN_FLIGHT + 1):
                 _finish(*under_way.pop(0))
         for each in under_way:
@@ -168,6 +171,28 @@ def _begin(
             )
 
     return pending, check
+
+
+def _begin_messages(group: Group, chance: random.Random) -> tuple[Pending, Callable[[], None]]:
+    """Send two messages to the next rank; receive the previous rank's, the second one first."""
+    dtype, count = chance.choice(DTYPES), chance.choice(COUNTS)
+    before = (group.rank - 1) % group.ranks
+    given = _given(count, group.rank, dtype)
+    sent = [
+        group.send(_elements(given), peer=(group.rank + 1) % group.ranks, tag=tag) for tag in (1, 2)
+    ]
+    results = [torch.zeros(count, dtype=dtype) for _ in sent]
+    second = group.receive(_elements(results[1]), peer=chance.choice((before, None)), tag=2)
+
+    def check() -> None:
+        first = group.receive(_elements(results[0]), peer=before, tag=1)
+        for pending in (first, *sent):
+            pending.wait()
+        expected = _given(count, before, dtype)
+        if not all(torch.equal(result, expected) for result in results):
+            raise AssertionError(f"messages of {count} elements of {dtype}: wrong")
+
+    return second, check
 
 
 def _choice(collective: Collective, chance: random.Random) -> Choice | None:
