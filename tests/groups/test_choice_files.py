@@ -102,5 +102,5 @@ def test_choices_of_other_hosts_are_refused(kept: Path) -> None:
 
 def test_a_file_that_cannot_be_read(kept: Path) -> None:
     kept.mkdir()
-    with pytest.raises(FileError, match=r"cannot be read: Is a directory.*'syncline tune'"):
+    with pytest.raises(FileError, match=r"this is a folder.*'syncline tune'"):
         measured_choices(HERE)
