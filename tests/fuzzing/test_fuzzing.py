@@ -1,6 +1,6 @@
 """The fuzzer covers all kinds of files, and sees what a command must not do.
 
-``tools/fuzz-files`` runs the inputs; ``.ci/run`` runs two hundred of each kind.
+``tools/fuzz-files`` runs the inputs; ``.ci/run`` runs a hundred of each kind.
 """
 
 from __future__ import annotations
