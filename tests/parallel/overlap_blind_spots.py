@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.utils import dlpack
 
 from tests.parallel.overlap_models import Net, loss_of
 from tests.parallel.overlap_plans import Style
-from tests.parallel.overlap_rig import Ours, holding
+from tests.parallel.overlap_rig import Ours, Side, holding
 
-__all__ = ["BLIND", "look", "table"]
+__all__ = ["BLIND", "NEVER_SEEN", "by_group", "look", "table"]
 
 
 class Case(NamedTuple):
@@ -55,7 +56,8 @@ BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
         c.weight
     ),
     "`p.as_subclass(torch.Tensor)`": lambda c: c.weight.as_subclass(torch.Tensor),
-    "`q.data = p`, `q.set_(p)`": lambda c: torch.empty(0).set_(c.weight),
+    "`q.set_(p)`": lambda c: torch.empty(0).set_(c.weight),
+    "`q.data = p`, until the update is made": lambda c: _shared(c.weight),
     "`torch.sparse_coo_tensor(i, p)`": lambda c: _sparse(c.weight),
     "`torch.nested.nested_tensor([p])`": lambda c: _padded(c.weight),
     "`torch.utils.dlpack.to_dlpack(p)` (`torch.from_dlpack(p)` asks)": lambda c: dlpack.from_dlpack(
@@ -71,10 +73,30 @@ BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
 }
 """Those that can be tried here."""
 UNTRIED = (
-    "a process group's own methods: `group.allreduce([p.grad])` (`dist.all_reduce(p.grad)` asks)",
     "a function of a C++ extension that takes tensors directly (operators under `torch.ops` ask)",
     "another thread that reads the model while it trains",
 )
+BY_GROUP = (
+    "a process group's own methods: `group.allreduce([p.grad])` (`dist.all_reduce(p.grad)` asks)"
+)
+GUARDED = " (waits with the guard)"
+NEVER_SEEN = frozenset(
+    text
+    for text in (*BLIND, *UNTRIED)
+    if text.startswith(
+        (
+            *("a view of", "the optimizer's state", "`q.data = p`", "`torch.utils.dlpack"),
+            *("a TorchScript module", "a function of a C++ extension", "another thread"),
+        )
+    )
+)
+"""Those that the guard does not see either."""
+
+
+def _shared(weight: torch.Tensor) -> torch.Tensor:
+    other = torch.empty(())
+    other.data = weight
+    return other
 
 
 def _sparse(weight: torch.Tensor) -> torch.Tensor:
@@ -98,11 +120,30 @@ def table() -> str:
 
 
 def _lines() -> Iterator[str]:
-    for text in (*BLIND, *UNTRIED):
-        yield f"- {text}"
+    for text in (*BLIND, BY_GROUP, *UNTRIED):
+        yield f"- {text}" + ("" if text in NEVER_SEEN else GUARDED)
 
 
-def look() -> dict[str, tuple[bool, bool]]:
+def by_group(side: Side) -> None:
+    """Average gradients before the step, and parameters after it, by a group's own methods."""
+    ddp = side.wrap(Net(), loss_of)
+    optimizer = side.overlap(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9))
+    group = dist.group.WORLD
+    assert group is not None
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        if step % 3 == 0:
+            for p in ddp.parameters():
+                group.allreduce([p.grad]).wait()
+        optimizer.step()
+        if step % 3 == 1:
+            with torch.no_grad():
+                group.allreduce([ddp.module.hidden.weight]).wait()
+    side.finish(ddp, optimizer)
+
+
+def look(guard: bool) -> dict[str, tuple[bool, bool]]:
     """Look at each while an update is due: is it stale, and is it not after ``settle``?"""
     found = {}
     with holding(0.0), warnings.catch_warnings():
@@ -110,7 +151,7 @@ def look() -> dict[str, tuple[bool, bool]]:
         scripted = torch.jit.script(_sum)
         torch.manual_seed(1)
         net = Net(hidden=torch.jit.script(nn.Sequential(nn.Linear(20, 20), nn.Tanh())))
-        side = Ours(Style())
+        side = Ours(Style(), guard=guard)
         ddp = side.wrap(net, loss_of)
         optimizer = side.overlap(ddp, torch.optim.Adam(ddp.parameters(), lr=0.01))
         for step, (text, read) in enumerate([("", None)] * 4 + list(BLIND.items())):

@@ -14,6 +14,7 @@ from syncline.model.plan import Plan
 from syncline.parallel.ddp import DistributedDataParallel
 from tests.parallel.drawn_scripts import drawn
 from tests.parallel.features import features
+from tests.parallel.overlap_blind_spots import by_group
 from tests.parallel.overlap_models import Net, loss_of
 from tests.parallel.overlap_oracle import average
 from tests.parallel.overlap_plans import Style
@@ -55,8 +56,16 @@ def _attempted(script: Script, side: Side) -> None:
         side.error = "".join(traceback.format_exception(error))
 
 
-def _beside_stock(script: Script, style: Style, let_through: float) -> dict[str, Any]:
-    sides = Ours(style), Stock()
+def guarded_beside_stock(rows: list[str], let_through: float) -> list[dict[str, Any]]:
+    """Do so with the guard; also one script that needs it."""
+    scripts = [*(features()[row].script for row in rows), by_group]
+    return [_beside_stock(script, Style(), let_through, guard=True) for script in scripts]
+
+
+def _beside_stock(
+    script: Script, style: Style, let_through: float, *, guard: bool = False
+) -> dict[str, Any]:
+    sides = Ours(style, guard=guard), Stock()
     for side in sides:
         torch.manual_seed(1)
         with holding(let_through), sides[0].observed():

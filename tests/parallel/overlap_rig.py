@@ -123,9 +123,9 @@ class Stock(Side):
 class Ours(Side):
     """Ours, under a plan made for the model."""
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, style: Style, *, guard: bool = False) -> None:
         super().__init__()
-        self.style = style
+        self.style, self.guard = style, guard
         self.deferred = self.under_forward = 0
         """Updates of single parameters in the last steps: put off, and made by a forward pass."""
 
@@ -175,7 +175,7 @@ class Ours(Side):
 
     def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
         assert isinstance(ddp, DistributedDataParallel)
-        return ddp.overlap(optimizer)
+        return ddp.overlap(optimizer, guard=self.guard)
 
     def settle(self, ddp: TorchDDP) -> None:
         assert isinstance(ddp, DistributedDataParallel)

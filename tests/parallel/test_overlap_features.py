@@ -55,6 +55,22 @@ def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
         }
 
 
+def test_bits_with_the_guard(workers: WorkerPool) -> None:
+    """Of rows that go through every way of the guard; all were tried."""
+    rows = [
+        "Adam, foreach",
+        "`p.grad` read after `step`, every tenth step",
+        "gradient accumulation without `no_sync`",
+        "parameters read in every way after `step`",
+        "hooks on parameters and on accumulated gradients",
+        "the gradients of the last step kept, and read after the next",
+        "the model exported, traced or scripted in between",
+    ]
+    for results in workers.run(overlap_jobs.guarded_beside_stock, 2, rows, HELD):
+        assert [r["differences"] for r in results] == [[]] * (len(rows) + 1)
+        assert [r["happened"] for r in results[:-1]] == [features()[row].happens for row in rows]
+
+
 def test_the_page_has_the_rows() -> None:
     """To write them: python -m tests.parallel.test_overlap_features"""
     text = PAGE.read_text()

@@ -16,6 +16,7 @@ from torch import nn
 
 from syncline.errors import UserError
 from syncline.parallel.ambient import Ambient
+from syncline.parallel.guard import Guard, lift
 from syncline.parallel.pending import (
     PendingGradient,
     PendingParameter,
@@ -33,13 +34,17 @@ PLAIN = Ambient.now("cpu")
 class Owner:
     """Adds one to whatever is read, and keeps count."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.guard = guard
         self.tensors: list[torch.Tensor] = []
         self.read: list[int] = []
         self.zeroed: list[int] = []
 
     def suspend(self, tensor: torch.Tensor) -> torch.Tensor:
-        suspend(tensor, self, len(self.tensors))
+        if self.guard is None:
+            suspend(tensor, self, len(self.tensors))
+        else:
+            self.guard.suspend(tensor, self, len(self.tensors))
         self.tensors.append(tensor)
         return tensor
 
@@ -55,6 +60,7 @@ class Owner:
         self.read += indices
         with PLAIN.restored("cpu"), torch.no_grad():
             for index in indices:
+                lift(self.tensors[index])
                 release(self.tensors[index])
                 self.tensors[index].add_(1)
 
@@ -64,9 +70,9 @@ class Owner:
         self.zeroed += indices
 
 
-@pytest.fixture
-def owner() -> Owner:
-    return Owner()
+@pytest.fixture(params=[None, Guard], ids=["", "guard"])
+def owner(request: pytest.FixtureRequest) -> Owner:
+    return Owner(request.param and request.param())
 
 
 READS: dict[str, Callable[[Any], Any]] = {
@@ -152,7 +158,8 @@ def test_gradients_can_be_set_and_freezing_does_not_wait(owner: Owner) -> None:
     assert torch.equal(parameter.grad, torch.ones(2, 3))
     parameter.grad = None
     del parameter.grad
-    parameter.register_hook(lambda g: g)
+    if owner.guard is None:
+        parameter.register_hook(lambda g: g)
     assert owner.read == []
 
 
@@ -236,6 +243,7 @@ def test_a_parameter_keeps_its_owner_alive() -> None:
     assert torch.equal(parameter.detach(), torch.ones(2, 3))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo hides it
 def test_reads_on_the_way_of_a_compiled_function(owner: Owner) -> None:
     torch._dynamo.reset()
     parameter = owner.parameter()

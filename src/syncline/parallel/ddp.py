@@ -35,6 +35,7 @@ from syncline.parallel.conductor import Conductor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.deferred_step import DeferredOptimizer
 from syncline.parallel.gates import is_compiled
+from syncline.parallel.guard import Guard
 from syncline.parallel.log import warn
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
@@ -133,6 +134,7 @@ class DistributedDataParallel(TorchDDP):
         self._compared = False
         """Whether the ranks have compared what they train with."""
         self._overlapped: list[DeferredOptimizer] = []
+        self._guard: Guard | None = None
         self._why_not_deferred: str | None = None
         with telling_lost_peers("while the model was sent to all ranks"):
             super().__init__(module, **self._arguments)
@@ -279,7 +281,9 @@ class DistributedDataParallel(TorchDDP):
 
     # ------------------------------------------------------------------ the update
 
-    def overlap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    def overlap(
+        self, optimizer: torch.optim.Optimizer, *, guard: bool = False
+    ) -> torch.optim.Optimizer:
         """Let the exchange go on under the next forward pass, and update each parameter there.
 
         From here on the optimizer's ``step`` returns at once. In the next forward pass each module
@@ -293,6 +297,11 @@ class DistributedDataParallel(TorchDDP):
 
         Args:
             optimizer: of parameters of this model; it keeps its class, state and groups.
+            guard: let C++ code wait, too, which reads a parameter or gradient without asking its
+                Python class (docs/overlap-features.md lists what does). A warning names each place
+                in the code that does so. It costs about 25 us per parameter and iteration; use it
+                to look for such reads, or where they cannot be changed. It is for all optimizers of
+                this wrapper, and on CPUs only.
 
         Returns:
             The same optimizer.
@@ -316,14 +325,18 @@ class DistributedDataParallel(TorchDDP):
                 "optimizer of this model's parameters alone"
             )
         self._require_not_begun("overlap")
+        if guard and self._guard is None:
+            self._guard = Guard()
         self._overlapped.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
         if is_compiled(self.module) and self._why_not_deferred is None:
             self._stop_deferring(COMPILED)
         if any(hasattr(parameter, "_st_info") for parameter in self._exchanged.values()):
             self._stop_deferring(TENSOR_PARALLEL)
         engine = self._reducer_buckets.engine if self._conductor is not None else None
-        if engine is not None and self.defers:
-            engine.let_defer()
+        if engine is not None:
+            engine.deferral.guard = self._guard
+            if self.defers:
+                engine.let_defer()
         return optimizer
 
     @property

@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 
 from syncline.errors import SynclineError
 from syncline.parallel.engine import Engine
+from syncline.parallel.guard import Guard, lift
 from syncline.parallel.measured import GateTimes
 from syncline.parallel.orphans import Orphans
 from syncline.parallel.pending import hand_over, is_pending, release, suspend
@@ -43,9 +44,11 @@ class Deferral:
 
     Args:
         parameters: the exchanged ones, by name, in the order of the plan's tensors.
+        guard: lets C++ code wait, too; None where it does not.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], guard: Guard | None = None) -> None:
+        self.guard = guard
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
@@ -111,7 +114,9 @@ class Deferral:
             if engine.arrived(index):
                 arrived.append(index)
                 continue
-            suspend(gradient, self, index)
+            self._suspend(gradient, index)
+            if self.guard is not None:
+                parameter.grad = gradient  # refers to the C++ tensor, which may be another now
             self._gradients[index] = gradient
         engine.wait(arrived)  # on CUDA, the stream
 
@@ -146,7 +151,7 @@ class Deferral:
         for parameter in chosen:
             index = self.index_of[id(parameter)]
             self._due[index] = _Due(step, self._gradients[index])
-            suspend(parameter, self, index)
+            self._suspend(parameter, index)
         step.suspend(len(chosen))
 
     # ------------------------------------------------------------------ the forward pass
@@ -266,7 +271,8 @@ class Deferral:
         left = {i: gradient for i, gradient in self._gradients.items() if i not in self._due}
         if left and self.engine is not None:
             orphans = Orphans(self.engine, left)
-            for gradient in left.values():
+            for index, gradient in left.items():
+                lift(gradient, self.parameters[index])
                 hand_over(gradient, orphans)
 
     def wait_for_all(self) -> None:
@@ -293,7 +299,7 @@ class Deferral:
         try:
             for index, (step, gradient) in chosen.items():
                 parameter = self.parameters[index]
-                release(parameter)
+                self._release(parameter)
                 entry = by_step.setdefault(id(step), (step, [], []))
                 entry[1].append(parameter)
                 entry[2].append(gradient)
@@ -322,10 +328,20 @@ class Deferral:
         for index, due in chosen.items():
             self._due[index] = due
             if not is_pending(self.parameters[index]):
-                suspend(self.parameters[index], self, index)
+                self._suspend(self.parameters[index], index)
 
     def _release_gradients(self, indices: Iterable[int]) -> None:
         for index in indices:
             gradient = self._gradients.pop(index, None)
             if gradient is not None:
-                release(gradient)
+                self._release(gradient, self.parameters[index])
+
+    def _suspend(self, tensor: torch.Tensor, index: int) -> None:
+        if self.guard is None:
+            suspend(tensor, self, index)
+        else:
+            self.guard.suspend(tensor, self, index)
+
+    def _release(self, tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
+        lift(tensor, parameter)
+        release(tensor)

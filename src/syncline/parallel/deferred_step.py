@@ -18,6 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 from syncline.errors import UserError
 from syncline.parallel.ambient import Ambient
 from syncline.parallel.canaries import StepCheck
+from syncline.parallel.guard import KeptParameter
 from syncline.parallel.log import warn
 from syncline.parallel.pending import finish, is_pending
 from syncline.parallel.pending_state import PendingState
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["DeferredOptimizer", "DeferredStep"]
 
 _MARK = "_syncline_overlap"
+PLAIN = (nn.Parameter, KeptParameter)
+"""The classes of parameters that can be made pending."""
 
 
 class DeferredStep:
@@ -175,7 +178,7 @@ class DeferredOptimizer:
         for parameter in parameters:
             if parameter.grad is not None:
                 # A class of the user's could not be put back on.
-                waits = deferral.awaits(parameter) and type(parameter) is nn.Parameter
+                waits = deferral.awaits(parameter) and type(parameter) in PLAIN
                 (later if waits else present).append(parameter)
         if not later:
             return self._whole_step()

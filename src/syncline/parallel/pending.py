@@ -22,20 +22,24 @@ from torch._compile import _disable_dynamo
 from syncline.errors import UserError
 
 __all__ = [
+    "CLASS",
     "Owner",
     "PendingGradient",
     "PendingParameter",
     "finish",
     "finish_all",
+    "getter",
     "hand_over",
     "is_pending",
     "release",
     "suspend",
+    "tensors_in",
 ]
 
 _OWNER = "_syncline_owner"
 _INDEX = "_syncline_index"
-_CLASS = "_syncline_class"
+CLASS = "_syncline_class"
+"""The attribute of a pending tensor that has its own class."""
 
 
 class Owner(Protocol):
@@ -51,14 +55,15 @@ class Owner(Protocol):
         """Note that the gradients are to be zero once they have been used."""
 
 
-def _getter(name: str) -> Any:
+def getter(name: str) -> Any:
+    """Return what torch calls for an attribute of a tensor."""
     return getattr(torch.Tensor, name).__get__
 
 
 METADATA = frozenset(
     {
         *(
-            _getter(name)
+            getter(name)
             for name in (
                 *("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_leaf"),
                 *("is_sparse", "is_meta", "requires_grad", "grad_fn", "retains_grad", "is_mkldnn"),
@@ -107,7 +112,7 @@ class _Pending:
         gradients = [tensor for tensor in found if isinstance(tensor, PendingGradient)]
         if gradients and len(gradients) == len(found):
             if func in ZEROING:
-                for tensor in _tensors_in(args):
+                for tensor in tensors_in(args):
                     if not is_pending(tensor):
                         tensor.zero_()
                 for owner, indices in _by_owner(gradients):
@@ -163,7 +168,7 @@ def suspend(tensor: torch.Tensor, owner: Owner, index: int) -> None:
     collection cannot look, so a model that is dropped would never be freed.
     """
     fields = tensor.__dict__
-    fields[_INDEX], fields[_CLASS] = index, type(tensor)
+    fields[_INDEX], fields[CLASS] = index, type(tensor)
     if isinstance(tensor, nn.Parameter):
         fields[_OWNER] = owner
         tensor.__class__ = PendingParameter
@@ -180,7 +185,7 @@ def hand_over(gradient: torch.Tensor, owner: Owner) -> None:
 def release(tensor: torch.Tensor) -> None:
     """Give a tensor its own class back."""
     fields = tensor.__dict__
-    tensor.__class__ = fields.pop(_CLASS)
+    tensor.__class__ = fields.pop(CLASS)
     del fields[_OWNER], fields[_INDEX]
 
 
@@ -213,19 +218,20 @@ def _owner_of(tensor: torch.Tensor) -> Owner:
     return found
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Return the tensors in a nest of dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
 
 
 def _pending_in(value: Any) -> Iterator[torch.Tensor]:
-    return (tensor for tensor in _tensors_in(value) if is_pending(tensor))
+    return (tensor for tensor in tensors_in(value) if is_pending(tensor))
 
 
 def _by_owner(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Owner, list[int]]]:

@@ -51,7 +51,9 @@ class StageEngine:
         self._ddp = ddp
         self.layout = Layout.of(plan)
         by_name = ddp._exchanged_parameters()
-        deferral = Deferral({tensor.name: by_name[tensor.name] for tensor in plan.tensors})
+        deferral = Deferral(
+            {tensor.name: by_name[tensor.name] for tensor in plan.tensors}, ddp._guard
+        )
         self.deferral = deferral
         self._waits_by_need = plan.wait == "need"
         self.defers = self._waits_by_need and ddp.defers
