@@ -32,6 +32,10 @@ class WorkerPool:
     def __init__(self) -> None:
         self._context = mp.get_context("spawn")
         self._workers: list[tuple[Any, Connection]] = []
+        # One folder for as long as the workers live: a FileStore without it ends the process in
+        # its destructor, which runs whenever the last reference goes.
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._jobs = 0
 
     def run(
         self, job: Callable[..., Any], workers: int, *args: Any, backend: str = "gloo"
@@ -49,13 +53,18 @@ class WorkerPool:
         """
         while len(self._workers) < workers:
             self._start()
-        # A worker may still be closing its store, which makes the file anew.
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            store = os.path.join(folder, "store")  # noqa: PTH118
-            for rank in range(workers):
-                message = (job.__module__, job.__name__, args, rank, workers, backend, store)
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory()
+        self._jobs += 1
+        store = os.path.join(self._folder.name, f"store-{self._jobs}")  # noqa: PTH118
+        for rank in range(workers):
+            message = (job.__module__, job.__name__, args, rank, workers, backend, store)
+            try:
                 self._workers[rank][1].send(message)
-            answers = self._collect(workers, job.__name__)
+            except BrokenPipeError as error:
+                self.close()
+                raise WorkerError(f"rank {rank}'s process died after its last job") from error
+        answers = self._collect(workers, job.__name__)
         failures = [f"rank {rank}:\n{a[1]}" for rank, a in enumerate(answers) if not a[0]]
         if failures:
             self.close()  # the others may hang in a collective
@@ -102,6 +111,9 @@ class WorkerPool:
             process.kill()
             process.join(5)
         self._workers.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
 
 def _serve(connection: Connection) -> None:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.parallel.overlap_models import CLASSES, FEATURES, Net, loss_of
 from tests.parallel.overlap_modules import Branching, Tied
-from tests.parallel.overlap_optimizers import PLAIN, Dropping, Normed, Signs
+from tests.parallel.overlap_optimizers import PLAIN, Clipped, Dropping, Normed, Signs
 from tests.parallel.overlap_plans import Style
 from tests.parallel.overlap_rig import STEPS, Side
 
@@ -147,35 +147,11 @@ MODELS = {
 # ---------------------------------------------------------------------- optimizers
 
 
-class ClippingSGD(Optimizer):
-    """Clips the norm of all gradients, once it is asked to, or after a number of steps."""
-
-    def __init__(self, params: Any, lr: float = 0.05, after: int = 10**9) -> None:
-        super().__init__(params, {"lr": lr, "max_grad_norm": None})
-        self.after = after
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        for group in self.param_groups:
-            used = [p for p in group["params"] if p.grad is not None]
-            for p in used:
-                self.state[p]["step"] = self.state[p].get("step", 0) + 1
-            most = group["max_grad_norm"]
-            if used and self.state[used[0]]["step"] > self.after:
-                most = 0.05
-            scale = 1.0
-            if most:
-                norm = torch.stack([p.grad.abs().float().norm() for p in used]).norm()
-                scale = min(1.0, most / (float(norm) + 1e-6))
-            for p in used:
-                p.add_(p.grad, alpha=-group["lr"] * scale)
-
-
 OWN: dict[str, Callable[[Any], Optimizer]] = {
     "own, each by itself": lambda p: Signs(p, lr=0.01),
     "own, all together": lambda p: Normed(p, lr=0.01),
-    "own, clips when asked": ClippingSGD,
-    "own, clips after ten steps": lambda p: ClippingSGD(p, after=10),
+    "own, clips when asked": Clipped,
+    "own, clips after ten steps": lambda p: Clipped(p, warm_up=10),
 }
 MAKERS: dict[str, Callable[[Any], Optimizer]] = {**PLAIN, **OWN}
 
@@ -200,8 +176,8 @@ def _change_decay(optimizer: Optimizer) -> None:
 
 def _change_clipping(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
-        if "max_grad_norm" in group:
-            group["max_grad_norm"] = 0.05
+        if "max_norm" in group:
+            group["max_norm"] = 0.05
 
 
 def _split_group(optimizer: Optimizer) -> None:

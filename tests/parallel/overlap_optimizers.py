@@ -134,12 +134,14 @@ class Clipped(Signs):
     def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
         for group in self.param_groups:
             used = [p for p in group["params"] if p.grad is not None]
+            if not used:
+                continue
             for p in used:
                 self.state[p]["step"] = self.state[p].get("step", 0) + 1
             limit = group["max_norm"] if self.limit is None else self.limit
             if group["warm_up"] is not None and self.state[used[0]]["step"] > group["warm_up"]:
                 limit = 0.05
-            norm = torch.stack([p.grad.norm() for p in used]).norm()
+            norm = torch.stack([p.grad.norm().float() for p in used]).norm()
             share = min(1.0, limit / (float(norm) + 1e-6))
             for p in used:
                 p.add_(p.grad, alpha=-share * group["lr"])

@@ -1,4 +1,4 @@
-"""The nodes of autograd that accumulate the gradients of parameters."""
+"""The nodes of autograd that accumulate the gradients of parameters, and hooks on them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from torch import nn
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
-__all__ = ["accumulator", "thawed"]
+__all__ = ["accumulator", "take_off", "thawed"]
 
 
 def accumulator(parameter: nn.Parameter) -> Node:
@@ -28,3 +29,10 @@ def thawed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
+
+
+def take_off(handles: list[RemovableHandle]) -> None:
+    """Remove hooks, and empty the list of their handles."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()

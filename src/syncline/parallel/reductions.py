@@ -10,7 +10,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
-from syncline.parallel.accumulators import accumulator
+from syncline.parallel.accumulators import accumulator, take_off
 
 if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel
@@ -46,7 +46,7 @@ class Reductions:
         self._handles: list[RemovableHandle] = []
         self._nodes: list[Any] = []
         """What the hooks are on; kept alive, or the hooks would go with it."""
-        weakref.finalize(self, _take_off, self._handles).atexit = False
+        weakref.finalize(self, take_off, self._handles).atexit = False
         parameters = list(ddp._exchanged_parameters().values())
         if not (ddp.find_unused_parameters or ddp.static_graph):
             # The reducer insists on a gradient for each of them.
@@ -78,7 +78,7 @@ class Reductions:
     def detach(self) -> None:
         """Remove the hooks, and let the reducer go."""
         self._reducer = None
-        _take_off(self._handles)
+        take_off(self._handles)
         self._nodes.clear()
 
     @_disable_dynamo
@@ -99,9 +99,3 @@ class Reductions:
         except RuntimeError:  # torch's forward pass says so where it matters
             return False
         return True
-
-
-def _take_off(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import PeerError
-from syncline.parallel.accumulators import accumulator
+from syncline.parallel.accumulators import accumulator, take_off
 from syncline.parallel.carrier import bucket_elements
 from syncline.parallel.compressor import Compressor
 from syncline.parallel.deferral import Deferral
@@ -80,7 +80,7 @@ class Rounds:
         self._nodes: list[Any] = []
         """What the hooks are on; kept alive, or the hooks would go with it."""
         # Parameters outlive their wrapper: nothing of it stays on them when it is dropped.
-        weakref.finalize(self, _take_off, self._handles).atexit = False
+        weakref.finalize(self, take_off, self._handles).atexit = False
         self._expected = False
         """Whether the reducer exchanges the next backward pass."""
         self._running = False
@@ -126,7 +126,7 @@ class Rounds:
 
     def detach(self) -> None:
         """Remove them."""
-        _take_off(self._handles)
+        take_off(self._handles)
         self._nodes.clear()
         self._views.leave()
 
@@ -320,9 +320,3 @@ def _future_of(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         [buffer.device] if buffer.device.type == "cuda" else []
     )
     return torch.futures.Future(devices=devices)
-
-
-def _take_off(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
