@@ -1,7 +1,7 @@
 """Training scripts drawn at random: a model, an optimizer, a loop, and what it reads and changes.
 
 A script is a function of its number alone, so that a number is all it takes to run it again. What
-the documentation lists as blind spots is not drawn.
+the documentation lists as blind spots is drawn only where the guard sees it.
 """
 
 from __future__ import annotations
@@ -277,6 +277,34 @@ READS: dict[str, Callable[[Moment], Any]] = {
 }
 
 
+def _as_sparse(parameter: nn.Parameter) -> torch.Tensor:
+    flat = parameter.detach().flatten()
+    return torch.sparse_coo_tensor(torch.arange(len(flat))[None], flat).to_dense()
+
+
+def _by_group(moment: Moment) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    for gradient in moment.gradients:
+        if not gradient.is_complex():
+            group.allreduce([gradient]).wait()
+            gradient.div_(dist.get_world_size())
+
+
+GUARDED_READS: dict[str, Callable[[Moment], Any]] = {
+    "torch.tensor(p)": lambda m: [torch.tensor(p) for p in m.parameters],
+    "torch.Tensor(p)": lambda m: [torch.Tensor(p) for p in m.parameters if p.type() == FLOAT],
+    "q.new_tensor(p)": lambda m: torch.empty(0).new_tensor(m.first, dtype=m.first.dtype),
+    "p.as_subclass": lambda m: [p.as_subclass(torch.Tensor).clone() for p in m.parameters],
+    "q.set_(p)": lambda m: torch.empty(0, dtype=m.first.dtype).set_(m.first.detach()).clone(),
+    "torch.sparse_coo_tensor(i, p)": lambda m: [_as_sparse(p) for p in m.parameters],
+    "nested_tensor([p])": lambda m: torch.nested.nested_tensor([m.first]).to_padded_tensor(0.0),
+    "group.allreduce([p.grad])": _by_group,
+}
+"""Those that wait only under the guard."""
+FLOAT = "torch.FloatTensor"
+
+
 def _scale(moment: Moment) -> None:
     with torch.no_grad():
         for p in moment.parameters:
@@ -307,6 +335,7 @@ PLANS: dict[str, dict[str, Any]] = {
 MEASURED_STEPS = 110
 """Enough for every stage: measuring, planning, trying, recording, and some steps after them."""
 DEEDS = {**READS, **WRITES}
+ALL_DEEDS = {**DEEDS, **GUARDED_READS}
 PLACES = ("before the forward pass", "after the forward pass", "after backward", "after step")
 
 
@@ -338,10 +367,13 @@ class DrawnScript:
     """The part of a round's messages that lands before ``backward`` returns."""
     plans: str
     """How our wrapper comes to its plan: by hand, or measured in a longer training."""
+    guard: bool
+    """Whether C++ code waits for pending values."""
 
     def __call__(self, side: Side) -> None:
         """Train."""
         model = MODELS[self.model]
+        side.guard = self.guard
         if self.plans != "by hand":
             side.plans, side.length = PLANS[self.plans], MEASURED_STEPS
         ddp: Any = side.wrap(model.make(), loss_of, **model.arguments)
@@ -416,8 +448,8 @@ class DrawnScript:
     def _do(self, place: str, side: Side, ddp: Any, optimizer: Any, step: int) -> None:
         for what, where, since, every in self.deeds:
             if where == place and step >= since and (step - since) % every == 0:
-                result = DEEDS[what](Moment(ddp, optimizer, side))
-                if what in READS:
+                result = ALL_DEEDS[what](Moment(ddp, optimizer, side))
+                if what not in WRITES:
                     side.note(f"{what} {place}", result)
 
 
@@ -442,10 +474,14 @@ def drawn(number: int) -> DrawnScript:
     known = [*MODELS[model].optimizers, *OWN] if model != "complex" else MODELS[model].optimizers
     # Torch refuses to accumulate under a static graph, and counts its forward passes.
     static = model == "static graph"
-    deeds = tuple(
-        (pick(list(DEEDS)), pick(PLACES), pick((0, 4, 11)), pick((1, 2, 5, 10)))
-        for _ in range(pick((0, 0, 1, 1, 2, 3)))
-    )
+
+    def some(of: dict[str, Any]) -> tuple[str, str, int, int]:
+        return pick(list(of)), pick(PLACES), pick((0, 4, 11)), pick((1, 2, 5, 10))
+
+    guard = random_.random() < 0.2
+    deeds = tuple(some(DEEDS) for _ in range(pick((0, 0, 1, 1, 2, 3))))
+    if guard:
+        deeds += tuple(some(GUARDED_READS) for _ in range(pick((1, 2))))
     # Nor does it let a parameter change between its forward pass and its backward pass.
     deeds = tuple(
         deed
@@ -481,4 +517,5 @@ def drawn(number: int) -> DrawnScript:
         ),
         let_through=pick((0.0, 0.0, 0.3, 0.7, 1.0)),
         plans=pick(list(PLANS)) if random_.random() < 0.03 else "by hand",
+        guard=guard,
     )

@@ -58,6 +58,8 @@ class Side:
         self.plans: dict[str, Any] = {}
         """Arguments of our wrapper that choose a plan; one is made by hand where there are none."""
         self.length = STEPS
+        self.guard = False
+        """Whether optimizers are overlapped with the guard."""
         self.error = ""
         """The traceback of what the script raised, where that is part of the result."""
 
