@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
@@ -156,6 +156,8 @@ def test_sizes_are_whole_bytes_so_a_piece_ends_one_before_the_next() -> None:
     assert curve((0, 1.0, 1.0), (10, 10.0, 1.0)).seconds(9) == 10
 
 
+# All of the second piece is lost when it is added to a second.
+@example(curve((0, 0.0, 1e-300), (2, 2e-300, 0.0)), 1.0, 0.0, 0)
 @some.few
 @given(tried=some.curves(), a_s=st.floats(0, 1), b=st.floats(0, 1e-6), size=st.integers(0, 10**9))
 def test_less_takes_off_what_in_turn_has_put_on(

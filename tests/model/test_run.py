@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from syncline.errors import UserError
+from syncline.errors import FileError, UserError
 from syncline.model.run import Rate, Run
 from tests.model.test_document import RUN
 
@@ -51,6 +51,12 @@ def test_a_run_that_diverged_can_be_read_again() -> None:
     read = Run.from_json(run.to_json())
     assert math.isnan(read.results["loss"])
     assert read.results["accuracy"] == 0.1
+
+
+def test_results_that_are_no_text() -> None:
+    text = RUN.to_json().encode().replace(b'"results": {', b'"results": {"\xff": 1,', 1)
+    with pytest.raises(FileError, match="not valid JSON"):
+        Run.from_json(text)
 
 
 @pytest.mark.parametrize("changes", [{"iteration_s": 0.0}, {"noise_s": -0.1}])

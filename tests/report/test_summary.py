@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import msgspec
 import pytest
 
@@ -9,7 +12,7 @@ from syncline.model.cost import CostCurve
 from syncline.model.network import Measurement, Network
 from syncline.model.run import Decision, Rate
 from syncline.report.bundle import Bundle
-from syncline.report.summary import network_facts, summarise
+from syncline.report.summary import Summary, network_facts, summarise
 from syncline.report.verdict import figure_text
 
 change = msgspec.structs.replace
@@ -130,3 +133,12 @@ def test_a_fit_error_that_was_not_recorded_is_computed() -> None:
     assert facts.fit_error == pytest.approx(0.25)
     assert facts.fit_error_max == pytest.approx(0.5)
     assert facts.points[0].error is None
+
+
+def test_a_training_that_diverged_has_results_that_are_no_numbers(bundle: Bundle) -> None:
+    assert bundle.run is not None
+    run = change(bundle.run, results={"loss": math.nan})
+    summary = summarise(dataclasses.replace(bundle, run=run))
+    assert summary.figures[-1].value is None
+    assert figure_text(summary.figures[-1]) == "NaN"
+    assert Summary.from_json(summary.to_json()) == summary

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import pytest
 
 from syncline.report import units
@@ -59,12 +61,14 @@ def test_percent_has_a_sign_when_asked_and_no_negative_zero() -> None:
 
 
 def test_plain_numbers_drop_zeros_that_say_nothing() -> None:
-    assert [units.plain(v) for v in (12.0, 0.9810, 23.4, 1e-7, 179.83)] == [
+    assert [units.plain(v) for v in (12, 12.0, 0.9810, 23.4, 1e-7, 179.83, nan)] == [
+        "12",
         "12",
         "0.981",
         "23.4",
         "1e-07",
         "179.8",
+        "NaN",
     ]
 
 

@@ -275,12 +275,12 @@ class RollCall:
         return Roll(cards=cards, prefix=prefix, secret=hashlib.sha256(text.encode()).digest())
 
     def _read(self, key: str, kind: type[Note], rank: int) -> Note:
-        return self._decoded(self._store.get(key).decode(), kind, rank)
+        return self._decoded(self._store.get(key), kind, rank)
 
-    def _decoded(self, text: str, kind: type[Note], rank: int) -> Note:
+    def _decoded(self, text: str | bytes, kind: type[Note], rank: int) -> Note:
         try:
             return msgspec.json.decode(text, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise PeerError(
                 f"rank {self._rank}: a note of rank {rank} in the store cannot be read ({error}); "
                 "do all ranks have the same version of Syncline?"

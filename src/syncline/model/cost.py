@@ -27,6 +27,10 @@ class CostSegment(Value, frozen=True, kw_only=True):
     """Seconds for a message of exactly ``start_bytes``."""
     s_per_byte: float
 
+    def seconds(self, size_bytes: int) -> float:
+        """Return the seconds that a message of ``size_bytes`` takes, which lies on this piece."""
+        return self.cost_s + self.s_per_byte * (size_bytes - self.start_bytes)
+
 
 class CostCurve(Value, frozen=True, kw_only=True):
     """Seconds that a collective takes as a function of the message size in bytes.
@@ -61,8 +65,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
                         f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
                     )
                 # Sizes are whole bytes, so the piece before ends one byte before this one.
-                span_bytes = segment.start_bytes - previous.start_bytes - 1
-                end_s = previous.cost_s + previous.s_per_byte * span_bytes
+                end_s = previous.seconds(segment.start_bytes - 1)
             if segment.cost_s < end_s * (1 - 1e-9):
                 raise UserError(
                     f"{where}: the cost falls from {end_s:.3e} s to {segment.cost_s:.3e} s; "
@@ -101,16 +104,18 @@ class CostCurve(Value, frozen=True, kw_only=True):
             line: of a single segment, that ``in_turn`` has put in.
         """
         a_s, b = line.linearised(0)
-        return CostCurve(
-            segments=tuple(
+        left: list[CostSegment] = []
+        for s in self.segments:
+            # Rounding may leave less than the piece before ends with.
+            least_s = left[-1].seconds(s.start_bytes - 1) if left else 0.0
+            left.append(
                 CostSegment(
                     start_bytes=s.start_bytes,
-                    cost_s=max(s.cost_s - a_s - b * s.start_bytes, 0.0),
+                    cost_s=max(s.cost_s - a_s - b * s.start_bytes, least_s),
                     s_per_byte=max(s.s_per_byte - b, 0.0),
                 )
-                for s in self.segments
             )
-        )
+        return CostCurve(segments=tuple(left))
 
     def segment_at(self, size_bytes: int) -> CostSegment:
         """Return the piece that ``size_bytes`` lies on."""
@@ -119,8 +124,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
     def seconds(self, size_bytes: int) -> float:
         """Return the seconds that a message of ``size_bytes`` takes."""
-        segment = self.segment_at(size_bytes)
-        return segment.cost_s + segment.s_per_byte * (size_bytes - segment.start_bytes)
+        return self.segment_at(size_bytes).seconds(size_bytes)
 
     def rebased(self, startup_s: float, rate: float) -> CostCurve:
         """Return the curve with another startup, and with all above its startup multiplied.
@@ -128,19 +132,18 @@ class CostCurve(Value, frozen=True, kw_only=True):
         ``T'(M) = startup + rate (T(M) - T(0))``.
         """
         base_s = self.startup_s
-        segments: list[CostSegment] = []
-        end_s = 0.0
-        for index, segment in enumerate(self.segments):
+        made: list[CostSegment] = []
+        for s in self.segments:
             # Where little is left above the startup, rounding must not let the cost fall.
-            cost_s = max(startup_s + rate * (segment.cost_s - base_s), end_s)
-            s_per_byte = rate * segment.s_per_byte
-            segments.append(
-                CostSegment(start_bytes=segment.start_bytes, cost_s=cost_s, s_per_byte=s_per_byte)
+            least_s = made[-1].seconds(s.start_bytes - 1) if made else 0.0
+            made.append(
+                CostSegment(
+                    start_bytes=s.start_bytes,
+                    cost_s=max(startup_s + rate * (s.cost_s - base_s), least_s),
+                    s_per_byte=rate * s.s_per_byte,
+                )
             )
-            if index + 1 < len(self.segments):
-                span_bytes = self.segments[index + 1].start_bytes - segment.start_bytes - 1
-                end_s = cost_s + s_per_byte * span_bytes
-        return CostCurve(segments=tuple(segments))
+        return CostCurve(segments=tuple(made))
 
     def without_gain_from_cutting(self) -> CostCurve:
         """Return the least curve above this one whose cost a byte nowhere rises with the size.

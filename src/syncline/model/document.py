@@ -18,6 +18,7 @@ from syncline.errors import FileError, quoted, shortened
 from syncline.model.files import read_bytes
 
 __all__ = [
+    "NOT_JSON",
     "Document",
     "Value",
     "read_document",
@@ -90,7 +91,7 @@ class Document(Value, frozen=True, kw_only=True):
                 f"{source}: not a valid {cls.KIND} file: {shortened(str(error))}; "
                 "correct it there, or write the file again with this release of syncline"
             ) from None
-        except _NOT_JSON as error:
+        except NOT_JSON as error:
             raise _not_json(error, source) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -130,7 +131,8 @@ def _read_fields(path: str | os.PathLike[str]) -> dict[str, msgspec.Raw]:
     return _fields_of(read_bytes(path, most_bytes=LARGEST_FILE_BYTES), str(path))
 
 
-_NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
+NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What msgspec raises of bytes that are not JSON, or not of the type."""
 
 
 def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
@@ -141,7 +143,7 @@ def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
         raise FileError(
             f"{source}: expected a JSON object ({error}); this is not a file that syncline wrote"
         ) from None
-    except _NOT_JSON as error:
+    except NOT_JSON as error:
         raise _not_json(error, source) from None
 
 
@@ -158,7 +160,7 @@ def _header(fields: dict[str, msgspec.Raw], name: str, source: str) -> Any:
         return "..."
     try:
         return msgspec.json.decode(text)
-    except _NOT_JSON as error:
+    except NOT_JSON as error:
         raise _not_json(error, source) from None
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 import msgspec
 
 from syncline.errors import UserError, quoted
-from syncline.model.document import Document, Value
+from syncline.model.document import NOT_JSON, Document, Value
 from syncline.model.recipe import Compression
 from syncline.model.suggestion import Suggestion
 
@@ -111,7 +111,7 @@ class Run(Document, frozen=True, kw_only=True):
         # JSON has no NaN: the loss of a run that diverged is written as null.
         try:
             results = msgspec.json.decode(fields["results"], type=dict[str, float | None])
-        except (KeyError, msgspec.DecodeError):  # absent, or wrong, which the next line reports
+        except (KeyError, *NOT_JSON):  # absent, or wrong, which the next line reports
             return super()._from_fields(fields, source)
         if None not in results.values():
             return super()._from_fields(fields, source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from syncline.model.document import Value
 from syncline.model.profile import Phase
 from syncline.model.run import Decision, Event, Rate
@@ -20,6 +22,7 @@ __all__ = [
     "RunFacts",
     "TimelineFacts",
     "Verdict",
+    "number",
 ]
 
 
@@ -166,7 +169,8 @@ class RunFacts(Value, frozen=True):
     messages: int
     deferred: bool
     rates: tuple[Rate, ...]
-    results: dict[str, float]
+    results: dict[str, float | None]
+    """None where one is not a number."""
     events: tuple[Event, ...]
 
 
@@ -182,12 +186,18 @@ class Verdict(Value, frozen=True):
         return f"{self.headline}; {self.detail}." if self.detail else f"{self.headline}."
 
 
+def number(value: float) -> float | None:
+    """Return a number as JSON has it, which has no NaN."""
+    return None if math.isnan(value) else value
+
+
 class KeyFigure(Value, frozen=True):
     """One number worth knowing first."""
 
     name: str
     label: str
-    value: float
+    value: float | None
+    """None where a training's result is not a number."""
     unit: str
     """``s``, ``fraction``, ``iterations``, ``samples/s``, or empty."""
     noise: float | None = None

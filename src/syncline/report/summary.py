@@ -24,6 +24,7 @@ from syncline.report.facts import (
     ProfileFacts,
     RunFacts,
     TimelineFacts,
+    number,
 )
 from syncline.report.lanes import exposed_intervals
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, verdict
@@ -77,7 +78,7 @@ def summarise(bundle: Bundle) -> Summary:
             messages=run.messages,
             deferred=run.deferred,
             rates=run.rates,
-            results=run.results,
+            results={name: number(value) for name, value in run.results.items()},
             events=run.events,
         )
         if run

@@ -81,8 +81,10 @@ def percent(fraction: float, *, signed: bool = False) -> str:
 
 
 def plain(value: float) -> str:
-    """Return a number without a unit with four significant digits: ``0.9812``, ``12``."""
-    if value == int(value) and abs(value) < 1e15:
+    """Return a number without a unit with four significant digits: ``0.9812``, ``12``, ``NaN``."""
+    if math.isnan(value):
+        return "NaN"
+    if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):d}"
     if 1e-4 <= abs(value) < 1e6:
         text = _significant(value, 4)

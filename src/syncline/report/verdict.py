@@ -9,7 +9,7 @@ from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline
 from syncline.model.run import Rate, Run
 from syncline.report import units
-from syncline.report.facts import KeyFigure, Verdict
+from syncline.report.facts import KeyFigure, Verdict, number
 from syncline.report.whatif_verdict import what_if_figures, what_if_verdict
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ DDP = "ddp"
 
 def figure_text(figure: KeyFigure) -> str:
     """Return the figure's value with its noise and unit, as people read it."""
+    if figure.value is None:
+        return units.plain(math.nan)
     if figure.unit == "s":
         if figure.noise is None:
             return units.duration(figure.value)
@@ -280,7 +282,8 @@ def _training_figures(run: Run) -> list[KeyFigure]:
                 else f"over {units.counted(rate.iterations, 'iteration')}",
             )
         )
-    for name, value in list(run.results.items())[:RESULTS_SHOWN]:
+    for name, result in list(run.results.items())[:RESULTS_SHOWN]:
+        value = number(result)
         figures.append(
             KeyFigure(name=f"result: {name}", label=name.capitalize(), value=value, unit="")
         )
