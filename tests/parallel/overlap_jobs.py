@@ -47,6 +47,14 @@ def drawn_beside_stock(numbers: list[int]) -> list[dict[str, Any]]:
     return results
 
 
+def drawn_under_stock(number: int) -> None:
+    """Run a script that is drawn at random under stock DDP alone; its exceptions are raised."""
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        drawn(number)(Stock())
+
+
 def _attempted(script: Script, side: Side) -> None:
     """Run a script; what it raises must be the same on both sides."""
     try:

@@ -20,6 +20,7 @@ from syncline.report import units
         (8.52e-9, "8.52 ns"),
         (754.2, "754 s"),
         (-0.02, "-20.0 ms"),
+        (1e-310, "1.00e-298 ps"),
     ],
 )
 def test_durations_take_the_unit_that_suits_them(seconds: float, text: str) -> None:
@@ -58,6 +59,10 @@ def test_percent_has_a_sign_when_asked_and_no_negative_zero() -> None:
     assert units.percent(0.017, signed=True) == "+1.7 %"
     assert units.percent(-0.017, signed=True) == "-1.7 %"
     assert units.percent(-0.00001, signed=True) == "0.0 %"
+
+
+def test_a_rate_beyond_all_numbers() -> None:
+    assert units.rate(float("inf")) == "∞ TB/s"
 
 
 def test_plain_numbers_drop_zeros_that_say_nothing() -> None:

@@ -12,7 +12,7 @@ from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.cost import CostCurve
 from syncline.model.document import Document, Value
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
-from syncline.model.limits import LARGEST_BYTES, LARGEST_CONTENTION, LARGEST_WORKERS
+from syncline.model.limits import LARGEST_BYTES, LARGEST_CONTENTION, LARGEST_WORKERS, require_time
 from syncline.model.link import Link
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 
@@ -99,12 +99,13 @@ class Network(Document, frozen=True, kw_only=True):
                 f"found {self.contention}"
             )
         for index, point in enumerate(self.points):
-            size_is_possible = 0 <= point.size_bytes <= LARGEST_BYTES
-            if not (size_is_possible and math.isfinite(point.time_s) and point.time_s >= 0):
+            if not 0 <= point.size_bytes <= LARGEST_BYTES:
                 raise UserError(
-                    f"network: points[{index}]: a measured point of {point.size_bytes} bytes in "
-                    f"{point.time_s} s is not possible"
+                    f"network: points[{index}]: a measured point of {point.size_bytes} bytes is "
+                    "not possible"
                 )
+            require_time(f"network: points[{index}]: time_s", point.time_s)
+        require_time("network: handing_over_s", self.handing_over_s)
         require_exchange(self.algorithm)
         if self.link is not None:
             _ = self.exchange  # checks itself
@@ -113,7 +114,7 @@ class Network(Document, frozen=True, kw_only=True):
                 "network: without a link the curve must be of one of "
                 f"{', '.join(ALL_REDUCE_ALGORITHMS)}, without hosts or density"
             )
-        for field in ("handing_over_s", "fit_error", "fit_error_max"):
+        for field in ("fit_error", "fit_error_max"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise UserError(f"network: {field} must be finite and at least 0, found {value}")

@@ -23,11 +23,16 @@ _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def _significant(value: float, digits: int) -> str:
-    """Return ``value`` with ``digits`` significant digits, never in scientific notation."""
+    """Return ``value`` with ``digits`` significant digits, as people write them."""
     if value == 0:
         return "0"
+    if math.isinf(value):  # a rate of what takes hardly any time
+        return "∞" if value > 0 else "-∞"
     # The exponent after rounding: 0.99996 has one digit before the point, as 1.00 does.
-    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    scientific = f"{value:.{digits - 1}e}"
+    exponent = int(scientific.partition("e")[2])
+    if exponent < -6:  # below the smallest unit
+        return scientific
     return f"{value:.{max(digits - 1 - exponent, 0)}f}"
 
 
