@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test-tools demo test test-native lint format bench bench-step bench-peers \
+.PHONY: help setup test-tools demo test test-slow test-native lint format bench bench-step bench-peers \
     bench-collectives reproduce docs clean
 
 help:  ## Show the targets
@@ -31,8 +31,11 @@ demo: setup  ## Train ResNet-20 on scanned digits, Syncline and DDP in turns; wr
 	$(BIN)/syncline train --model resnet20 --data digits --workers 2 --baseline \
 	    --report runs/demo
 
-test: setup test-tools  ## Run all Python tests
-	$(BIN)/python -m pytest
+test: setup test-tools  ## Run the Python tests
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+
+test-slow: setup test-tools  ## Run the large variants of the Python tests
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup
 
 test-native: setup  ## Run the native core's tests under AddressSanitizer and ThreadSanitizer
 	tools/native-tests address,undefined

@@ -12,7 +12,9 @@ from tests.parallel.drawn_scripts import drawn
 from tests.workers import WorkerPool
 
 
-@pytest.mark.parametrize(("ranks", "first", "scripts"), [(2, 0, 16), (3, 100, 6)])
+@pytest.mark.parametrize(
+    ("ranks", "first", "scripts"), [(2, 0, 8), pytest.param(3, 100, 6, marks=pytest.mark.slow)]
+)
 def test_drawn_scripts(workers: WorkerPool, ranks: int, first: int, scripts: int) -> None:
     numbers = [n for n in range(first, first + 2 * scripts) if drawn(n).plans == "by hand"][
         :scripts
