@@ -71,7 +71,7 @@ reproduce: setup  ## Make the papers' figures again; writes reproduce/CLAIMS.md
 	$(BIN)/python -m reproduce
 
 docs: setup  ## Build the documentation as a web site, checking its links
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build site runs

@@ -116,6 +116,11 @@ def test_the_picture_of_overlap_is_what_is_predicted() -> None:
     assert overlap < 0.7 * ddp
 
 
+def test_the_picture_of_a_step_is_what_was_measured() -> None:
+    drawn: str = runpy.run_path(str(ROOT / "tools" / "step-picture"))["svg"]()
+    assert (DOCS / "images" / "step-time.svg").read_text() == drawn, "run tools/step-picture"
+
+
 def test_every_command_is_shown() -> None:
     shown = {arguments[0] for arguments in command_lines(DOCS / "index.md")}
     assert shown == set(COMMANDS)
@@ -224,7 +229,7 @@ def test_the_counter_example_is_what_the_planners_do() -> None:
 
 def test_the_stages_are_those_of_the_script() -> None:
     tuning = importlib.import_module("syncline.parallel.tuning")
-    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("index.md"), 4)}
+    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("training.md"), 4)}
     compared = tuning.COMPARED_ITERATIONS
     span = f"{compared} to {tuning.MOST_COMPARED_ITERATIONS}"
     baseline, profiling = tuning.WARMUP + compared, 2 + tuning.PROFILED_ITERATIONS + 1
@@ -234,7 +239,7 @@ def test_the_stages_are_those_of_the_script() -> None:
     assert rows["trying ..."] == f"2 + {span}"
     assert rows["checking again"] == f"2 + {span}"
     assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS} + 1"
-    text = " ".join(text_of("index.md").split())
+    text = " ".join(text_of("training.md").split())
     none = baseline + profiling + recording
     assert f"after {none} iterations if no plan is worth a trial" in text
     assert f"after {none + trial} if one is tried, and after {none + 2 * trial} if two are" in text
@@ -242,7 +247,7 @@ def test_the_stages_are_those_of_the_script() -> None:
     assert f"it begins after {given}, or after {recording} with `check=False`" in text
     again = 2 * trial
     assert f"not clearly faster adds {again}" in text
-    for page in ("index.md", "choosing-a-planner.md"):
+    for page in ("training.md", "choosing-a-planner.md"):
         assert f"{compared} iterations" in " ".join(text_of(page).split())
 
 
@@ -289,6 +294,13 @@ def test_the_table_of_folders_names_every_import() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("syncline."):
                 imported = str(node.module).split(".")[1]
                 assert imported in rows[folder] | {folder}, path
+
+
+def test_the_files_to_read_first_exist() -> None:
+    section = text_of("architecture.md").partition("## Eight files to read first\n")[2]
+    files = re.findall(r"^\| `(\S+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert len(files) == 8
+    assert not [file for file in files if not (ROOT / file).is_file()]
 
 
 def test_the_planner_of_the_contributing_page_plans(described: Profile) -> None:
