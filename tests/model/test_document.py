@@ -336,6 +336,7 @@ WRONG: list[tuple[Document, list[str | int], Any, str]] = [
     (TIMELINE, ["spans", 0, "ready_ns"], 0, r"'f' has ready_ns and is of the kind 'forward'"),
     (TIMELINE, ["spans", 0, "kind"], "stall", "Invalid enum value 'stall'"),
     (COMPARISON, ["chosen"], "merge", "chosen planner 'merge' is not in the table"),
+    (COMPARISON, ["predictions", 0, "iteration_s"], 1e-320, "shorter than a nanosecond"),
     (COMPARISON, ["predictions", 0, "iteration_s"], -1, "'ddp': iteration_s must be finite"),
     (COMPARISON, ["predictions", 0, "messages"], -1, "messages is negative"),
     (RUN, ["decision"], "maybe", "Invalid enum value 'maybe'"),

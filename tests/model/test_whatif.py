@@ -163,6 +163,10 @@ def test_settings_that_cannot_be() -> None:
     ("changes", "message"),
     [
         ({"points": ()}, "no points"),
+        (
+            {"points": (point(4), point(8, prediction("a", 0.2)))},
+            r"points\[1\]: expected predictions of a, b, found a",
+        ),
         ({"bottleneck": limit(point=2)}, "bottleneck: there are 2 points, found 2"),
         ({"bottleneck": limit(planner="c")}, "no prediction for planner 'c'"),
         (

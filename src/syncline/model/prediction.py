@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
+from syncline.model.quantities import NS_PER_S
 from syncline.model.suggestion import Suggestion
 
 __all__ = ["Comparison", "Prediction"]
@@ -18,6 +19,7 @@ class Prediction(Value, frozen=True, kw_only=True):
     planner: str
     messages: int
     iteration_s: float
+    """0, or at least a nanosecond."""
     computation_s: float
     """All operations of the profile, run without communication."""
     communication_s: float
@@ -44,6 +46,10 @@ class Prediction(Value, frozen=True, kw_only=True):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise UserError(f"{where}: {field} must be finite and at least 0, found {value}")
+        if 0 < self.iteration_s * NS_PER_S < 0.5:
+            raise UserError(
+                f"{where}: iteration_s is {self.iteration_s} s, shorter than a nanosecond"
+            )
 
     @property
     def exposed_fraction(self) -> float:
