@@ -146,7 +146,7 @@ def draw(rows: list[dict[str, Any]], traces: list[str]) -> None:
 
 def main() -> None:
     if not TRACES.is_dir():
-        raise SystemExit(f"no traces at {TRACES}; see docs/algorithms.md for what they are")
+        raise SystemExit(f"no traces at {TRACES}; see docs/results.md for what they are")
     traces = profiles()
     points = list(itertools.product(traces, BANDWIDTHS_GBIT, WORKERS))
     shown = track(points, "simulating", disable=not sys.stdout.isatty())
