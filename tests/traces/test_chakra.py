@@ -15,8 +15,7 @@ from hypothesis import given
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS
 from syncline.model.profile import Operation, Profile
-from syncline.traces.chakra import read_chakra, write_chakra
-from syncline.traces.chakra_graph import Graph
+from syncline.traces.chakra import Graph, read_chakra, write_chakra
 from syncline.traces.chakra_nodes import (
     Collective,
     Metadata,

@@ -15,8 +15,7 @@ from syncline.simulator.predict import predict_iteration_s
 from syncline.simulator.strategy import STRATEGIES
 from syncline.traces.execution_trace import read_execution_trace
 from syncline.traces.kineto import KinetoTrace, read_kineto
-from syncline.traces.kineto_exchange import exchange_of
-from syncline.traces.kineto_profile import make_profile
+from syncline.traces.kineto_profile import exchange_of, make_profile
 from tests.traces.kineto_files import Job, execution_trace
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

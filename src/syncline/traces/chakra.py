@@ -4,27 +4,37 @@ A trace is a graph of nodes of one rank: ``COMP`` and ``MEM`` nodes with duratio
 ``COMM_COLL`` nodes with bytes. Two kinds are read. Those that :func:`write_chakra` makes carry the
 phase of each operation and what needs each gradient in attributes that others ignore, and come
 back as they were. Of others (recorded from PyTorch, or synthetic) the phases are inferred, see
-:func:`syncline.traces.chakra_phases.phases_of`.
+:func:`phases_of`.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
+import re
 from array import array
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import NamedTuple, cast, get_args
 
 from syncline.errors import FileError, quoted
 from syncline.model.dtypes import bytes_per_element
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Phase, Profile
-from syncline.traces.chakra_foreign import read_foreign
-from syncline.traces.chakra_graph import Graph
 from syncline.traces.chakra_nodes import Collective, Metadata, Node, NodeType, encode, read_nodes
 from syncline.traces.reading import Progress, open_trace
-from syncline.traces.trace import Trace, Written, in_file, measured_points, message_s
+from syncline.traces.trace import (
+    Names,
+    Trace,
+    Written,
+    element_type,
+    in_file,
+    measured_points,
+    message_s,
+)
 
-__all__ = ["read_chakra", "write_chakra"]
+__all__ = ["Graph", "read_chakra", "write_chakra"]
 
 SCHEMA = "0.0.4"
 OURS = "syncline"
@@ -246,3 +256,301 @@ def _message(gradient: Gradient, own_id: int, ready_id: int, network: Network | 
         round(seconds / US),
         attributes,
     )
+
+
+COMPUTING = (NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE, NodeType.STORAGE)
+MESSAGES = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
+SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)
+"""Collectives that a gradient is exchanged by."""
+
+
+class _Tasks(NamedTuple):
+    """What runs, by its place in the graph."""
+
+    operations: list[int]
+    """Places of the nodes that are operations, and of messages that wait for several of them."""
+    reach: list[int]
+    """For each node the last operation that it waits for, or is; -1 for none."""
+    ready: dict[int, int]
+    """Place of a message -> the operation after which it may leave."""
+    left_out: Counter[str]
+
+
+def read_foreign(graph: Graph, model: str, source: str) -> Trace:
+    """Return what a trace says that does not say the phases.
+
+    A launched message waits for the launch and for all that its device was given before; so does
+    an operation of no duration that stands for the event which a framework records there.
+
+    Args:
+        graph: the nodes.
+        model: name of the profile.
+        source: the file, for errors.
+
+    Raises:
+        FileError: nothing is summed, a message waits for nothing, or a value is absurd.
+        UserError: as for :class:`Profile`.
+    """
+    tasks = _tasks(graph)
+    if not tasks.ready:
+        raise FileError(
+            f"{source}: no node sums gradients (COMM_COLL of type ALL_REDUCE or REDUCE_SCATTER); "
+            "there is nothing to plan"
+        )
+    for place, operation in tasks.ready.items():
+        if operation < 0:
+            raise FileError(
+                f"{source}: {graph.nodes[place].title} is sent before anything is computed; its "
+                "dependencies are missing"
+            )
+    operations = _operations(graph, tasks, source)
+    messages = sorted(tasks.ready, key=lambda place: tasks.ready[place])
+    sizes = {place: graph.nodes[place].integer("comm_size", source) for place in messages}
+    names = Names()
+    gradients = []
+    for place in messages:
+        elements, dtype = element_type(sizes[place])
+        gradients.append(
+            Gradient(
+                name=names.unique(graph.nodes[place].name.partition("(")[0] or "message"),
+                elements=elements,
+                dtype=dtype,
+                ready_after=tasks.ready[place],
+            )
+        )
+    profile = Profile(
+        model=model,
+        device="unknown",
+        workers=1,
+        iterations=1,
+        operations=operations,
+        gradients=tuple(gradients),
+    )
+    points = measured_points(
+        (sizes[place], graph.nodes[place].seconds(source))
+        for place in messages
+        if graph.nodes[place].attributes.get("comm_type") == Collective.ALL_REDUCE
+    )
+    notes = [
+        *graph.notes,
+        "phases are inferred from names, threads and the order of nodes",
+        *(
+            f"{count} messages of kind {kind} are left out"
+            for kind, count in tasks.left_out.items()
+        ),
+        "each message is taken for one gradient; what needs it is not known",
+    ]
+    if points:
+        notes.append("the times of messages include waiting for the other ranks")
+    return Trace(model=profile.model, profile=profile, points=points, notes=tuple(notes))
+
+
+def _tasks(graph: Graph) -> _Tasks:
+    tasks = _Tasks([], [], {}, Counter())
+    for place, node in enumerate(graph.nodes):
+        waits_for = {tasks.reach[before] for before in graph.before[place]} - {-1}
+        last = max(waits_for, default=-1)
+        if node.type in COMPUTING or (node.on_cpu and node.type == NodeType.COMM_COLL):
+            last = len(tasks.operations)
+            tasks.operations.append(place)
+        elif _sums(node):
+            launched = any(graph.nodes[before].on_cpu for before in graph.before[place])
+            if launched or len(waits_for) > 1:
+                last = len(tasks.operations)
+                tasks.operations.append(place)
+            tasks.ready[place] = last
+        elif node.type in MESSAGES:
+            tasks.left_out[_kind(node)] += 1
+        tasks.reach.append(last)
+    return tasks
+
+
+def _operations(graph: Graph, tasks: _Tasks, source: str) -> tuple[Operation, ...]:
+    nodes = [graph.nodes[place] for place in tasks.operations]
+    waits_for = [
+        sorted({tasks.reach[b] for b in graph.before[place]} - {-1}) for place in tasks.operations
+    ]
+    phases = phases_of(
+        nodes,
+        launched_by=[max((b for b in w if nodes[b].on_cpu), default=None) for w in waits_for],
+        last_ready=max(tasks.ready.values()),
+    )
+    return tuple(
+        Operation(
+            name=f"ready: {node.name}" if _sums(node) else node.name,
+            phase=phase,
+            duration_s=0.0 if _sums(node) else node.seconds(source),
+            after=tuple(after),
+            resource="host" if node.on_cpu else "device",
+        )
+        for node, phase, after in zip(nodes, phases, waits_for, strict=True)
+    )
+
+
+def _sums(node: Node) -> bool:
+    if node.type != NodeType.COMM_COLL or node.on_cpu:
+        return False
+    return node.attributes.get("comm_type") in SUMMING
+
+
+def _kind(node: Node) -> str:
+    kind = node.attributes.get("comm_type")
+    if node.type == NodeType.COMM_COLL and kind in Collective.__members__.values():
+        return Collective(cast(int, kind)).name
+    return node.type.name
+
+
+class Graph(NamedTuple):
+    """Nodes in an order in which each comes after those it depends on."""
+
+    nodes: list[Node]
+    before: list[array[int]]
+    """For each node the places in ``nodes`` of those it depends on."""
+    notes: list[str]
+
+    @classmethod
+    def of(cls, nodes: list[Node], source: str) -> Graph:
+        """Order the nodes of a file.
+
+        Dependencies on nodes that the file does not hold are left out, and control dependencies
+        altogether where they have cycles; ``notes`` says so.
+
+        Raises:
+            FileError: two nodes have one id, or the data dependencies have a cycle.
+
+        O((n + m) log n) for n nodes and m dependencies.
+        """
+        place: dict[int, int] = {}
+        for index, node in enumerate(nodes):
+            if node.id in place:
+                raise FileError(
+                    f"{source}: {nodes[place[node.id]].title} and {node.title} have the same id; "
+                    "write the trace again with different ones"
+                )
+            place[node.id] = index
+        notes = []
+        absent = sum(
+            d not in place for n in nodes for deps in (n.data_deps, n.ctrl_deps) for d in deps
+        )
+        if absent:
+            notes.append(f"{absent} dependencies are on nodes that the file does not hold")
+        with_control = True
+        order = _sorted(nodes, place, with_control=True)
+        if len(order) < len(nodes):
+            # Converters have renumbered nodes and forgotten these.
+            notes.append("the control dependencies have cycles and were not used")
+            with_control = False
+            order = _sorted(nodes, place, with_control=False)
+        if len(order) < len(nodes):
+            around = _cycle(nodes, place, set(range(len(nodes))).difference(order))
+            raise FileError(f"{source}: the data dependencies have a cycle: {around}")
+        at = {index: position for position, index in enumerate(order)}
+        before = [
+            array("q", sorted({at[i] for i in _inputs(nodes[index], place, with_control)}))
+            for index in order
+        ]
+        return cls([nodes[index] for index in order], before, notes)
+
+
+def _inputs(node: Node, place: dict[int, int], with_control: bool) -> list[int]:
+    found = [place[d] for d in node.data_deps if d in place]
+    if with_control:
+        found += [place[d] for d in node.ctrl_deps if d in place]
+    return found
+
+
+def _sorted(nodes: list[Node], place: dict[int, int], *, with_control: bool) -> list[int]:
+    """Return the nodes in topological order, otherwise as in the file, without those in cycles."""
+    waiting = array("q", bytes(8 * len(nodes)))
+    followers: list[array[int]] = [array("q") for _ in nodes]
+    for index, node in enumerate(nodes):
+        for before in _inputs(node, place, with_control):
+            followers[before].append(index)
+            waiting[index] += 1
+    free = [index for index, count in enumerate(waiting) if not count]
+    order = []
+    while free:
+        index = heapq.heappop(free)
+        order.append(index)
+        for follower in followers[index]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(free, follower)
+    return order
+
+
+def _cycle(nodes: list[Node], place: dict[int, int], stuck: set[int]) -> str:
+    """Return the nodes of one cycle among those that wait for one, in words."""
+    walk: dict[int, int] = {}
+    at = min(stuck)
+    while at not in walk:
+        walk[at] = len(walk)
+        at = next(i for i in _inputs(nodes[at], place, False) if i in stuck)
+    around = [nodes[i].title for i, step in walk.items() if step >= walk[at]]
+    shown = " waits for ".join([*around[:4], nodes[at].title])
+    return shown if len(around) <= 4 else f"{shown}, through {len(around) - 4} more"
+
+
+_BACKWARD = re.compile(r"backward|autograd::engine|_BWD(_|$)|wgrad|dgrad", re.IGNORECASE)
+_UPDATE = re.compile(r"optimizer|_foreach_|_fused_|multi_tensor_apply|\bsgd\b|adam", re.IGNORECASE)
+_DATA = re.compile(r"dataloader|data_?load", re.IGNORECASE)
+_COPY = "Memcpy HtoD"
+
+
+def phases_of(
+    nodes: Sequence[Node], *, launched_by: Sequence[int | None], last_ready: int
+) -> list[Phase]:
+    """Infer the phase of each operation.
+
+    What runs before the first backward operation is forward, from there until the last gradient is
+    ready backward, and after that unpacking (``finalize``), or update where its name says so.
+    Backward is what is named so, what runs on a thread of the autograd engine (one on which only
+    backward operations are named, other than the first thread), and what such an operation
+    launches. Before the first backward operation, reading and copying of the batch are told by name
+    and by type.
+
+    Args:
+        nodes: the operations in the order in which they run.
+        launched_by: for each the index of the operation on the CPU that launched it, if any.
+        last_ready: index of the operation that makes the last gradient ready.
+    """
+    threads = _autograd_threads(nodes)
+    backward = [
+        bool(_BACKWARD.search(node.name)) or node.attributes.get("tid") in threads for node in nodes
+    ]
+    updating = [bool(_UPDATE.search(node.name)) for node in nodes]
+    for index, launcher in enumerate(launched_by):
+        if launcher is not None and launcher < index:
+            backward[index] = backward[index] or backward[launcher]
+            updating[index] = updating[index] or updating[launcher]
+    first_backward = next((i for i, yes in enumerate(backward) if yes), len(nodes))
+    computing = False
+    phases: list[Phase] = []
+    for index, node in enumerate(nodes):
+        if index > last_ready:
+            phases.append("update" if updating[index] else "finalize")
+        elif index >= first_backward:
+            phases.append("backward")
+        elif node.type == NodeType.STORAGE or _DATA.search(node.name):
+            phases.append("data")
+        elif node.name.startswith(_COPY) or (node.type == NodeType.MEM_LOAD and not computing):
+            phases.append("copy")
+        else:
+            phases.append("forward")
+            computing = True
+    return phases
+
+
+def _autograd_threads(nodes: Sequence[Node]) -> set[object]:
+    """Return the threads, other than the first, on which operations are named backward."""
+    first: object = None
+    found: set[object] = set()
+    for node in nodes:
+        thread = node.attributes.get("tid")
+        if thread is None or not node.attributes.get("is_cpu_op"):
+            continue
+        if first is None:
+            first = thread
+        elif thread != first and _BACKWARD.search(node.name):
+            found.add(thread)
+    return found

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.model.limits import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.model.plan import Message, Plan, Tensor
-from syncline.traces.kineto_collectives import element_dtype
-from syncline.traces.kineto_tasks import ReadyPoint, StepTasks
+from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
 from syncline.traces.reading import Progress, json_elements, open_trace
 from syncline.traces.trace import Trace
 

@@ -1,14 +1,16 @@
 """PyTorch profiler traces (Kineto, Chrome trace events) as Syncline's nouns.
 
-The reading goes through five stages, a file each: events of all schemas in one form
-(``kineto_events``), steps and their phases (``kineto_steps``), the exchanged messages
-(``kineto_collectives``), tasks without waiting (``kineto_cut``), and the nouns
-(``kineto_profile``). What a trace does not say is stated in the notes.
+The reading goes through four stages, a file each: events of all schemas in one form
+(``kineto_events``), steps with their phases and messages (``kineto_steps``), tasks without waiting
+(``kineto_cut``), and the nouns (``kineto_profile``). This file puts the ranks side by side: one
+clock, and what messages cost without waiting. What a trace does not say is stated in the notes.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,15 +24,19 @@ from syncline.model.timeline import Timeline
 from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
-from syncline.traces.kineto_exchange import Exchange, exchange_of
-from syncline.traces.kineto_profile import make_plan, make_profile, make_timeline, same_shape
-from syncline.traces.kineto_ranks import alignment_ns, measured_messages, rank_numbers
-from syncline.traces.kineto_steps import outline_steps
-from syncline.traces.kineto_tasks import StepTasks
+from syncline.traces.kineto_profile import (
+    Exchange,
+    exchange_of,
+    make_plan,
+    make_profile,
+    make_timeline,
+    same_shape,
+)
+from syncline.traces.kineto_steps import StepTasks, outline_steps
 from syncline.traces.reading import Progress
 from syncline.traces.trace import Trace, in_file
 
-__all__ = ["KinetoStep", "KinetoTrace", "read_kineto"]
+__all__ = ["KinetoTrace", "read_kineto"]
 
 
 class KinetoStep(NamedTuple):
@@ -255,3 +261,87 @@ def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[
             "are left out"
         )
     return take_apart(events, outlines)
+
+
+RankSteps = Sequence[tuple[KinetoEvents, list[StepTasks]]]
+"""What each file holds."""
+
+
+def rank_numbers(files: RankSteps) -> list[int]:
+    """Return the rank of each file; its place where it does not say.
+
+    Raises:
+        MismatchError: two files are of one rank.
+    """
+    ranks: list[int] = []
+    for place, (events, _) in enumerate(files):
+        rank = place if events.rank is None else events.rank
+        if rank in ranks:
+            first = files[ranks.index(rank)][0].source
+            raise MismatchError(
+                f"{events.source}: rank {rank}, as {first}; give one trace for each rank"
+            )
+        ranks.append(rank)
+    return ranks
+
+
+def alignment_ns(files: RankSteps, notes: list[str]) -> list[list[int]]:
+    """Return how much later than the first rank to begin each rank began each step, in ns."""
+    offsets = [0]
+    first = _ends(files[0][1])
+    for events, steps in files[1:]:
+        ends = _ends(steps)
+        common = [ends[key] - first[key] for key in ends.keys() & first.keys()]
+        if not common:
+            notes.append(f"{events.source}: shares no message with the first; clocks not aligned")
+        offsets.append(round(statistics.median(common)) if common else 0)
+    begins: dict[int, int] = {}
+    for (_, steps), offset in zip(files, offsets, strict=True):
+        for tasks in steps:
+            start = tasks.start_ns - offset
+            begins[tasks.number] = min(start, begins.get(tasks.number, start))
+    return [
+        [tasks.start_ns - offset - begins[tasks.number] for tasks in steps]
+        for (_, steps), offset in zip(files, offsets, strict=True)
+    ]
+
+
+def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
+    return {
+        (tasks.number, index): collective.stop_ns
+        for tasks in steps
+        for index, collective in enumerate(tasks.collectives)
+    }
+
+
+def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, ...]:
+    """Return what messages of each size take at most.
+
+    Every measured duration is the true one and waiting, and no message is faster than a smaller
+    one: so the shortest duration of this size or any larger one is an upper bound on the cost.
+    """
+    shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
+    for _, steps in files:
+        for tasks in steps:
+            for index, collective in enumerate(tasks.collectives):
+                size = collective.size_bytes
+                spent = collective.stop_ns - collective.start_ns
+                if size and spent > 0:
+                    key = (tasks.number, index)
+                    before = shortest.get(key)
+                    shortest[key] = (size, spent if before is None else min(before[1], spent))
+    by_size: dict[int, list[int]] = {}
+    for size, spent in shortest.values():
+        by_size.setdefault(size, []).append(spent)
+    if by_size and len(files) == 1:
+        notes.append(
+            "the trace of one rank only: a message's duration includes waiting for the other "
+            "ranks, so its cost is taken as the shortest over the steps; give the traces of all "
+            "ranks for the true cost"
+        )
+    points: list[Measurement] = []
+    least = math.inf
+    for size, times in sorted(by_size.items(), reverse=True):
+        least = min(least, *times)
+        points.append(Measurement(size_bytes=size, time_s=least / NS_PER_S, repetitions=len(times)))
+    return tuple(reversed(points))
