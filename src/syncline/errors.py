@@ -90,6 +90,6 @@ def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
     return printable(text)
 
 
-def printable(text: str) -> str:
-    """Return a text with whatever would steer a terminal made visible."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with whatever would steer a terminal made visible, but for what is kept."""
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)

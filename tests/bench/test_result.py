@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -50,6 +51,19 @@ def test_entries_that_cannot_be() -> None:
         Benchmark(collective="reduce", place="", machine="", versions={}, entries=())
     with pytest.raises(UserError, match="longer than 0 s"):
         entry("gloo", 0.0, 4)
+    with pytest.raises(UserError, match="longer than the 70369 s"):
+        entry("gloo", 1e300, 4)
+    with pytest.raises(UserError, match="at most 4611686018427387904 bytes"):
+        entry("gloo", 1.0, 1 << 63)
+    with pytest.raises(UserError, match="rate_bytes_per_s must be finite and above 0, found 0"):
+        msgspec.structs.replace(BENCHMARK, rate_bytes_per_s=0.0)
+
+
+def test_names_do_not_steer_the_terminal() -> None:
+    text = io.StringIO()
+    named = msgspec.structs.replace(BENCHMARK, place="here \x1b[31m")
+    print_benchmark(Console(file=text, highlight=False), named)
+    assert "here \\x1b[31m" in text.getvalue()
 
 
 def test_the_table_names_everybody_the_fastest_first() -> None:

@@ -102,6 +102,13 @@ def test_times_that_cannot_be(rounds_s: tuple[float, ...]) -> None:
         Timing(collective="reduce", size_bytes=4, algorithm="direct", rounds_s=rounds_s)
 
 
+def test_sizes_and_times_have_limits() -> None:
+    with pytest.raises(UserError, match="at most 4611686018427387904 bytes"):
+        Timing(collective="reduce", size_bytes=1 << 63, algorithm="direct", rounds_s=(1.0,))
+    with pytest.raises(UserError, match="longer than the 70369 s"):
+        Timing(collective="reduce", size_bytes=4, algorithm="direct", rounds_s=(1e300,))
+
+
 @pytest.mark.parametrize(
     ("size_bytes", "blocks"), [(0, 1), (1, 1), (64, 1), (65, 2), (1 << 40, MOST_BLOCKS)]
 )

@@ -150,6 +150,7 @@ def test_a_damaged_part_is_refused_before_anything_is_loaded() -> None:
     saved = checkpoint()
     weights, optimizer = saved.weights, saved.optimizer
     (group,) = optimizer["param_groups"]
+    without = {name: value for name, value in group.items() if name != "momentum"}
     state = optimizer["state"]
 
     def with_group(**changes: object) -> dict[str, Any]:
@@ -173,6 +174,7 @@ def test_a_damaged_part_is_refused_before_anything_is_loaded() -> None:
         ({"optimizer": {"param_groups": [group, group], "state": {}}}, "settings of the optimizer"),
         (with_group(lr=float("nan")), "the settings of the optimizer"),
         (with_group(momentum="0.9"), "the settings of the optimizer"),
+        ({"optimizer": {**optimizer, "param_groups": [without]}}, "the settings of the optimizer"),
         (with_group(params=[0]), "the settings of the optimizer"),
         (with_state(9, {}), "the state of the optimizer is of other parameters"),
         (with_state(0, {"momentum_buffer": torch.zeros(7)}), "the state of the optimizer"),

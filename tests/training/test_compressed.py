@@ -253,6 +253,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
         (rounded_state(5), {"plan": 3}),
         (rounded_state(5), {"x" * 5000: 3}),
         (sparse, {"recipe": {"density": 2}}),
+        (sparse, {"recipe": torch.zeros(3)}),
         (sparse, {"step": True}),
         (sparse, {"scale": 0.0}),
         (sparse, {"rates": {"w": None}}),

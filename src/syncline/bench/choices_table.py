@@ -9,6 +9,7 @@ from rich.text import Text
 
 from syncline.bench.choices_words import rows_of, title_of
 from syncline.bench.table import WIDTH
+from syncline.errors import printable
 from syncline.groups import Choices
 
 __all__ = ["print_choices"]
@@ -27,4 +28,6 @@ def print_choices(console: Console, choices: Choices) -> None:
     for row in rows_of(choices):
         table.add_row("" if row.collective == before else row.collective, *row[1:])
         before = row.collective
-    console.print(Group(Text(title_of(choices), "bold"), Padding(table, (1, 0), expand=False)))
+    console.print(
+        Group(Text(printable(title_of(choices)), "bold"), Padding(table, (1, 0), expand=False))
+    )

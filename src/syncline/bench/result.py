@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from syncline.bench.names import COPY
 from syncline.collectives import Collective
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
+from syncline.model.limits import LARGEST_BYTES, require_time
 
 __all__ = ["Absent", "Benchmark", "Entry"]
 
@@ -36,6 +38,10 @@ class Entry(Value, frozen=True, kw_only=True):
             )
         if self.workers < 2 or self.size_bytes < 1 or self.iterations < 1:
             raise UserError(f"{where}: expected 2 workers, 1 byte and 1 iteration, or more")
+        if max(self.workers, self.size_bytes) > LARGEST_BYTES:
+            raise UserError(f"{where}: at most {LARGEST_BYTES} bytes and workers can be")
+        for seconds in (*self.rounds_s, *self.cpu_s):
+            require_time(where, seconds)
         if min(self.rounds_s) <= 0:
             raise UserError(f"{where}: an operation takes longer than 0 s")
 
@@ -98,6 +104,9 @@ class Benchmark(Document, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.entries:
             raise UserError("benchmark: no entries")
+        rate = self.rate_bytes_per_s
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise UserError(f"benchmark: rate_bytes_per_s must be finite and above 0, found {rate}")
         if len({len(entry.rounds_s) for entry in self.entries}) > 1:
             raise UserError("benchmark: entries were measured in different numbers of rounds")
 

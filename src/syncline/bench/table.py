@@ -10,6 +10,7 @@ from rich.text import Text
 from syncline.bench.names import COPY, GLOO
 from syncline.bench.result import Benchmark, Entry
 from syncline.bench.words import binary_size, measured_how, of_bound, spread_text, what_bound
+from syncline.errors import printable
 from syncline.report import units
 
 __all__ = ["benchmark_table", "print_benchmark"]
@@ -31,11 +32,11 @@ def benchmark_table(benchmark: Benchmark) -> RenderableType:
     for workers in benchmark.worker_counts:
         title = f"{benchmark.collective} · {workers} workers · {benchmark.place}"
         parts += [
-            Text(f"{title} · {measured_how(benchmark)}", "bold"),
+            Text(printable(f"{title} · {measured_how(benchmark)}"), "bold"),
             Padding(_rows(benchmark, workers), (1, 0), expand=False),
         ]
     parts += [
-        Text(f"absent with {a.workers} workers: {a.contestant}: {a.reason}", "dim")
+        Text(printable(f"absent with {a.workers} workers: {a.contestant}: {a.reason}"), "dim")
         for a in benchmark.absent
     ]
     return Group(*parts)
@@ -70,7 +71,7 @@ def _cells(benchmark: Benchmark, entry: Entry) -> tuple[str, ...]:
     gloo = benchmark.of(GLOO, entry.workers, entry.size_bytes)
     against = "" if gloo is None or entry.contestant == COPY else entry.times_faster_than(gloo)
     return (
-        entry.contestant,
+        printable(entry.contestant),
         units.duration(entry.latency_s),
         spread_text(entry),
         units.rate(entry.algorithm_bytes_per_s),

@@ -14,6 +14,7 @@ from syncline.errors import UserError, quoted
 from syncline.groups.choice import MOST_BLOCKS, Choice
 from syncline.groups.site import Site
 from syncline.model.document import Document, Value
+from syncline.model.limits import LARGEST_BYTES, require_time
 
 __all__ = ["HIERARCHICAL", "Choices", "Region", "Regions", "Timing", "require_algorithm"]
 
@@ -57,6 +58,10 @@ class Timing(Value, frozen=True, kw_only=True):
                 f"timing of {self.collective} by {self.algorithm}: expected 1 byte or more and "
                 "rounds of more than 0 s"
             )
+        if self.size_bytes > LARGEST_BYTES:
+            raise UserError(f"timing of {self.collective}: at most {LARGEST_BYTES} bytes can be")
+        for seconds in self.rounds_s:
+            require_time(f"timing of {self.collective} by {quoted(self.algorithm)}", seconds)
 
 
 class Choices(Document, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from syncline.errors import MismatchError
+from syncline.errors import MismatchError, quoted
 from syncline.sparse.memory import Memory
 from syncline.sparse.vector import SparseVector
 
@@ -125,8 +125,8 @@ class Residuals:
             if found != expected:
                 names = sorted(n for n in {*expected, *found} if expected.get(n) != found.get(n))
                 raise MismatchError(
-                    f"the {what} of a checkpoint are of another model or recipe: {names[0]!r} has "
-                    f"{found.get(names[0], 'none of the')} elements there, "
+                    f"the {what} of a checkpoint are of another model or recipe: "
+                    f"{quoted(names[0])} has {found.get(names[0], 'none of the')} elements there, "
                     f"{expected.get(names[0], 'none')} here"
                 )
         for what, own in (("residuals", self._residuals), ("velocities", self._velocities)):

@@ -301,12 +301,13 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
             "so go on with other ranks without loading these states"
         )
     ordered = sorted(states, key=lambda state: int(state["rank"]))
-    expected = list(range(ordered[0]["ranks"] if ordered else 1))
+    expected = ordered[0]["ranks"] if ordered else 1
     found = [state["rank"] for state in ordered]
     common = [{key: s[key] for key in ("version", "recipe", "ranks", "step")} for s in ordered]
-    if found != expected or any(each != common[0] for each in common):
+    whole = len(found) == expected and found == list(range(expected))
+    if not whole or any(each != common[0] for each in common):
         raise MismatchError(
-            f"expected the states of ranks 0 to {expected[-1]} of one step and recipe, found those "
+            f"expected the states of ranks 0 to {expected - 1} of one step and recipe, found those "
             f"of ranks {found} at steps {[each['step'] for each in common]}"
         )
     if ranks == len(ordered):

@@ -177,7 +177,7 @@ class _Reader:
         if not self._seen and self._members and "" not in self._members:
             raise FileError(
                 f"{self._source}: no events in it (no 'traceEvents'); found members "
-                f"{', '.join(map(repr, list(self._members)[:8]))}; is this a profiler trace?"
+                f"{', '.join(map(quoted, list(self._members)[:8]))}; is this a profiler trace?"
             )
         if not (self._ops or self._calls or self._device):
             found = (

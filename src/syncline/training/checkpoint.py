@@ -167,11 +167,13 @@ def _same_settings(groups: list[Any], optimizer: SGD) -> bool:
     if len(groups) != 1 or not isinstance(groups[0], dict):
         return False
     (saved,) = groups
+    if saved.keys() - {"initial_lr"} != own.keys() - {"initial_lr"}:
+        return False
     rates = [saved.get("lr"), saved.get("initial_lr", 0.0)]
     same = all(
         type(saved[name]) is type(value) and saved[name] == value
         for name, value in own.items()
-        if name in saved and name not in ("lr", "initial_lr", "params")
+        if name not in ("lr", "initial_lr", "params")
     )
     indices = saved.get("params")
     return (

@@ -134,6 +134,9 @@ def _read(path: Path) -> dict[str, Any]:
     state = content.get("state")
     if not isinstance(state, dict):
         raise FileError(f"{path}: expected a state, found {type(state).__name__}")
+    for name, value in state.items():
+        if isinstance(value, Tensor):  # msgspec takes it for a mapping
+            raise _damaged(path, f"its {quoted(name)} is a tensor")
     try:
         read = msgspec.convert(state, _Sparse if "recipe" in state else _Rounded)
     except (ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
+from syncline.errors import printable
 from syncline.report import units
 
 __all__ = ["COLUMNS", "print_selections", "selection_rows", "selections_table"]
@@ -57,7 +58,7 @@ def selections_table(measured: Selections) -> RenderableType:
     for row in selection_rows(measured):
         table.add_row(*row)
     title = f"the k largest magnitudes · {measured.place} · {measured.machine}"
-    return Group(Text(title, "bold"), Padding(table, (1, 0), expand=False))
+    return Group(Text(printable(title), "bold"), Padding(table, (1, 0), expand=False))
 
 
 def print_selections(console: Console, measured: Selections) -> None:
