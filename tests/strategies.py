@@ -213,7 +213,7 @@ predictions = st.builds(
     Prediction,
     planner=names,
     messages=st.integers(0, 1000),
-    iteration_s=seconds,
+    iteration_s=st.just(0.0) | st.floats(1e-9, 1000),
     computation_s=seconds,
     communication_s=seconds,
     exposed_s=seconds,

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
@@ -74,6 +74,7 @@ def test_what_is_no_exchange(changes: dict[str, Any], message: str) -> None:
 
 
 @some.few
+@example(exchange("binary-tree", 2), exchange("linear-pipeline", 3))
 @given(exchanges, exchanges)
 def test_a_formula_becomes_the_other_formula(before: Exchange, after: Exchange) -> None:
     assert rescaled(before.curve(), before, after, REFERENCE) in (after.curve(), before.curve())

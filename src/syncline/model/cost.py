@@ -104,6 +104,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
             line: of a single segment, that ``in_turn`` has put in.
         """
         a_s, b = line.linearised(0)
+        if a_s == b == 0:
+            return self
         left: list[CostSegment] = []
         for s in self.segments:
             # Rounding may leave less than the piece before ends with.
