@@ -13,8 +13,8 @@ from fractions import Fraction
 from matplotlib.figure import Figure
 
 from reproduce.common import BLUE, GREEN, ORANGE, Result, figure, run
+from reproduce.counted_cost import Cost, derived_cost
 from syncline.collectives import Collective, Schedule, program
-from syncline.collectives.derived import Cost, derived_cost
 from syncline.model.rounds import doubling_rounds
 from syncline.simulator.chunks import simulate_chunks
 from syncline.simulator.fabric import Fabric

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -19,19 +20,37 @@ PIPELINED = [
     if isinstance(PROGRAMS[collective][algorithm], Pipelined)
 ]
 every_program = pytest.mark.parametrize(("collective", "algorithm"), NAMES)
-every_pipelined = pytest.mark.parametrize(("collective", "algorithm"), PIPELINED)
+
+
+def each(cases: Iterable[tuple[Any, ...]]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Return a decorator that makes one test of many cases; a failure names its case."""
+    rows = list(cases)
+
+    def decorate(test: Callable[..., None]) -> Callable[[], None]:
+        def of_all_cases() -> None:
+            for row in rows:
+                try:
+                    test(*row)
+                except BaseException as error:  # pytest's own failures, too
+                    error.add_note(f"case: {', '.join(map(str, row))}")
+                    raise
+
+        of_all_cases.__doc__ = test.__doc__
+        return of_all_cases
+
+    return decorate
 
 
 def make(
     collective: Collective, algorithm: str, ranks: int, *, blocks: int = 5, root: int = 0
 ) -> Schedule:
     """Return a program, with the blocks if it is told them and the root if it has one."""
-    told = (collective, algorithm) in PIPELINED
+    cut = (collective, algorithm) in PIPELINED
     return program(
         collective,
         algorithm,
         ranks,
-        blocks=blocks if told else None,
+        blocks=blocks if cut else None,
         root=root if collective in ROOTED else 0,
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from syncline.collectives import Schedule, Step, program
 from syncline.collectives.dependencies import dependencies
-from syncline.collectives.verify import verify
 from syncline.model.pipeline_costs import pipeline_steps
+from tests.collectives.programs import each
+from tests.collectives.proof import verify
 
 
 def all_reduce(algorithm: str, ranks: int, *, blocks: int | None = None) -> Schedule:
@@ -37,7 +37,7 @@ def test_halving_doubling_of_four_by_hand() -> None:
     ]
 
 
-@pytest.mark.parametrize("power", range(6))
+@each((power,) for power in range(6))
 def test_steps_on_powers_of_two(power: int) -> None:
     """MG-WFBP, Table 2: the factor of alpha."""
     ranks = 1 << power
@@ -47,7 +47,7 @@ def test_steps_on_powers_of_two(power: int) -> None:
     assert all_reduce("binary-tree", ranks).steps == 2 * power
 
 
-@pytest.mark.parametrize("ranks", [3, 5, 7, 12, 31])
+@each((ranks,) for ranks in (3, 5, 7, 12, 31))
 def test_steps_on_other_numbers(ranks: int) -> None:
     power = ranks.bit_length() - 1
     assert all_reduce("recursive-doubling", ranks).steps == power + 2
@@ -74,14 +74,13 @@ def test_the_linear_pipeline_of_figure_2() -> None:
     assert {s.peer for s in schedule.program(0) if s.action == "send"} == {1}
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 17, 64])
-@pytest.mark.parametrize("blocks", [1, 2, 3, 17, 100])
+@each((ranks, blocks) for ranks in (2, 3, 4, 17, 64) for blocks in (1, 2, 3, 17, 100))
 def test_the_steps_of_the_cost_formula(ranks: int, blocks: int) -> None:
     adding, passing = pipeline_steps("all-reduce", ranks, blocks)
     assert all_reduce("linear-pipeline", ranks, blocks=blocks).steps == adding + passing
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 17, 64, 100])
+@each((ranks,) for ranks in (2, 3, 4, 5, 8, 17, 64, 100))
 def test_the_double_trees(ranks: int) -> None:
     """A rank that has children in one tree is a leaf in the other; depth is logarithmic."""
     schedule = all_reduce("double-binary-trees", ranks, blocks=2)
@@ -106,7 +105,7 @@ def test_the_double_trees_use_every_port_in_every_step() -> None:
         assert steps[2] - steps[1] == 256
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 17, 64, 100])
+@each((ranks,) for ranks in (2, 3, 4, 5, 8, 17, 64, 100))
 def test_the_double_trees_with_a_root_of_their_own(ranks: int) -> None:
     """The root sends each block once; every other rank has at most two children in both trees."""
     schedule = program("broadcast", "double-binary-trees", ranks, blocks=2)
@@ -142,7 +141,7 @@ def test_scatter_sends_what_is_below() -> None:
     assert schedule.program(4)[0] == Step(0, "copy", 0, 4, 6)
 
 
-@pytest.mark.parametrize("algorithm", ["recursive-halving", "ring", "direct"])
+@each([("recursive-halving",), ("ring",), ("direct",)])
 def test_a_reduce_scatter_and_an_all_gather_send_as_much(algorithm: str) -> None:
     gather = "recursive-doubling" if algorithm == "recursive-halving" else algorithm
     for ranks in (2, 6, 8, 13):
@@ -168,8 +167,7 @@ def test_a_root_moves_everyone_on() -> None:
     assert moved.destination.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "order"),
+@each(
     [
         ("binary-tree", "((0+1)+(2+3))+(4+5)"),
         ("recursive-doubling", "((0+1)+(2+3))+(4+5)"),
@@ -178,7 +176,7 @@ def test_a_root_moves_everyone_on() -> None:
         ("direct", "((((0+1)+2)+3)+4)+5"),
         ("linear-pipeline", "((((0+1)+2)+3)+4)+5"),
         ("double-binary-trees", "0+(((1+2)+3)+(4+5))"),
-    ],
+    ]
 )
 def test_the_order_of_sums_of_six(algorithm: str, order: str) -> None:
     blocks = 2 if algorithm in ("linear-pipeline", "double-binary-trees") else None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from syncline.collectives import Collective, Schedule, program
 from syncline.collectives.dependencies import Pairs, dependencies
 from tests.collectives.interpreter import run_arrays
-from tests.collectives.programs import every_program, make
+from tests.collectives.programs import NAMES, each, make
 
 
 def as_set(pairs: Pairs) -> set[tuple[int, int]]:
@@ -39,15 +38,13 @@ def by_definition(schedule: Schedule) -> tuple[set[tuple[int, int]], ...]:
     return reads, after_send, after_result
 
 
-@every_program
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7, 8])
+@each((*name, ranks) for name in NAMES for ranks in (1, 2, 3, 4, 6, 7, 8))
 def test_against_the_definition(collective: Collective, algorithm: str, ranks: int) -> None:
     schedule = make(collective, algorithm, ranks, root=ranks // 2)
     assert tuple(as_set(pairs) for pairs in dependencies(schedule)) == by_definition(schedule)
 
 
-@every_program
-@pytest.mark.parametrize("ranks", [2, 5, 8, 13])
+@each((*name, ranks) for name in NAMES for ranks in (2, 5, 8, 13))
 def test_any_order_that_keeps_them_gives_the_same_bits(
     collective: Collective, algorithm: str, ranks: int
 ) -> None:

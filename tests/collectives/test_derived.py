@@ -6,13 +6,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from reproduce.counted_cost import Cost, derived_cost
 
 from syncline.collectives import PROGRAMS, Collective, program
-from syncline.collectives.derived import Cost, derived_cost
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, Line
 from syncline.model.pipeline_costs import pipeline_steps
 from syncline.model.rooted_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
-from tests.collectives.programs import NAMES, PIPELINED, make, own
+from tests.collectives.programs import NAMES, PIPELINED, each, make, own
 from tests.test_docs import evaluate, table_rows, text_of
 
 POWERS = [1 << k for k in range(1, 8)]
@@ -26,7 +26,6 @@ PAPERS["all-reduce"]["minimum-spanning-tree"] = ALL_REDUCE_ALGORITHMS["binary-tr
 PAPERS["all-reduce"]["bidirectional-exchange"] = ALL_REDUCE_ALGORITHMS["halving-doubling"]
 ROWS = [(collective, name) for collective, table in PAPERS.items() for name in table]
 FOR_ANY_NUMBER = ("minimum-spanning-tree", "binary-tree", "ring", "scatter-ring")
-rows = pytest.mark.parametrize(("collective", "algorithm"), ROWS)
 
 
 def of_formula(formula: Line, ranks: int) -> Cost:
@@ -40,8 +39,7 @@ def cost(collective: Collective, algorithm: str, ranks: int, blocks: int = 5) ->
     return derived_cost(make(collective, algorithm, ranks, blocks=blocks))
 
 
-@rows
-@pytest.mark.parametrize("ranks", POWERS)
+@each((*row, ranks) for row in ROWS for ranks in POWERS)
 def test_the_papers_formulas_on_powers_of_two(
     collective: Collective, algorithm: str, ranks: int
 ) -> None:
@@ -50,8 +48,7 @@ def test_the_papers_formulas_on_powers_of_two(
     assert cost(collective, algorithm, ranks) == of_formula(formula, ranks)
 
 
-@rows
-@pytest.mark.parametrize("ranks", OTHERS)
+@each((*row, ranks) for row in ROWS for ranks in OTHERS)
 def test_the_papers_formulas_on_other_numbers(
     collective: Collective, algorithm: str, ranks: int
 ) -> None:
@@ -64,7 +61,7 @@ def test_the_papers_formulas_on_other_numbers(
         assert found.transmitted > printed.transmitted
 
 
-@pytest.mark.parametrize("ranks", OTHERS)
+@each((ranks,) for ranks in OTHERS)
 def test_what_folding_costs(ranks: int) -> None:
     """On top of the power of two below: alpha + beta M (+ gamma M) in, and out again."""
     power = 1 << (ranks.bit_length() - 1)
@@ -82,7 +79,7 @@ def test_what_folding_costs(ranks: int) -> None:
         )
 
 
-@pytest.mark.parametrize("ranks", range(1, 40))
+@each((ranks,) for ranks in range(1, 40))
 def test_halves_of_a_ring(ranks: int) -> None:
     """What holds for any P: ring and direct halves are optimal in bytes."""
     share = Fraction(ranks - 1, ranks)
@@ -99,7 +96,7 @@ def test_halves_of_a_ring(ranks: int) -> None:
     )
 
 
-@pytest.mark.parametrize("power", range(1, 8))
+@each((power,) for power in range(1, 8))
 def test_halving_and_doubling_apart(power: int) -> None:
     ranks = 1 << power
     share = Fraction(ranks - 1, ranks)
@@ -112,9 +109,12 @@ def test_halving_and_doubling_apart(power: int) -> None:
 # ---------------------------------------------------------------------- the linear pipeline
 
 
-@pytest.mark.parametrize("ranks", [*POWERS, *OTHERS])
-@pytest.mark.parametrize("blocks", [1, 2, 4, 9, 40, 200])
-@pytest.mark.parametrize("collective", ["broadcast", "reduce", "all-reduce"])
+@each(
+    (collective, ranks, blocks)
+    for collective in ("broadcast", "reduce", "all-reduce")
+    for ranks in (*POWERS, *OTHERS)
+    for blocks in (1, 2, 4, 9, 40, 200)
+)
 def test_the_linear_pipeline(collective: Collective, ranks: int, blocks: int) -> None:
     adding, passing = (int(n) for n in pipeline_steps(collective, ranks, blocks))
     assert cost(collective, "linear-pipeline", ranks, blocks) == Cost(
@@ -124,8 +124,7 @@ def test_the_linear_pipeline(collective: Collective, ranks: int, blocks: int) ->
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8, 31])
-@pytest.mark.parametrize("blocks", [1, 4, 40])
+@each((ranks, blocks) for ranks in (2, 3, 8, 31) for blocks in (1, 4, 40))
 def test_table_1_prints_a_step_too_many(ranks: int, blocks: int) -> None:
     """``(p - 1 + n/b) alpha + (b (p - 1) + n) beta``: a step more than the program takes."""
     steps = ranks - 1 + blocks
@@ -138,7 +137,7 @@ def test_table_1_prints_a_step_too_many(ranks: int, blocks: int) -> None:
 # ---------------------------------------------------------------------- double binary trees
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 7, 16, 33, 64])
+@each((ranks,) for ranks in (3, 4, 7, 16, 33, 64))
 def test_the_double_trees_send_everything_twice(ranks: int) -> None:
     """MG-WFBP, Table 2 prints b = beta + gamma; with many blocks it is 2 beta + gamma."""
     blocks = 4096
@@ -202,7 +201,7 @@ def test_seconds() -> None:
     assert half.seconds(1000, alpha_s=2.0, beta_s_per_byte=0.5) == 756
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), [*ROWS, *PIPELINED])
+@each([*ROWS, *PIPELINED])
 def test_one_rank_pays_nothing(collective: Collective, algorithm: str) -> None:
     nothing = Cost(startups=0, transmitted=Fraction(0), added=Fraction(0))
     assert cost(collective, algorithm, 1) == nothing

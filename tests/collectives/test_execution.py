@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.collectives import Collective, Schedule
-from syncline.collectives.execution import execute, smallest_window
 from syncline.errors import UserError
+from tests.collectives.execution import execute, smallest_window
 from tests.collectives.interpreter import run
-from tests.collectives.programs import NAMES, every_program, make, own
+from tests.collectives.programs import NAMES, each, make, own
 from tests.strategies import many
 
 BOTH_SEND_TWICE = own(
@@ -88,7 +88,7 @@ def test_the_pace_of_ranks_changes_nothing(
     assert found == run(schedule, symbols(schedule), add)
 
 
-@every_program
+@each(NAMES)
 def test_one_message_of_a_channel_is_enough(collective: Collective, algorithm: str) -> None:
     for ranks in (1, 2, 3, 6, 8, 17):
         assert smallest_window(make(collective, algorithm, ranks, root=ranks - 1)) == 1

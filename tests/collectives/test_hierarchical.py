@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.collectives import hierarchical
-from syncline.collectives.verify import verify
 from syncline.errors import UserError
+from tests.collectives.proof import verify
 
 
 def placed(sizes: list[int]) -> list[list[int]]:

@@ -17,8 +17,9 @@ from syncline.collectives import (
 from syncline.errors import UserError
 from tests.collectives.interpreter import run, run_arrays
 from tests.collectives.programs import (
-    every_pipelined,
-    every_program,
+    NAMES,
+    PIPELINED,
+    each,
     expected,
     make,
     promised,
@@ -34,7 +35,7 @@ def pipelined(collective: Collective, algorithm: str) -> Pipelined:
     return entry
 
 
-@pytest.mark.parametrize("algorithm", PROGRAMS["all-reduce"])
+@each((algorithm,) for algorithm in PROGRAMS["all-reduce"])
 def test_every_rank_gets_the_sum_bit_for_bit(algorithm: str) -> None:
     draw = np.random.default_rng(0)
     for ranks in RANKS:
@@ -46,7 +47,7 @@ def test_every_rank_gets_the_sum_bit_for_bit(algorithm: str) -> None:
                 assert (result.view(np.int32) == result[0].view(np.int32)).all(), ranks
 
 
-@every_program
+@each(NAMES)
 def test_every_contribution_is_counted_once(collective: Collective, algorithm: str) -> None:
     for ranks in RANKS:
         for schedule in variants(collective, algorithm, ranks, roots=(0, 1, ranks - 1)):
@@ -57,7 +58,7 @@ def test_every_contribution_is_counted_once(collective: Collective, algorithm: s
                     assert result[rank][block] == expected(schedule, block), (ranks, rank, block)
 
 
-@every_program
+@each(NAMES)
 def test_a_rank_sends_and_receives_once_a_step(collective: Collective, algorithm: str) -> None:
     for ranks in RANKS:
         for schedule in variants(collective, algorithm, ranks, roots=(0, 1)):
@@ -66,7 +67,7 @@ def test_a_rank_sends_and_receives_once_a_step(collective: Collective, algorithm
                 assert len(np.unique(use)) == len(use), ranks
 
 
-@every_program
+@each(NAMES)
 def test_the_rank_that_sends_lists_what_the_other_receives(
     collective: Collective, algorithm: str
 ) -> None:
@@ -82,13 +83,13 @@ def test_the_rank_that_sends_lists_what_the_other_receives(
         assert sends == receives
 
 
-@every_program
+@each(NAMES)
 def test_one_rank_does_nothing(collective: Collective, algorithm: str) -> None:
     alone = make(collective, algorithm, 1)
     assert (len(alone), alone.steps, alone.program(0)) == (0, 0, [])
 
 
-@every_program
+@each(NAMES)
 def test_largest_programs(collective: Collective, algorithm: str) -> None:
     if algorithm in ("ring", "direct") and collective != "all-reduce":
         return  # of millions of transfers; halves of the all-reduce
@@ -96,7 +97,7 @@ def test_largest_programs(collective: Collective, algorithm: str) -> None:
     assert set(schedule.source) | set(schedule.destination) == set(range(1024))
 
 
-@every_program
+@each(NAMES)
 def test_shards_are_equal_where_they_can_be(collective: Collective, algorithm: str) -> None:
     if collective not in ("reduce-scatter", "all-gather"):
         return
@@ -108,7 +109,7 @@ def test_shards_are_equal_where_they_can_be(collective: Collective, algorithm: s
             assert np.diff(borders).tolist() == [length // ranks] * ranks
 
 
-@every_pipelined
+@each(PIPELINED)
 def test_the_steps_of_pipelined_programs(collective: Collective, algorithm: str) -> None:
     for ranks in RANKS:
         for blocks in (1, 2, 5, 16, 40):
@@ -168,22 +169,19 @@ def test_impossible_roots() -> None:
             program("broadcast", "direct", 4, root=root)
 
 
-@every_program
-@pytest.mark.parametrize("ranks", [0, -1, 2049])
+@each((*name, ranks) for name in NAMES for ranks in (0, -1, 2049))
 def test_impossible_numbers_of_ranks(collective: Collective, algorithm: str, ranks: int) -> None:
     with pytest.raises(UserError, match=f"'{algorithm}' needs 1 to 2048 ranks, found {ranks}"):
         make(collective, algorithm, ranks)
 
 
-@every_pipelined
-@pytest.mark.parametrize("blocks", [0, -3, 10**9])
+@each((*name, blocks) for name in PIPELINED for blocks in (0, -3, 10**9))
 def test_impossible_numbers_of_blocks(collective: Collective, algorithm: str, blocks: int) -> None:
     with pytest.raises(UserError, match=f"1 to 2097152 blocks, found {blocks}"):
         program(collective, algorithm, 4, blocks=blocks)
 
 
-@every_pipelined
-@pytest.mark.parametrize("ranks", [2, 3, 8, 31])
+@each((*name, ranks) for name in PIPELINED for ranks in (2, 3, 8, 31))
 def test_best_blocks_are_near_the_best(collective: Collective, algorithm: str, ranks: int) -> None:
     alpha_s, beta_s_per_byte = 1e-5, 1e-9
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from syncline.collectives import Collective, Schedule, program
-from syncline.collectives.execution import execute
-from syncline.collectives.verify import Verified, verify
 from syncline.errors import UserError
+from tests.collectives.execution import execute
 from tests.collectives.interpreter import run, run_arrays
-from tests.collectives.programs import NAMES, every_program, expected, make, own, promised, variants
+from tests.collectives.programs import (
+    NAMES,
+    each,
+    every_program,
+    expected,
+    make,
+    own,
+    promised,
+    variants,
+)
+from tests.collectives.proof import Verified, verify
 from tests.strategies import few, many
 
 Draw = st.DataObject
@@ -25,10 +35,13 @@ Draw = st.DataObject
 # ---------------------------------------------------------------------- every program
 
 
-@every_program
-def test_every_program_up_to_64_ranks(collective: Collective, algorithm: str) -> None:
+MIDDLE = (*range(1, 18), 31, 32, 33, 63, 64)
+"""Numbers of ranks up to 64: all small ones, and those around larger powers of two."""
+
+
+def require_proved(collective: Collective, algorithm: str, numbers: Iterable[int]) -> None:
     """With one message of a channel under way; so with more, too. All ranks end with one's bits."""
-    for ranks in range(1, 65):
+    for ranks in numbers:
         roots = None if ranks <= 8 else (0, 1, ranks - 1)
         for schedule in variants(
             collective, algorithm, ranks, blocks=(1, 2, 5, ranks + 1), roots=roots
@@ -36,9 +49,23 @@ def test_every_program_up_to_64_ranks(collective: Collective, algorithm: str) ->
             assert verify(schedule, window=1).identical
 
 
-@pytest.mark.parametrize("ranks", [100, 127, 128, 256])
-@pytest.mark.parametrize(
-    "algorithm", ["halving-doubling", "linear-pipeline", "minimum-spanning-tree"]
+@every_program
+def test_every_program(collective: Collective, algorithm: str) -> None:
+    require_proved(collective, algorithm, MIDDLE)
+
+
+@pytest.mark.slow
+@every_program
+def test_every_program_for_the_other_numbers_up_to_64(
+    collective: Collective, algorithm: str
+) -> None:
+    require_proved(collective, algorithm, set(range(1, 65)) - set(MIDDLE))
+
+
+@each(
+    (algorithm, ranks)
+    for algorithm in ("halving-doubling", "linear-pipeline", "minimum-spanning-tree")
+    for ranks in (100, 127, 128, 256)
 )
 def test_some_larger_ones(algorithm: str, ranks: int) -> None:
     assert verify(make("all-reduce", algorithm, ranks)).identical

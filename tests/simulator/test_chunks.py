@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reproduce.counted_cost import derived_cost
 
 from syncline.collectives import PROGRAMS, Collective, Schedule, best_blocks
-from syncline.collectives.derived import derived_cost
 from syncline.errors import MismatchError, UserError
 from syncline.model.collective_costs import all_reduce_line
 from syncline.simulator.chunks import ChunkTimes, simulate_chunks, simulated_curve

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncline.collectives.fold import fold, folded_blocks
+from syncline.collectives.halving_doubling import doubling, fold, folded_blocks, halving
 from syncline.collectives.minimum_spanning_tree import scatter
-from syncline.collectives.recursive_doubling import doubling
-from syncline.collectives.recursive_halving import halving
 from syncline.collectives.transfers import Transfers, in_turn
 
 __all__ = ["broadcast", "reduce"]
@@ -18,7 +16,7 @@ def broadcast(ranks: int) -> Transfers:
 
     Cost for P = 2^k: 2 log2 P alpha + 2 (P - 1)/P beta M. For other P, surplus ranks get the vector
     at the end, for alpha + beta M. Table 1 prints ``(log p + p - 1) alpha``, which is that of
-    :mod:`~syncline.collectives.scatter_ring`.
+    :mod:`~syncline.collectives.ring`.
 
     Args:
         ranks: P, at least 1.

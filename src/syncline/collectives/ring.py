@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncline.collectives.minimum_spanning_tree import scatter
 from syncline.collectives.transfers import Transfers, in_turn
 
-__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 
 
 def all_reduce(ranks: int) -> Transfers:
@@ -61,3 +62,17 @@ def _round(ranks: int, *, first_block: int, reduces: bool) -> Transfers:
         block_start=(rank + first_block - step) % ranks,
         reduces=reduces,
     )
+
+
+def broadcast(ranks: int) -> Transfers:
+    """Return the broadcast from rank 0: a tree scatter, then an all-gather round the ring.
+
+    Cost for any P: (log2 P + P - 1) alpha + 2 (P - 1)/P beta M, the logarithm rounded up. It is
+    what Table 1 prints for the bidirectional exchange.
+
+    Args:
+        ranks: P, at least 1.
+
+    Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, Table 1.
+    """
+    return in_turn(scatter(np.arange(ranks)), all_gather(ranks))

@@ -13,12 +13,8 @@ from syncline.collectives import (
     halving_doubling,
     linear_pipeline,
     minimum_spanning_tree,
-    recursive_doubling,
-    recursive_halving,
     ring,
-    scatter_ring,
 )
-from syncline.collectives.fold import folded_blocks
 from syncline.collectives.schedule import Schedule, require_ranks
 from syncline.collectives.transfers import Transfers
 from syncline.errors import UserError, did_you_mean
@@ -64,15 +60,17 @@ def _shards(ranks: int) -> int:
 
 
 _TREE_ALL_REDUCE = Fixed(transfers=minimum_spanning_tree.all_reduce, blocks=_whole)
-_EXCHANGE_ALL_REDUCE = Fixed(transfers=halving_doubling.all_reduce, blocks=folded_blocks)
+_EXCHANGE_ALL_REDUCE = Fixed(
+    transfers=halving_doubling.halving_doubling_all_reduce, blocks=halving_doubling.folded_blocks
+)
 
 PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     "broadcast": {
         "minimum-spanning-tree": Fixed(transfers=minimum_spanning_tree.broadcast, blocks=_whole),
         "bidirectional-exchange": Fixed(
-            transfers=bidirectional_exchange.broadcast, blocks=folded_blocks
+            transfers=bidirectional_exchange.broadcast, blocks=halving_doubling.folded_blocks
         ),
-        "scatter-ring": Fixed(transfers=scatter_ring.broadcast, blocks=_shards),
+        "scatter-ring": Fixed(transfers=ring.broadcast, blocks=_shards),
         "direct": Fixed(transfers=direct.broadcast, blocks=_whole),
         "double-binary-trees": Pipelined(
             transfers=double_binary_trees.broadcast, steps=double_binary_trees.broadcast_steps
@@ -84,7 +82,7 @@ PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     "reduce": {
         "minimum-spanning-tree": Fixed(transfers=minimum_spanning_tree.reduce, blocks=_whole),
         "bidirectional-exchange": Fixed(
-            transfers=bidirectional_exchange.reduce, blocks=folded_blocks
+            transfers=bidirectional_exchange.reduce, blocks=halving_doubling.folded_blocks
         ),
         "direct": Fixed(transfers=direct.reduce, blocks=_shards),
         "double-binary-trees": Pipelined(
@@ -97,7 +95,7 @@ PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     "all-reduce": {
         "binary-tree": _TREE_ALL_REDUCE,
         "minimum-spanning-tree": _TREE_ALL_REDUCE,
-        "recursive-doubling": Fixed(transfers=recursive_doubling.all_reduce, blocks=_whole),
+        "recursive-doubling": Fixed(transfers=halving_doubling.doubling_all_reduce, blocks=_whole),
         "halving-doubling": _EXCHANGE_ALL_REDUCE,
         "bidirectional-exchange": _EXCHANGE_ALL_REDUCE,
         "ring": Fixed(transfers=ring.all_reduce, blocks=_shards),
@@ -111,12 +109,14 @@ PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     },
     "reduce-scatter": {
         "ring": Fixed(transfers=ring.reduce_scatter, blocks=_shards),
-        "recursive-halving": Fixed(transfers=recursive_halving.reduce_scatter, blocks=_shards),
+        "recursive-halving": Fixed(
+            transfers=halving_doubling.halving_reduce_scatter, blocks=_shards
+        ),
         "direct": Fixed(transfers=direct.reduce_scatter, blocks=_shards),
     },
     "all-gather": {
         "ring": Fixed(transfers=ring.all_gather, blocks=_shards),
-        "recursive-doubling": Fixed(transfers=recursive_doubling.all_gather, blocks=_shards),
+        "recursive-doubling": Fixed(transfers=halving_doubling.doubling_all_gather, blocks=_shards),
         "direct": Fixed(transfers=direct.all_gather, blocks=_shards),
     },
 }

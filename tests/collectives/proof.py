@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.execution import execute
 from syncline.collectives.schedule import Schedule
 from syncline.collectives.table import PROGRAMS
 from syncline.errors import UserError
+from tests.collectives.execution import execute
 
 __all__ = ["Verified", "verify"]
 
@@ -132,7 +132,7 @@ class Verified:
 def verify(schedule: Schedule, *, window: int = 1) -> Verified:
     """Prove that a program does what its collective promises.
 
-    The program is carried out by the model of an executor (:func:`~syncline.collectives.execution
+    The program is carried out by the model of an executor (:func:`~tests.collectives.execution
     .execute`) on symbols. At the end each value that is promised (see
     :func:`~syncline.collectives.table.program`) must hold each contribution exactly once: all
     ranks' for a sum, the root's or the owner's alone for a copy. So nothing was overwritten that
