@@ -30,7 +30,7 @@ from syncline.groups import Group
 from syncline.parallel.bsp import BspSgd, IterationProfile
 from syncline.parallel.bsp.profile import profile_table
 from syncline.parallel.bsp.wrapper import WARM_UP_ITERATIONS
-from syncline.training.models.alexnet import AlexNet
+from syncline.training.models.vision import AlexNet
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -43,7 +43,7 @@ from benchmarks.convergence_cases import (
 from benchmarks.convergence_picture import draw
 from benchmarks.convergence_table import AHEAD, DENSE, Curves, table
 from syncline.hooks import GTopKState, Recipe, gtopk
-from syncline.training.data.seeds import seed_from
+from syncline.training.data.sampling import seed_from
 from syncline.training.group import Worker
 from syncline.training.replica import Replica
 from syncline.training.wrap import sgd

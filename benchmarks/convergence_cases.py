@@ -12,10 +12,8 @@ from torch import nn
 
 from syncline.model.recipe import PAPER_WARMUP, Recipe
 from syncline.training.config import TrainingConfig
-from syncline.training.models.lstm import LstmLanguageModel
-from syncline.training.models.resnet20 import ResNet20
-from syncline.training.models.transformer import TransformerLanguageModel
-from syncline.training.models.vgg16 import Vgg16
+from syncline.training.models.language import LstmLanguageModel, TransformerLanguageModel
+from syncline.training.models.vision import ResNet20, Vgg16
 from syncline.training.task import ImageTask, Task, TextTask, task_of
 
 __all__ = [

@@ -26,9 +26,9 @@ from rich.table import Table
 
 from benchmarks.common import save
 from syncline.errors import InternalError
+from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Share
 from syncline.sparse.selection import Part, select
-from syncline.sparse.table import ALGORITHMS
 from syncline.sparse.vector import Quota, SparseVector, merged
 from syncline.sparse.wire import Wire
 from syncline.sparse.world import run_in_one_process

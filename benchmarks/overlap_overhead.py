@@ -50,9 +50,8 @@ from syncline.parallel.deferral import Deferral
 from syncline.parallel.deferred_step import DeferredOptimizer
 from syncline.parallel.rounds import Rounds
 from syncline.planners.overlap import Overlap
-from syncline.training.models.resnet20 import ResNet20
-from syncline.training.models.resnet50 import ResNet50
-from syncline.training.models.transformer import TransformerLanguageModel
+from syncline.training.models.language import TransformerLanguageModel
+from syncline.training.models.vision import ResNet20, ResNet50
 
 STOCK, AGAIN, VIEWS = "stock", "stock again", "stock, views"
 AT_ONCE, IN_FORWARD = "at once", "in forward"

@@ -33,9 +33,9 @@ from benchmarks.sparse_models import DENSITY, PAPER, Published
 from syncline.hooks import GTopKState, Recipe, gtopk
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.statistics import median
+from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.courier import Courier
 from syncline.sparse.exchange import Share
-from syncline.sparse.table import ALGORITHMS
 from syncline.sparse.vector import Quota, SparseVector
 from syncline.sparse.wire import Wire
 

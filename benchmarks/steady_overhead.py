@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from benchmarks.common import median, save
 from syncline.parallel.buckets import bucket_caps_mb
 from syncline.parallel.ddp import DistributedDataParallel
-from syncline.training.models.resnet20 import ResNet20
+from syncline.training.models.vision import ResNet20
 
 BLOCK = 10
 PAIRS = 60

@@ -21,7 +21,6 @@ RUNTIME = TOOLS | {"measure", "report", "groups", "sparse"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "processes": BOTTOM,
-    "run_folder": BOTTOM,
     "model": BOTTOM,
     "traces": DATA,
     "collectives": CORE,
@@ -34,12 +33,12 @@ ALLOWED: dict[str, set[str]] = {
     "report": TOOLS,
     "testbed": DATA | {"processes"},
     "parallel": RUNTIME,
-    "training": RUNTIME | {"parallel", "processes", "run_folder"},
-    "replay": RUNTIME | {"parallel", "processes", "run_folder", "testbed"},
-    "bench": RUNTIME | {"parallel", "processes", "run_folder", "testbed", "replay"},
+    "training": RUNTIME | {"parallel", "processes"},
+    "replay": RUNTIME | {"parallel", "processes", "testbed"},
+    "bench": RUNTIME | {"parallel", "processes", "testbed", "replay"},
     "hooks": RUNTIME,
     "cli": RUNTIME
-    | {"parallel", "processes", "run_folder", "training", "testbed", "replay", "bench"}
+    | {"parallel", "processes", "training", "testbed", "replay", "bench"}
     | {"__init__"},
 }
 """What each package may import beside itself. ``__init__`` is the public surface above all but the
@@ -48,7 +47,6 @@ command line: it imports whatever it exports."""
 WITHOUT_TORCH = {
     "errors",
     "processes",
-    "run_folder",
     "model",
     "traces",
     "collectives",

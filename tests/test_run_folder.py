@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from syncline.run_folder import run_folder
+from syncline.processes import run_folder
 
-HOLD = "import time\nfrom syncline.run_folder import run_folder\nwith run_folder() as folder:\n"
+HOLD = "import time\nfrom syncline.processes import run_folder\nwith run_folder() as folder:\n"
 HOLD += "    print(folder, flush=True)\n    time.sleep(60)"
 
 

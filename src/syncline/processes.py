@@ -1,17 +1,21 @@
-"""How worker processes are started and how they ended: what every launcher of ours shares."""
+"""Worker processes: how they are started and ended, and a folder for their temporary files."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -24,6 +28,7 @@ __all__ = [
     "place_variables",
     "received_signals",
     "restored_signals",
+    "run_folder",
     "stop_on_ctrl_c",
     "threads_a_worker",
 ]
@@ -236,3 +241,57 @@ def received_signals(
             yield reading
         finally:
             signal.set_wakeup_fd(before)
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[Path]:
+    """Make a folder that only this user can enter; remove it at the end.
+
+    Folders of commands that were killed are removed as well. Each command holds a lock on its
+    folder, which the kernel releases whatever ends the process. Names are random, so that no other
+    user can take them beforehand.
+    """
+    prefix = f"syncline-{os.getuid()}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        _remove_if_unused(left)
+    path, lock = _made(prefix)
+    try:
+        yield path
+    finally:
+        _remove(path)
+        os.close(lock)
+
+
+def _made(prefix: str) -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix))
+        with contextlib.suppress(FileNotFoundError):  # removed before it was locked: once more
+            lock = _opened(path)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _remove_if_unused(path: Path) -> None:
+    try:
+        lock = _opened(path)
+    except OSError:
+        return  # it has gone, or is another user's
+    try:
+        if os.fstat(lock).st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path)
+    except OSError:
+        return  # it is in use, or lies where there are no locks
+    finally:
+        os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    # What workers that are just being killed still write, the next start removes.
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from syncline.bench.candidates import BLOCKS_BYTES, built_in_candidate, candidates
 from syncline.collectives import PROGRAMS, Collective
-from syncline.groups.choice import Hosts, choose
-from syncline.groups.choices import require_algorithm
+from syncline.groups.choices import choose, require_algorithm
 from syncline.groups.compiled import compiled
-from syncline.groups.site import Site
+from syncline.groups.site import Hosts, Site
 
 LAYOUTS: tuple[Hosts, ...] = (
     ((0, 1),),

@@ -16,8 +16,7 @@ from syncline.bench.tuning import race, tune
 from syncline.collectives import PROGRAMS
 from syncline.errors import UserError
 from syncline.groups import Choice, Choices
-from syncline.groups.choice_files import choices_path
-from syncline.groups.choices import Region, Timing
+from syncline.groups.choices import Region, Timing, choices_path
 from syncline.testbed import Cluster
 from tests.groups.choice_examples import choices
 from tests.testbed.machine import require_namespaces

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from syncline.cli import main
-from syncline.cli.reading import ReadingProgress
+from syncline.cli.progress import ReadingProgress
 from syncline.cli.trace import trace
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS, Network

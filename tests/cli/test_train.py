@@ -14,9 +14,9 @@ from syncline.cli import main
 from syncline.cli.train import HYPERPARAMETERS, train
 from syncline.planners import PLANNERS
 from syncline.training.config import COLLECTIVES, STRATEGIES, TrainingConfig
-from syncline.training.data.table import DATA
+from syncline.training.data import DATA
 from syncline.training.hyperparameters import Hyperparameters
-from syncline.training.models.table import MODELS
+from syncline.training.models import MODELS
 
 
 @pytest.mark.parametrize(

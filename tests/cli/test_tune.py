@@ -13,7 +13,7 @@ import pytest
 from syncline.bench import tuning
 from syncline.cli import main
 from syncline.groups import Choices
-from syncline.groups.choice_files import choices_path
+from syncline.groups.choices import choices_path
 from tests.groups.choice_examples import HERE, choices
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()")

@@ -230,7 +230,7 @@ def _checkpoints() -> list[bytes]:
 
     from syncline.training.checkpoint import FILE_NAME, Checkpoint, settings_of
     from syncline.training.config import TrainingConfig
-    from syncline.training.schedule import scheduler
+    from syncline.training.replica import scheduler
     from syncline.training.wrap import sgd
 
     config, model = TrainingConfig.of(**CONFIG, workers=1), _model()
@@ -308,7 +308,7 @@ def _load_states(file: Path, workers: int) -> None:
     """Load a state of compression as ``syncline train --resume`` does, for so many workers."""
     import torch
 
-    from syncline.sparse.host_memory import HostMemory
+    from syncline.sparse.memory import HostMemory
     from syncline.sparse.residuals import Residuals
     from syncline.training.residuals import load_state
 

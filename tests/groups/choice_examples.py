@@ -7,8 +7,7 @@ import datetime as dt
 from hypothesis import strategies as st
 
 from syncline.collectives import PROGRAMS, Pipelined
-from syncline.groups.choice_files import release
-from syncline.groups.choices import Choices, Region, Regions, Timing
+from syncline.groups.choices import Choices, Region, Regions, Timing, release
 from syncline.groups.site import Site
 
 HERE = Site(route="auto", layout=((0, 1),), machines=("a",), names=("here",))

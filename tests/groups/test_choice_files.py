@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from syncline.errors import FileError, UserError
-from syncline.groups.choice_files import choices_folder, choices_path, measured_choices, release
+from syncline.groups.choices import choices_folder, choices_path, measured_choices, release
 from syncline.groups.site import Site
 from tests.groups.choice_examples import HERE, choices
 

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import FileError, UserError
-from syncline.groups.choice import MOST_BLOCKS, Choice
-from syncline.groups.choices import Choices, Region, Regions, Timing, require_algorithm
+from syncline.groups.choices import (
+    MOST_BLOCKS,
+    Choice,
+    Choices,
+    Region,
+    Regions,
+    Timing,
+    require_algorithm,
+)
 from syncline.groups.site import Site
 from tests.groups.choice_examples import HERE, choices, some_regions
 

@@ -18,10 +18,14 @@ from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import MismatchError, PeerError, SynclineError, UserError
 from syncline.groups import Choice, Group
 from syncline.groups import group as module
-from syncline.groups.choice import choose
-from syncline.groups.choice_files import choices_path
-from syncline.groups.choices import Regions
-from syncline.groups.chooser import Chooser, agreed_chooser, chooser_for
+from syncline.groups.choices import (
+    Chooser,
+    Regions,
+    agreed_chooser,
+    choices_path,
+    choose,
+    chooser_for,
+)
 from syncline.groups.compiled import Compiled, compiled
 from syncline.groups.site import Site
 from tests.groups import jobs

@@ -20,11 +20,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 
 from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, Recipe, gtopk, resharded
+from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.courier import Courier
 from syncline.sparse.exchange import Content, Refusal, Share
-from syncline.sparse.precision import Precision, rounded
-from syncline.sparse.table import ALGORITHMS
-from syncline.sparse.vector import Quota, SparseVector
+from syncline.sparse.vector import Precision, Quota, SparseVector, rounded
 from syncline.sparse.wire import Wire
 from tests.sparse.torch_side import torch_sides
 from tests.sparse.vectors import largest

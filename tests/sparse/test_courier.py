@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Share
-from syncline.sparse.precision import PRECISIONS, Precision
-from syncline.sparse.table import ALGORITHMS
-from syncline.sparse.vector import SparseVector
+from syncline.sparse.vector import PRECISIONS, Precision, SparseVector
 from syncline.sparse.world import run_in_one_process
 from tests.sparse import jobs
 from tests.workers import WorkerPool

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from syncline.errors import InternalError
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
+from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Content, Outcome, Refusal, Share, Step
-from syncline.sparse.precision import PRECISIONS, Precision, rounded
 from syncline.sparse.selection import Part, select
-from syncline.sparse.table import ALGORITHMS
-from syncline.sparse.vector import Quota, SparseVector
+from syncline.sparse.vector import PRECISIONS, Precision, Quota, SparseVector, rounded
 from syncline.sparse.wire import Wire
 from syncline.sparse.world import run_in_one_process
 from tests.sparse.vectors import Dense, assert_same, largest

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.sparse.layout import exchanged_parameters
+from syncline.sparse.gradients import exchanged_parameters
 
 
 def test_names_are_those_of_the_model() -> None:

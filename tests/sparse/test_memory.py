@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.sparse import torch_selection
-from syncline.sparse.host_memory import ZERO_BLOCK, HostMemory
-from syncline.sparse.memory import Memory, Tracked
-from syncline.sparse.torch_memory import TorchMemory
-from syncline.sparse.torch_selection import largest, magnitudes
+from syncline.sparse import torch_memory
+from syncline.sparse.memory import ZERO_BLOCK, HostMemory, Memory, Tracked
+from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
 from syncline.sparse.vector import SparseVector
 from tests.sparse.vectors import Dense, assert_same, dense_vectors, sparse_vectors
 
@@ -133,7 +131,7 @@ def test_any_guess_gives_the_largest(guess: int | None, monkeypatch: pytest.Monk
     ]
     assert largest(magnitudes(values), [2000, 3000], counts).tolist() == expected
     made = None if guess is None else torch.tensor(guess, dtype=torch.int32)
-    monkeypatch.setattr(torch_selection, "_guessed", lambda _magnitude, _k: made)
+    monkeypatch.setattr(torch_memory, "_guessed", lambda _magnitude, _k: made)
     assert largest(magnitudes(values), [2000, 3000], counts).tolist() == expected
 
 

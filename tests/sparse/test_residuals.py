@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import MismatchError, UserError
 from syncline.hooks import resharded as resharded_states
-from syncline.sparse.host_memory import HostMemory
+from syncline.sparse.memory import HostMemory
 from syncline.sparse.residuals import Residuals, resharded
 from syncline.sparse.vector import SparseVector
 from tests.sparse.vectors import dense_vectors

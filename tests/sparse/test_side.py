@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from syncline.sparse.host_memory import HostMemory
-from syncline.sparse.memory import Tracked
+from syncline.sparse.memory import HostMemory, Tracked
 from syncline.sparse.side import CudaSide, Side, side_of
 from syncline.sparse.torch_memory import TorchMemory
 from syncline.sparse.vector import SparseVector

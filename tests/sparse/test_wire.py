@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import InternalError, MismatchError
 from syncline.sparse.exchange import Refusal
-from syncline.sparse.precision import PRECISIONS, Precision, rounded, value_bytes
-from syncline.sparse.vector import SparseVector, total
+from syncline.sparse.vector import PRECISIONS, Precision, SparseVector, rounded, total, value_bytes
 from syncline.sparse.wire import HEADER_BYTES, Wire
 from tests.sparse.vectors import assert_same, sparse_vectors
 

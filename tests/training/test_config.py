@@ -9,9 +9,9 @@ import pytest
 
 from syncline.errors import UserError
 from syncline.training.config import TrainingConfig
-from syncline.training.data.table import DATA, default_data
+from syncline.training.data import DATA, default_data
 from syncline.training.hyperparameters import default_hyperparameters
-from syncline.training.models.table import MODELS
+from syncline.training.models import MODELS
 
 
 @pytest.mark.parametrize("model", MODELS)

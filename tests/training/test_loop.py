@@ -15,7 +15,7 @@ from syncline.errors import UserError
 from syncline.model.run import Run
 from syncline.training.checkpoint import Checkpoint, load_checkpoint
 from syncline.training.config import TrainingConfig
-from syncline.training.data.ptb import FILES
+from syncline.training.data.text import PTB_FILES
 from syncline.training.loop import train
 from syncline.training.result import BASELINE, DIFFERENCE, SETTLING, iteration_profile
 from syncline.training.summary import summary_json, summary_text
@@ -115,7 +115,7 @@ Trained = tuple[dict[str, TrainingConfig], list[dict[str, Run]]]
 def trained(workers: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trainings")
     draw = random.Random(0)
-    for name, lines in zip(FILES, (80, 12, 12), strict=True):
+    for name, lines in zip(PTB_FILES, (80, 12, 12), strict=True):
         text = "\n".join(" ".join(draw.choices("abcdefgh", k=12)) for _ in range(lines))
         (folder / name).write_text(text)
     for split, colour in ((s, c) for s in ("train", "val") for c in ("red", "blue")):

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.training.models.alexnet import SMALLEST_FULL_IMAGE
+from syncline.training.models import MODELS, model_named
 from syncline.training.models.spec import ImageModel, TextModel
-from syncline.training.models.table import MODELS, model_named
-from syncline.training.models.vgg16 import Vgg16
+from syncline.training.models.vision import SMALLEST_FULL_IMAGE, Vgg16
 
 IMAGE_MODELS = [model for model in MODELS.values() if isinstance(model, ImageModel)]
 TEXT_MODELS = [model for model in MODELS.values() if isinstance(model, TextModel)]
@@ -102,7 +101,7 @@ def test_lstm_state_joins_windows() -> None:
 
 
 def test_resnet20_shortcut_halves_and_pads_with_zeros() -> None:
-    from syncline.training.models.resnet20 import BasicBlock
+    from syncline.training.models.vision import BasicBlock
 
     block = BasicBlock(2, 4, stride=2)
     nn.init.zeros_(block.bn2.weight)  # leaves the shortcut alone

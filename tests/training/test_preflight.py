@@ -13,7 +13,7 @@ from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
 from syncline.training.config import TrainingConfig
-from syncline.training.models.resnet20 import ResNet20
+from syncline.training.models.vision import ResNet20
 from syncline.training.preflight import preflight
 
 

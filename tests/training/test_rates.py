@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.training.rates import rates
 from syncline.training.replica import StepTime
+from syncline.training.result import rates
 
 
 def steps(seconds: list[float], measuring: set[int], first: set[int]) -> list[StepTime]:

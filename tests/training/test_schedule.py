@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.training.hyperparameters import SCHEDULES, Hyperparameters, ScheduleName
-from syncline.training.schedule import learning_rate_factor, scheduler
+from syncline.training.replica import learning_rate_factor, scheduler
 
 
 def factors(schedule: ScheduleName, *, epochs: int = 8, warmup: float = 0.0) -> list[float]:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from syncline.collectives import PROGRAMS, Collective, Fixed, Pipelined
 from syncline.groups import Choice
-from syncline.groups.choice import BLOCK_BYTES, Hosts, choose
-from syncline.groups.choices import HIERARCHICAL, Region
+from syncline.groups.choices import BLOCK_BYTES, HIERARCHICAL, Hosts, Region, choose
 
 __all__ = ["BLOCKS_BYTES", "Candidate", "built_in_candidate", "candidates"]
 

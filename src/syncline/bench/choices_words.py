@@ -10,8 +10,7 @@ from typing import NamedTuple
 from syncline.bench.words import binary_size
 from syncline.collectives import Collective
 from syncline.groups import Choice, Choices
-from syncline.groups.choice import choose
-from syncline.groups.choices import Region, Timing
+from syncline.groups.choices import Region, Timing, choose
 from syncline.report import units
 
 __all__ = ["Row", "algorithm_name", "rows_of", "title_of"]

@@ -16,8 +16,8 @@ from syncline.bench.request import Request, transport_of
 from syncline.bench.result import Absent, Benchmark, Entry
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import PeerError, SynclineError, UserError
+from syncline.processes import run_folder
 from syncline.replay.machine import machine_name
-from syncline.run_folder import run_folder
 from syncline.testbed import Cluster
 
 __all__ = ["Progress", "measure"]

@@ -20,11 +20,10 @@ from syncline.bench.tune_request import TuneRequest
 from syncline.collectives import Collective
 from syncline.errors import InternalError, PeerError, UserError
 from syncline.groups import Choice, Choices
-from syncline.groups.choice_files import release
-from syncline.groups.choices import Region, Timing
+from syncline.groups.choices import Region, Timing, release
 from syncline.groups.site import Site
+from syncline.processes import run_folder
 from syncline.replay.machine import machine_name
-from syncline.run_folder import run_folder
 
 __all__ = ["Tuned", "race", "tune"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -13,15 +15,16 @@ from syncline.bench.page import save_report
 from syncline.bench.request import Local, Request
 from syncline.bench.sizes import parse_sizes
 from syncline.bench.table import print_benchmark
-from syncline.cli.bench_topk import topk
-from syncline.cli.places import place_of, place_options, worker_counts
+from syncline.bench.topk.page import save_report as save_selections
+from syncline.bench.topk.table import print_selections
+from syncline.cli.arguments import place_of, place_options, worker_counts
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 from syncline.processes import ended_by_signals
 from syncline.report.place import require_place
 
-__all__ = ["bench"]
+__all__ = ["bench", "topk"]
 
 EPILOG = """\b
 Examples:
@@ -40,9 +43,6 @@ DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
 @click.group()
 def bench() -> None:
     """Measure, beside others."""
-
-
-bench.add_command(topk)
 
 
 @bench.command(epilog=EPILOG)
@@ -150,3 +150,66 @@ def _mpi(text: str) -> tuple[str, Path]:
     if not (equals and python):
         raise UserError(f"--mpi {text!r}: expected NAME=PYTHON, such as mpich=env/bin/python")
     return name, Path(python)
+
+
+Number = TypeVar("Number", int, float)
+
+
+@bench.command()
+@click.option(
+    "--sizes",
+    default="1e4,1e5,1e6,1e7,1e8",
+    show_default=True,
+    metavar="N,...",
+    help="Elements of the vectors.",
+)
+@click.option(
+    "--densities",
+    default="0.01,0.001,0.0001",
+    show_default=True,
+    metavar="SHARE,...",
+    help="Shares that are selected.",
+)
+@click.option("--rounds", type=int, default=5, show_default=True, help="Turns of every contestant.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="One core, or a GPU.",
+)
+@click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def topk(
+    sizes: str, densities: str, rounds: int, device: str, report: str | None, as_json: bool
+) -> None:
+    """Measure selection of the largest magnitudes beside torch.topk, on one core or a GPU."""
+    from syncline.bench.topk.contest import measure
+
+    if report is not None:
+        require_place(Path(report))
+    with Bar() as bar:
+        measured = measure(
+            _numbers(sizes, "--sizes", lambda text: int(float(text))),
+            _numbers(densities, "--densities", float),
+            rounds=rounds,
+            device=device,
+            progress=bar,
+        )
+    if report is not None:
+        save_selections(measured, Path(report))
+    if as_json:
+        click.echo(measured.to_json(), nl=False)
+        return
+    print_selections(Console(highlight=False), measured)
+    if report is not None:
+        click.echo(f"report written to {report}")
+
+
+def _numbers(text: str, option: str, read: Callable[[str], Number]) -> list[Number]:
+    try:
+        return [read(part) for part in text.split(",")]
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"{option} {text!r}: expected numbers with commas between them, such as 1e6,1e7"
+        ) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.networks import NETWORK_HELP, network_argument
+from syncline.cli.arguments import NETWORK_HELP, network_argument
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS, planner_named
 from syncline.report.tables import document_table

@@ -75,10 +75,10 @@ def profile(
     """
     # Here, so that other commands need not wait for torch.
     from syncline.training.config import TrainingConfig
-    from syncline.training.data.table import data_named, default_data
+    from syncline.training.data import data_named, default_data
     from syncline.training.group import started_by_launcher
     from syncline.training.launch import launch
-    from syncline.training.models.table import model_named
+    from syncline.training.models import model_named
     from syncline.training.preflight import preflight
 
     if started_by_launcher(os.environ):

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.networks import network_argument
-from syncline.cli.profiles import profile_argument
+from syncline.cli.arguments import network_argument, profile_argument
 from syncline.cli.progress import Bar
 from syncline.errors import UserError
 from syncline.model.plan import Plan

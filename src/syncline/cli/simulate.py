@@ -9,8 +9,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from syncline.cli.networks import NETWORK_HELP, network_argument
-from syncline.cli.profiles import profile_argument
+from syncline.cli.arguments import NETWORK_HELP, network_argument, profile_argument
 from syncline.cli.sweep import ALGORITHM_ALIASES, Asked, tracked
 from syncline.errors import UserError
 from syncline.model.network import Network

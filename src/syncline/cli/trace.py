@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from syncline.cli.networks import NETWORK_HELP, network_argument
-from syncline.cli.reading import ReadingProgress
+from syncline.cli.arguments import NETWORK_HELP, network_argument
+from syncline.cli.progress import ReadingProgress
 from syncline.errors import UserError, printable
 from syncline.model.document import write_atomically
 from syncline.model.network import Network

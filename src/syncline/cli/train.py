@@ -152,9 +152,9 @@ def train(model: str, data: str | None, workers: int | None, **options: Any) -> 
     """
     # Here, so that other commands need not wait for torch.
     from syncline.training.config import TrainingConfig
-    from syncline.training.data.table import data_named, default_data
+    from syncline.training.data import data_named, default_data
     from syncline.training.group import started_by_launcher
-    from syncline.training.models.table import model_named
+    from syncline.training.models import model_named
     from syncline.training.preflight import preflight
 
     spec = model_named(model)

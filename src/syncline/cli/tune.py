@@ -13,12 +13,12 @@ from syncline.bench.request import Local, collective_named
 from syncline.bench.sizes import parse_sizes
 from syncline.bench.tune_request import TuneRequest
 from syncline.bench.tuning import tune as measure
-from syncline.cli.places import place_of, place_options, worker_counts
+from syncline.cli.arguments import place_of, place_options, worker_counts
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS
 from syncline.errors import FileError, UserError
 from syncline.groups import Choices
-from syncline.groups.choice_files import choices_folder, choices_path
+from syncline.groups.choices import choices_folder, choices_path
 from syncline.processes import ended_by_signals
 from syncline.report.place import is_page, made_directory, require_place
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from syncline.groups.choice import Choice
-from syncline.groups.choices import Choices
+from syncline.groups.choices import Choice, Choices
 from syncline.groups.elements import Elements
 from syncline.groups.group import Group, Pending, Transport
 from syncline.groups.notes import Store

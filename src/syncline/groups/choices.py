@@ -1,22 +1,98 @@
-"""``Choices``: which algorithm was measured to be the fastest, by collective and size."""
+"""Which algorithm runs a collective: what is built in, what was measured, and what a group uses."""
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib.metadata
 import itertools
+import logging
+import os
+from bisect import bisect_right
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from syncline.collectives import PROGRAMS, Collective, Pipelined
-from syncline.errors import UserError, quoted
-from syncline.groups.choice import MOST_BLOCKS, Choice
-from syncline.groups.site import Site
+from syncline.errors import FileError, MismatchError, UserError, quoted
+from syncline.groups.notes import Store, read_note
+from syncline.groups.site import Hosts, Site
 from syncline.model.document import Document, Value
 from syncline.model.limits import LARGEST_BYTES, require_time
 
-__all__ = ["HIERARCHICAL", "Choices", "Region", "Regions", "Timing", "require_algorithm"]
+__all__ = [
+    "AGAIN",
+    "BUILT_IN",
+    "HIERARCHICAL",
+    "Choice",
+    "Choices",
+    "Chooser",
+    "Region",
+    "Regions",
+    "Timing",
+    "Wanted",
+    "agreed_chooser",
+    "choices_folder",
+    "choices_path",
+    "choose",
+    "chooser_for",
+    "measured_choices",
+    "release",
+    "require_algorithm",
+]
+
+SMALL_SHARED_BYTES = 64 * 1024
+"""Up to here startups cost more than bytes, in shared memory ..."""
+SMALL_BETWEEN_BYTES = 8 * 1024
+"""... and between hosts."""
+FEW_RANKS = 4
+"""Of a host, whose sums a tree takes to one of them sooner than if each summed a part: then all but
+the root would need memory of their own for that."""
+BLOCK_BYTES = 64 * 1024
+"""Of a pipeline between hosts: as large as a fragment."""
+MOST_BLOCKS = 1024
+
+
+class Choice(NamedTuple):
+    """An algorithm, and blocks where it is told how many."""
+
+    algorithm: str
+    blocks: int | None = None
+
+
+def choose(collective: Collective, hosts: Hosts, size_bytes: int) -> Choice:
+    """Return the algorithm for a vector of so many bytes.
+
+    Inside a host whoever needs something reads it from whoever has it. Between hosts links are
+    slow, so every byte goes over each link as seldom as it can: in a ring, which for several ranks
+    a host is one of hosts, or along a pipeline.
+    """
+    if len(hosts) == 1:
+        return _inside(collective, len(hosts[0]), size_bytes)
+    small = size_bytes <= SMALL_BETWEEN_BYTES
+    if collective == "all-reduce":
+        if small:
+            return Choice("recursive-doubling")
+        return Choice("ring" if all(len(host) == 1 for host in hosts) else "hierarchical")
+    if collective in ("broadcast", "reduce"):
+        if small:
+            return Choice("minimum-spanning-tree")
+        return Choice("linear-pipeline", min(-(-size_bytes // BLOCK_BYTES), MOST_BLOCKS))
+    return Choice("ring")
+
+
+def _inside(collective: Collective, ranks: int, size_bytes: int) -> Choice:
+    small = size_bytes <= SMALL_SHARED_BYTES
+    if collective == "all-reduce":
+        return Choice("recursive-doubling" if small else "direct")
+    if collective == "broadcast":
+        return Choice("minimum-spanning-tree" if small and ranks > 2 else "direct")
+    if collective == "reduce":
+        return Choice("minimum-spanning-tree" if small or ranks <= FEW_RANKS else "direct")
+    return Choice("direct")
+
 
 HIERARCHICAL = "hierarchical"
 """The all-reduce that is made for the hosts of a group, and so in no table of programs."""
@@ -136,3 +212,194 @@ def require_algorithm(
         raise UserError(f"{where}: {algorithm} needs a block, of a byte, or more; found {blocks}")
     if not pipelined and blocks is not None:
         raise UserError(f"{where}: {algorithm} cuts the vector as it must; it is told no blocks")
+
+
+AGAIN = "measure again with 'syncline tune'"
+
+logger = logging.getLogger("syncline")
+
+
+@lru_cache(maxsize=1)
+def release() -> str:
+    """Return the version of Syncline that runs."""
+    return importlib.metadata.version("syncline")
+
+
+def choices_folder() -> Path | None:
+    """Return the folder in the user's cache, whether it exists or not; None: there is no home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not Path(cache).is_absolute():  # such are to be ignored, says the standard
+        try:
+            cache = str(Path.home() / ".cache")
+        except RuntimeError:
+            return None
+    return Path(cache) / "syncline" / "choices"
+
+
+def choices_path(site: Site) -> Path:
+    """Return where the choices of a site are kept.
+
+    Raises:
+        UserError: this user has no home folder.
+    """
+    folder = choices_folder()
+    if folder is None:
+        raise UserError(
+            "this user has no home folder, so no cache either; set XDG_CACHE_HOME, or name a file"
+        )
+    return folder / f"{site.key}.json"
+
+
+def measured_choices(site: Site) -> tuple[Choices, Path] | None:
+    """Return what was measured for a site, and its file; None where there is nothing to use.
+
+    A file of another release is not used, which is logged once.
+
+    Raises:
+        FileError: the file is damaged, or of another site.
+    """
+    if choices_folder() is None:
+        return None
+    path = choices_path(site)
+    try:
+        changed_ns = path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}; {_DO}") from None
+    choices = _read(path, changed_ns)
+    if choices is None:
+        return None
+    if choices.site.key != site.key:
+        raise FileError(
+            f"{path}: expected choices for {site}, found some for {choices.site} or other "
+            f"hosts of that name; {_DO}"
+        )
+    return choices, path
+
+
+_DO = f"delete it, or {AGAIN}"
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, changed_ns: int) -> Choices | None:
+    """Return what a file holds that was changed then; None: it is of another release."""
+    del changed_ns
+    try:
+        choices = Choices.load(path)
+    except FileError as error:
+        raise FileError(f"{error} ({_DO})") from None
+    if choices.release != release():
+        logger.warning(
+            "%s was measured with release %s, this is %s: built-in choices are used; %s",
+            path,
+            choices.release,
+            release(),
+            AGAIN,
+        )
+        return None
+    return choices
+
+
+BUILT_IN = "built-in"
+CHOICES = "choices"
+"""The name of rank 0's note."""
+Wanted = Choices | Literal["measured", "built-in"]
+"""Which choices a group is to use: those given, those that the user's cache has for its hosts, else
+the built-in ones; or the built-in ones."""
+
+
+class Chooser:
+    """Says which algorithm runs a collective.
+
+    Args:
+        hosts: the ranks of each host.
+        regions: what was measured; collectives that are not there get the built-in choice.
+        source: where that comes from, in words.
+    """
+
+    def __init__(self, hosts: Hosts, regions: Regions, source: str) -> None:
+        self.hosts = hosts
+        self.regions = regions
+        self.source = source
+        self._measured: dict[Collective, tuple[list[int], tuple[Region, ...]]] = {
+            collective: ([region.from_bytes for region in found], found)
+            for collective, found in regions.items()
+        }
+
+    def choose(self, collective: Collective, size_bytes: int) -> Choice:
+        """Return the algorithm for a vector of so many bytes."""
+        measured = self._measured.get(collective)
+        if measured is None:
+            return choose(collective, self.hosts, size_bytes)
+        starts, regions = measured
+        return regions[bisect_right(starts, size_bytes) - 1].choice(size_bytes)
+
+    def source_of(self, collective: Collective) -> str:
+        """Return where the choice of one collective comes from, in words."""
+        return self.source if collective in self._measured else BUILT_IN
+
+
+class _Note(Value, frozen=True, kw_only=True):
+    """What rank 0 tells the others."""
+
+    regions: dict[Collective, tuple[Region, ...]] = msgspec.field(default_factory=dict)
+    source: str = BUILT_IN
+    error: str | None = None
+    """Why there is no group."""
+
+
+def chooser_for(wanted: Wanted, site: Site) -> Chooser:
+    """Return what chooses for the ranks of a site, without asking them.
+
+    Raises:
+        FileError: the file in the cache is damaged, or of another site.
+        MismatchError: given choices are for other numbers of ranks or hosts, or another route.
+    """
+    regions: Regions = {}
+    source = BUILT_IN
+    if isinstance(wanted, Choices):
+        if (wanted.site.route, wanted.site.layout) != (site.route, site.layout):
+            raise MismatchError(
+                f"the given choices are for {wanted.site} in the layout {wanted.site.layout}, and "
+                f"this group has {site} in {site.layout}; give others, or leave them out"
+            )
+        regions, source = wanted.regions, f"measured {wanted.date}, given"
+    elif wanted == "measured" and (found := measured_choices(site)) is not None:
+        choices, path = found
+        regions, source = choices.regions, f"measured {choices.date}, {path}"
+    return Chooser(site.layout, regions, source)
+
+
+def agreed_chooser(
+    wanted: Wanted, site: Site, store: Store, prefix: str, rank: int, deadline: float
+) -> Chooser:
+    """Return what chooses for all ranks: what rank 0 has found, since caches may differ.
+
+    Args:
+        wanted: which choices; those of rank 0 count.
+        site: where the ranks are.
+        store: where all ranks of the group look.
+        prefix: of the group's notes in it.
+        rank: this rank.
+        deadline: when to give up, on the monotonic clock, in seconds.
+
+    Raises:
+        UserError: on all ranks, where :func:`chooser_for` raises one on rank 0.
+        PeerError: rank 0 does not say in time.
+    """
+    key = f"{prefix}/{CHOICES}"
+    if rank != 0:
+        found = read_note(store, prefix, CHOICES, rank, 0, deadline)
+        note = msgspec.json.decode(found, type=_Note)
+        if note.error is not None:
+            raise UserError(f"rank 0: {note.error}")
+        return Chooser(site.layout, note.regions, note.source)
+    try:
+        chooser = chooser_for(wanted, site)
+    except UserError as error:
+        store.set(key, msgspec.json.encode(_Note(error=str(error))).decode())
+        raise
+    note = _Note(regions=dict(chooser.regions), source=chooser.source)
+    store.set(key, msgspec.json.encode(note).decode())
+    return chooser

@@ -11,7 +11,8 @@ import numpy as np
 from syncline import _native
 from syncline.collectives import Collective, hierarchical, program
 from syncline.errors import UserError
-from syncline.groups.choice import Choice, Hosts
+from syncline.groups.choices import Choice
+from syncline.groups.site import Hosts
 
 __all__ = ["Compiled", "compiled"]
 

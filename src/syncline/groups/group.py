@@ -16,13 +16,11 @@ from typing import Any, Literal, NamedTuple, get_args
 from syncline import _native
 from syncline.collectives import Collective
 from syncline.errors import MismatchError, PeerError, UserError
-from syncline.groups.choice import Choice
-from syncline.groups.chooser import Wanted, agreed_chooser
+from syncline.groups.choices import Choice, Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, compiled
-from syncline.groups.descriptors import out_of_descriptors, require_descriptors
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
 from syncline.groups.meeting import Introduced
-from syncline.groups.messages import say_goodbye
+from syncline.groups.messages import out_of_descriptors, require_descriptors, say_goodbye
 from syncline.groups.notes import Store, require_joining
 from syncline.groups.rendezvous import Reception
 from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers

@@ -25,8 +25,13 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from syncline.errors import PeerError
-from syncline.groups.descriptors import USED_UP, out_of_descriptors
-from syncline.groups.messages import pass_descriptors, say_goodbye, take_descriptors
+from syncline.groups.messages import (
+    USED_UP,
+    out_of_descriptors,
+    pass_descriptors,
+    say_goodbye,
+    take_descriptors,
+)
 from syncline.groups.notes import LOOK_S, left_s
 
 __all__ = ["Introduced", "Meeting", "listening_at", "listens"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from syncline.errors import UserError
-from syncline.groups.descriptors import out_of_descriptors
 from syncline.groups.meeting import Introduced, Meeting, listening_at
+from syncline.groups.messages import out_of_descriptors
 from syncline.groups.notes import Store, leave_reason, require_joining
 from syncline.groups.roll import Card, RollCall
 from syncline.groups.site import Route, Site

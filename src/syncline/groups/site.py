@@ -10,11 +10,12 @@ from typing import Literal
 import msgspec
 
 from syncline.errors import UserError
-from syncline.groups.choice import Hosts
 from syncline.model.document import Value
 
-__all__ = ["Route", "Site", "machine_identity"]
+__all__ = ["Hosts", "Route", "Site", "machine_identity"]
 
+Hosts = tuple[tuple[int, ...], ...]
+"""The ranks of each host."""
 Route = Literal["auto", "ucx"]
 """``"auto"``: shared memory inside a host, UCX between hosts; ``"ucx"``: UCX to all ranks."""
 

@@ -7,9 +7,8 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
-from syncline.groups.descriptors import USED_UP
 from syncline.groups.meeting import Introduced
-from syncline.groups.messages import GOODBYE, reason_in, take_descriptors
+from syncline.groups.messages import GOODBYE, USED_UP, reason_in, take_descriptors
 
 __all__ = ["Watch"]
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
-from syncline.groups.chooser import Wanted
+from syncline.groups.choices import Wanted
 from syncline.groups.group import Parted
 from syncline.parallel.flight_recorder import Dumper, FlightRecorder, Record, from_torch
 from syncline.parallel.monitored_barrier import MonitoredBarrier

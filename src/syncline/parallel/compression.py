@@ -21,8 +21,7 @@ from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
 from syncline.planners.single import Single
 from syncline.sparse.courier import Courier
-from syncline.sparse.gradient import shaped
-from syncline.sparse.layout import device_of, require_exchangeable
+from syncline.sparse.gradients import device_of, require_exchangeable, shaped
 from syncline.sparse.session import Scaler, Session, own_group
 from syncline.sparse.side import side_of
 

@@ -12,7 +12,7 @@ import torch
 from syncline.model.plan import Plan
 from syncline.parallel.carrier import Flight
 from syncline.sparse.courier import Courier, ring_bytes
-from syncline.sparse.gradient import Gradient
+from syncline.sparse.gradients import Gradient
 from syncline.sparse.session import Session
 from syncline.sparse.side import Side
 

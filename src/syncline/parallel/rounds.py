@@ -17,7 +17,7 @@ from syncline.parallel.compressor import Compressor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.engine import Engine
 from syncline.parallel.gradient_views import GradientViews
-from syncline.sparse.gradient import flat
+from syncline.sparse.gradients import flat
 
 __all__ = ["Rounds"]
 

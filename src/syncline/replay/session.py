@@ -16,7 +16,7 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
-from syncline.processes import end_of
+from syncline.processes import end_of, run_folder
 from syncline.replay.job import (
     Contender,
     ContestJob,
@@ -30,7 +30,6 @@ from syncline.replay.lap import Lap
 from syncline.replay.machine import machine_name, require_memory
 from syncline.replay.request import Request
 from syncline.replay.result import Entry, Replay
-from syncline.run_folder import run_folder
 from syncline.simulator.predict import Forecast, predict
 from syncline.testbed import JobResult, Testbed
 

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import UserError
-from syncline.sparse.gradient import shaped
+from syncline.sparse.gradients import shaped
 from syncline.sparse.residuals import Residuals
 
 __all__ = ["StepAhead", "Waiting"]

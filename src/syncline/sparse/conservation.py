@@ -8,7 +8,7 @@ import torch
 
 from syncline.errors import InternalError
 from syncline.sparse.courier import Courier
-from syncline.sparse.gradient import Gradient
+from syncline.sparse.gradients import Gradient
 from syncline.sparse.residuals import Residuals
 from syncline.sparse.vector import SparseVector
 

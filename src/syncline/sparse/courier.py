@@ -12,13 +12,10 @@ import torch.distributed as dist
 from syncline.errors import MismatchError, PeerError
 from syncline.measure.lent import lend
 from syncline.measure.lost import said_of
-from syncline.sparse.exchange import Algorithm, Content, Outcome, Refusal, Share, Step
+from syncline.sparse.exchange import UNREADABLE, Algorithm, Content, Outcome, Refusal, Share, Step
 from syncline.sparse.wire import Wire
 
-__all__ = ["UNREADABLE", "Courier", "ring_bytes"]
-
-UNREADABLE = 1
-"""The reason of a refusal: a message is of another exchange; the detail is the sender's rank."""
+__all__ = ["Courier", "ring_bytes"]
 
 
 class Courier:

@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from syncline.errors import UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.gradient import Gradient, flat
-from syncline.sparse.layout import device_of, exchanged_parameters, unwrapped
+from syncline.sparse.gradients import Gradient, device_of, exchanged_parameters, flat, unwrapped
 from syncline.sparse.line import Line
 from syncline.sparse.session import Scaler, Session, resharded
 

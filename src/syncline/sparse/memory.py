@@ -7,9 +7,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from syncline.sparse.vector import SparseVector
+from syncline.sparse.selection import Part, first_not_finite, select
+from syncline.sparse.vector import SparseVector, joined
 
-__all__ = ["Memory", "Tracked", "Unit"]
+__all__ = ["HostMemory", "Memory", "Tracked", "Unit"]
 
 
 class Tracked(NamedTuple):
@@ -66,3 +67,75 @@ class Memory(Protocol):
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Let these tensors, one after the other, be this vector."""
+
+
+ZERO_BLOCK = 1 << 14
+"""Elements that are looked at together for one that is not zero."""
+
+
+class HostMemory:
+    """:class:`~syncline.sparse.memory.Memory` of the host."""
+
+    def first_not_finite(self, tensors: Sequence[torch.Tensor]) -> int | None:
+        """Return which of the tensors is the first that holds an infinity or NaN."""
+        for number, values in enumerate(tensors):
+            if first_not_finite(values.data_ptr(), values.numel()) is not None:
+                return number
+        return None
+
+    def are_zero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Say of each tensor whether all it has are zeros."""
+        return [values.numel() > 0 and _is_zero(values) for values in tensors]
+
+    def take(
+        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
+    ) -> SparseVector | int:
+        """Add gradients to residuals, take out those of largest magnitude, in one pass a unit."""
+        taken = []
+        for number, (unit, k) in enumerate(zip(units, counts, strict=True)):
+            moves = any(each.velocity is not None for each in unit)
+            # Velocities go on, so what is taken is cleared here.
+            parts = [_part(each) for each in unit]
+            found = select(parts, k, momentum=momentum, clear=not moves)
+            if not found.finite:
+                return number
+            if moves:
+                self.clear([each.residual for each in unit], found.taken)
+            taken.append(found.taken)
+        return joined(taken)
+
+    def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+        """Add the entries of a vector that these tensors make up one after the other."""
+        lengths = [tensor.numel() for tensor in tensors]
+        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+            tensor.numpy()[part.indices] += part.values
+
+    def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+        """Set to zero what a vector has entries of, which these tensors make up."""
+        lengths = [tensor.numel() for tensor in tensors]
+        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+            tensor.numpy()[part.indices] = 0
+
+    def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+        """Let these tensors, one after the other, be this vector."""
+        lengths = [tensor.numel() for tensor in tensors]
+        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+            tensor.zero_().numpy()[part.indices] = part.values
+
+
+def _is_zero(values: torch.Tensor) -> bool:
+    # Nearly always the first block says no. torch's any() looks at all of them, and takes several
+    # times as long as the selection.
+    elements = values.numpy()
+    blocks = range(0, len(elements), ZERO_BLOCK)
+    return not any(elements[start : start + ZERO_BLOCK].any() for start in blocks)
+
+
+def _part(each: Tracked) -> Part:
+    """Return what :func:`select` works on; the tensors must outlive it."""
+    return Part(
+        each.residual.data_ptr(),
+        each.residual.numel(),
+        each.gradient.data_ptr(),
+        0 if each.velocity is None else each.velocity.data_ptr(),
+    )

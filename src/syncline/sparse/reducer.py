@@ -13,17 +13,22 @@ import torch.distributed as dist
 
 from syncline.errors import UserError
 from syncline.model.recipe import Recipe
+from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.conservation import Conservation
 from syncline.sparse.courier import Courier
-from syncline.sparse.exchange import Content, Refusal, Share
-from syncline.sparse.gradient import Gradient
-from syncline.sparse.precision import rounded
-from syncline.sparse.refusals import NOT_FINITE, OVERFLOW, is_by_gradient, refusal_error
-from syncline.sparse.residuals import Residuals
+from syncline.sparse.exchange import (
+    NOT_FINITE,
+    OVERFLOW,
+    Content,
+    Refusal,
+    Share,
+    is_by_gradient,
+    refusal_error,
+)
+from syncline.sparse.gradients import Gradient
+from syncline.sparse.residuals import Residuals, Treatment
 from syncline.sparse.side import Side
-from syncline.sparse.table import ALGORITHMS
-from syncline.sparse.treatment import Treatment
-from syncline.sparse.vector import Quota, SparseVector
+from syncline.sparse.vector import Quota, SparseVector, rounded
 from syncline.sparse.whole import average_whole
 from syncline.sparse.wire import Wire
 

@@ -1,17 +1,20 @@
-"""``Residuals``: what each parameter's gradients have left behind on one rank."""
+"""``Residuals``: what was not sent yet; ``Treatment``: what a rank adds to it and takes out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from syncline.errors import MismatchError, quoted
-from syncline.sparse.memory import Memory
-from syncline.sparse.vector import SparseVector
+from syncline.model.recipe import Recipe
+from syncline.sparse.gradients import Gradient
+from syncline.sparse.memory import Memory, Tracked
+from syncline.sparse.vector import Quota, SparseVector
 
-__all__ = ["Residuals", "resharded"]
+__all__ = ["Residuals", "Treatment", "resharded"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -161,3 +164,98 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
             | {"rates": states[0].get("rates", {})}
         )
     return result
+
+
+class Treatment:
+    """Clips gradients, adds them to their residuals and takes the largest out of these.
+
+    Args:
+        recipe: what is done.
+        residuals: of this rank.
+        memory: of the device that they are on.
+        ranks: P, how many exchange.
+    """
+
+    def __init__(self, recipe: Recipe, residuals: Residuals, memory: Memory, ranks: int) -> None:
+        self._recipe = recipe
+        self._residuals = residuals
+        self._memory = memory
+        self._ranks = ranks
+
+    def quota(self, lengths: Sequence[int], step: int) -> Quota:
+        """Return how many are exchanged, of each parameter or of all together."""
+        together = tuple(lengths) if self._recipe.unit == "layer" else (sum(lengths),)
+        return Quota(together, tuple(self._recipe.count_at(step, n) for n in together))
+
+    def clip(self, gradients: Sequence[Gradient], scale: float) -> None:
+        """Scale gradients down, so that averages of independent ones have the largest norm.
+
+        Deep Gradient Compression, 3.2, divides by the root of P: its limit is that of the sum.
+
+        Args:
+            gradients: of a message; in place.
+            scale: what they are multiplied by.
+        """
+        if self._recipe.clip_norm is None:
+            return
+        limit = scale * self._recipe.clip_norm * math.sqrt(self._ranks)
+        for unit in self._units(gradients):
+            norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
+            norm = float(torch.linalg.vector_norm(norms))
+            if norm > limit:
+                for gradient in unit:
+                    gradient.values.mul_(limit / norm)
+
+    def taken(self, gradients: Sequence[Gradient], quota: Quota) -> SparseVector | str:
+        """Add gradients to their residuals and take the largest out of these.
+
+        Returns:
+            What was taken, or the name of a parameter of a unit that is no longer finite.
+        """
+        zero = self._memory.are_zero([gradient.values for gradient in gradients])
+        tracked = {g.name: self._tracked(g, z) for g, z in zip(gradients, zero, strict=True)}
+        units = self._units(gradients)
+        found = self._memory.take(
+            [[tracked[gradient.name] for gradient in unit] for unit in units],
+            quota.counts,
+            momentum=self._recipe.momentum,
+        )
+        return found if isinstance(found, SparseVector) else units[found][0].name
+
+    def mask(self, names: Sequence[str], own: SparseVector, delivered: SparseVector) -> None:
+        """Clear the velocities of what this rank has sent and all have got: factor masking.
+
+        What was sent and dropped waits on with its velocity, as if it had not been selected. In
+        Deep Gradient Compression, 3.3, everything that is sent is delivered; here, where gradients
+        differ, most is not, and would be sent again and again without momentum.
+
+        Args:
+            names: of the parameters of a message, all with a velocity.
+            own: what this rank has sent of them.
+            delivered: what all ranks have got.
+        """
+        arrived, _ = own.divided(delivered.indices)
+        velocities = [self._residuals.velocity_of(name) for name in names]
+        self._memory.clear([each for each in velocities if each is not None], arrived)
+
+    def _units(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
+        """Return what is clipped and selected from together."""
+        if self._recipe.unit == "layer":
+            return [[gradient] for gradient in gradients]
+        return [list(gradients)]
+
+    def _tracked(self, gradient: Gradient, is_zero: bool) -> Tracked:
+        """Return what to select from.
+
+        Zeros for a gradient of zeros, so that nothing is sent: DDP passes nothing on to a parameter
+        that no rank has used, so it would be lost.
+        """
+        residual = self._residuals.of(gradient.name)
+        velocity = self._residuals.velocity_of(gradient.name)
+        if not is_zero:
+            return Tracked(residual, gradient.values, velocity)
+        if velocity is None:
+            return Tracked(torch.zeros_like(residual), gradient.values)
+        residual += velocity.mul_(self._recipe.momentum)
+        zeros = torch.zeros_like(residual)
+        return Tracked(zeros, gradient.values, torch.zeros_like(velocity))

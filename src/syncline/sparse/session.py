@@ -16,7 +16,7 @@ from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import gather_json, rename_new_groups, timeout_of
 from syncline.model.recipe import Recipe
 from syncline.sparse.ahead import StepAhead, Waiting
-from syncline.sparse.gradient import Gradient
+from syncline.sparse.gradients import Gradient
 from syncline.sparse.reducer import SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
 from syncline.sparse.side import side_of

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from syncline.sparse.host_memory import HostMemory
-from syncline.sparse.memory import Memory
+from syncline.sparse.memory import HostMemory, Memory
 from syncline.sparse.torch_memory import TorchMemory
 
 __all__ = ["CudaSide", "Side", "side_of"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from syncline.sparse.courier import Courier
-from syncline.sparse.gradient import Gradient
-from syncline.sparse.host_memory import HostMemory
+from syncline.sparse.gradients import Gradient
+from syncline.sparse.memory import HostMemory
 
 __all__ = ["average_whole"]
 

@@ -23,8 +23,14 @@ from numpy.typing import NDArray
 from syncline import _native
 from syncline.errors import InternalError, MismatchError
 from syncline.sparse.exchange import Content, Refusal
-from syncline.sparse.precision import PRECISIONS, Precision, from_wire, to_wire, value_bytes
-from syncline.sparse.vector import SparseVector
+from syncline.sparse.vector import (
+    PRECISIONS,
+    Precision,
+    SparseVector,
+    from_wire,
+    to_wire,
+    value_bytes,
+)
 
 __all__ = ["HEADER_BYTES", "Wire"]
 

@@ -23,7 +23,7 @@ def run_in_one_process(
     Sends do not wait; a rank that receives goes on once the contents are there.
 
     Args:
-        algorithm: of :data:`syncline.sparse.table.ALGORITHMS`.
+        algorithm: of :data:`syncline.sparse.algorithms.ALGORITHMS`.
         shares: one a rank, in their order.
         carried: what becomes of contents on their way, such as being written and read.
 

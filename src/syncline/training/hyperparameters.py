@@ -32,7 +32,7 @@ class Hyperparameters(Value, frozen=True):
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: ScheduleName = "cosine"
-    """See :func:`syncline.training.schedule.learning_rate_factor`."""
+    """See :func:`syncline.training.replica.learning_rate_factor`."""
     warmup_epochs: float = 0.0
     """Over these the learning rate rises linearly."""
     clip_norm: float | None = None

@@ -21,9 +21,9 @@ from syncline.processes import (
     end_of,
     ended_by_signals,
     place_variables,
+    run_folder,
     threads_a_worker,
 )
-from syncline.run_folder import run_folder
 from syncline.training.config import TrainingConfig
 from syncline.training.worker import Failure
 

@@ -19,7 +19,7 @@ from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
 from syncline.training.checkpoint import Checkpoint, load_checkpoint, settings_of
 from syncline.training.config import TrainingConfig
-from syncline.training.data.seeds import seed_from
+from syncline.training.data.sampling import seed_from
 from syncline.training.data.spec import Batch
 from syncline.training.group import Worker, process_group
 from syncline.training.progress import Silence, Snapshot, TrainingProgress

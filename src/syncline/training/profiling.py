@@ -29,7 +29,7 @@ from syncline.model.profile import Profile
 from syncline.report.bundle import DOCUMENTS
 from syncline.traces.layers import layers_of
 from syncline.training.config import TrainingConfig
-from syncline.training.data.seeds import seed_from
+from syncline.training.data.sampling import seed_from
 from syncline.training.group import Worker, process_group
 from syncline.training.task import Task, task_of
 from syncline.training.worker import main, telling_lost_peers

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from syncline.errors import UserError
 from syncline.parallel.bsp import BspSgd
@@ -19,10 +21,17 @@ from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
 from syncline.training.data.spec import Batch
 from syncline.training.group import Worker
-from syncline.training.schedule import scheduler
+from syncline.training.hyperparameters import Hyperparameters
 from syncline.training.task import Memory, Task
 
-__all__ = ["Replica", "StepTime", "random_state", "set_random_state"]
+__all__ = [
+    "Replica",
+    "StepTime",
+    "learning_rate_factor",
+    "random_state",
+    "scheduler",
+    "set_random_state",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,3 +218,39 @@ def set_random_state(states: Sequence[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+DROPS = (0.5, 0.75)
+"""Parts of the training after which the step schedule divides the learning rate by ten.
+
+Source: He et al., section 4.2: after 32 and 48 of 64 thousand iterations.
+"""
+
+
+def learning_rate_factor(step: int, steps_per_epoch: int, hyper: Hyperparameters) -> float:
+    """Return what the learning rate is multiplied with at a step.
+
+    It rises linearly over the warm-up. From there on ``constant`` keeps it, ``step`` divides it by
+    ten after half and after three quarters of the training, and ``cosine`` lets it fall to 0 along
+    half a period.
+
+    Args:
+        step: optimizer steps done before.
+        steps_per_epoch: optimizer steps an epoch.
+        hyper: gives the schedule, the warm-up and the epochs.
+    """
+    warmup_steps = hyper.warmup_epochs * steps_per_epoch
+    if step + 1 < warmup_steps:
+        return (step + 1) / warmup_steps
+    total_steps = hyper.epochs * steps_per_epoch
+    if hyper.schedule == "step":
+        return 0.1 ** sum(step >= drop * total_steps for drop in DROPS)
+    if hyper.schedule == "cosine":
+        part = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+        return 0.5 * (1 + math.cos(math.pi * min(max(part, 0.0), 1.0)))
+    return 1.0
+
+
+def scheduler(optimizer: Optimizer, steps_per_epoch: int, hyper: Hyperparameters) -> LambdaLR:
+    """Return the scheduler that applies :func:`learning_rate_factor`, stepped every step."""
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps_per_epoch, hyper))

@@ -13,19 +13,21 @@ from torch.nn import functional
 
 from syncline.errors import InternalError
 from syncline.training.config import TrainingConfig
-from syncline.training.data.ahead import made_ahead
-from syncline.training.data.seeds import seed_from
-from syncline.training.data.sharding import evaluation_shard, steps_in_epoch, training_shard
-from syncline.training.data.spec import Batch, ImageData, ImageSplit, TextData
-from syncline.training.data.table import load_images, load_text
-from syncline.training.data.windows import (
+from syncline.training.data import load_images, load_text
+from syncline.training.data.sampling import (
+    evaluation_shard,
     evaluation_windows,
+    made_ahead,
+    seed_from,
+    steps_in_epoch,
+    training_shard,
     training_windows,
     windows_in_epoch,
 )
+from syncline.training.data.spec import Batch, ImageData, ImageSplit, TextData
 from syncline.training.group import Worker
+from syncline.training.models import model_named
 from syncline.training.models.spec import ImageModel, TextModel
-from syncline.training.models.table import model_named
 
 __all__ = ["ImageTask", "Memory", "Task", "TextTask", "task_of"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from syncline.training.data.ahead import made_ahead
+from syncline.training.data.sampling import made_ahead
 
 
 def test_order_and_end() -> None:

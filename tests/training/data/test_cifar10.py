@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from syncline.errors import FileError
-from syncline.training.data import cifar10
-from syncline.training.data.cifar10 import RECORD_BYTES, TEST_FILE, TRAIN_FILES, read_records
-from syncline.training.models.resnet20 import MODEL
+from syncline.training.data import images
+from syncline.training.data.images import (
+    RECORD_BYTES,
+    TEST_FILE,
+    TRAIN_FILES,
+    load_cifar10,
+    read_records,
+)
+from syncline.training.models.vision import RESNET20
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +78,16 @@ def test_a_label_above_nine_is_refused_with_its_place(folder: Path, wrong: int, 
 
 
 def test_load_reads_six_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar10, "RECORDS_PER_FILE", 4)
+    monkeypatch.setattr(images, "RECORDS_PER_FILE", 4)
     random = np.random.default_rng(0)
     for number, name in enumerate((*TRAIN_FILES, TEST_FILE)):
         pixels = random.integers(0, 256, (4, 3, 32, 32), np.uint8)
         written(tmp_path / name, [number] * 4, pixels)
-    data = cifar10.load(tmp_path, MODEL)
+    data = load_cifar10(tmp_path, RESNET20)
     assert (len(data.train), len(data.test)) == (20, 4)
     batch = data.train.batch(torch.tensor([0, 5, 19]), augment_seed=3)
     assert batch.targets.tolist() == [0, 1, 4]
     assert batch.inputs.shape == (3, 3, 32, 32)
     (tmp_path / "data_batch_3.bin").unlink()
     with pytest.raises(FileError, match=r"data_batch_3.bin: no such file; .*test_batch.bin"):
-        cifar10.load(tmp_path, MODEL)
+        load_cifar10(tmp_path, RESNET20)

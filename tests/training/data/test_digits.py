@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from syncline.training.data import load_images
 from syncline.training.data.images import MemoryImages
-from syncline.training.data.table import load_images
+from syncline.training.models import MODELS
 from syncline.training.models.spec import ImageModel
-from syncline.training.models.table import MODELS
 
 
 def image_model(name: str) -> ImageModel:

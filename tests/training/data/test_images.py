@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from syncline.training.data.images import MemoryImages, random_crops, random_flips
-from syncline.training.data.seeds import generator
+from syncline.training.data.sampling import generator
 
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.training.data.sharding import evaluation_shard, steps_in_epoch, training_shard
+from syncline.training.data.sampling import evaluation_shard, steps_in_epoch, training_shard
 
 SHAPES = {
     "samples": st.integers(1, 400),

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from syncline.errors import FileError, UserError
-from syncline.training.data.table import DATA, data_named, default_data, load_images, load_text
-from syncline.training.models import lstm, resnet20
-from syncline.training.models.table import MODELS
+from syncline.training.data import DATA, data_named, default_data, load_images, load_text
+from syncline.training.models import MODELS
+from syncline.training.models.language import LSTM
+from syncline.training.models.vision import RESNET20
 
 
 def test_unknown_data_names_the_nearest() -> None:
@@ -23,18 +24,18 @@ def test_every_model_has_data_at_hand() -> None:
 
 def test_the_wrong_kind_of_data_names_the_right_ones() -> None:
     with pytest.raises(UserError, match=r"'text' holds text, .* images: digits, cifar10, imagef"):
-        load_images("text", None, resnet20.MODEL)
+        load_images("text", None, RESNET20)
     with pytest.raises(UserError, match=r"'digits' holds images, .* text: text, ptb"):
-        load_text("digits", None, lstm.MODEL)
+        load_text("digits", None, LSTM)
 
 
 def test_the_folder_must_be_named_exist_and_be_wanted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"name it with --data-dir; it must hold data_batch_1.bin"):
-        load_images("cifar10", None, resnet20.MODEL)
+        load_images("cifar10", None, RESNET20)
     with pytest.raises(FileError, match=r"gone: expected the folder .* found nothing"):
-        load_images("cifar10", str(tmp_path / "gone"), resnet20.MODEL)
+        load_images("cifar10", str(tmp_path / "gone"), RESNET20)
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="found a file"):
-        load_text("ptb", str(tmp_path / "file"), lstm.MODEL)
+        load_text("ptb", str(tmp_path / "file"), LSTM)
     with pytest.raises(UserError, match="is read from no folder"):
-        load_images("digits", str(tmp_path), resnet20.MODEL)
+        load_images("digits", str(tmp_path), RESNET20)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.training.data.windows import (
+from syncline.training.data.sampling import (
     evaluation_windows,
     training_windows,
     windows_in_epoch,

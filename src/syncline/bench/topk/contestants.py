@@ -9,8 +9,7 @@ import torch
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED
 from syncline.sparse.memory import Tracked
 from syncline.sparse.selection import Part, first_not_finite, select
-from syncline.sparse.torch_memory import TorchMemory
-from syncline.sparse.torch_selection import largest, magnitudes
+from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
 
 __all__ = ["Call", "contestants"]
 

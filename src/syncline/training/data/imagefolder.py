@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from syncline.errors import FileError, UserError
-from syncline.training.data.seeds import seed_from
+from syncline.training.data.sampling import seed_from
 from syncline.training.data.spec import Batch, ImageData, ImageDataSpec
 from syncline.training.models.spec import ImageModel
 

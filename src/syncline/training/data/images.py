@@ -1,17 +1,30 @@
-"""Images that lie in memory, and how they are fitted to a model and varied in training."""
+"""Images in memory, how they are varied in training, and two data sets: CIFAR-10 and digits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from syncline.training.data.seeds import generator
-from syncline.training.data.spec import Batch
+from syncline.errors import FileError, UserError
+from syncline.training.data.sampling import generator
+from syncline.training.data.spec import Batch, ImageData, ImageDataSpec
 from syncline.training.models.spec import ImageModel
 
-__all__ = ["MemoryImages", "enlargement", "random_crops", "random_flips"]
+__all__ = [
+    "CIFAR10",
+    "DIGITS",
+    "RECORD_BYTES",
+    "MemoryImages",
+    "enlargement",
+    "load_cifar10",
+    "load_digits",
+    "random_crops",
+    "random_flips",
+    "read_records",
+]
 
 CHANNELS = 3
 """What every model takes."""
@@ -91,3 +104,169 @@ def random_flips(images: Tensor, random: torch.Generator) -> Tensor:
     """Mirror each image, left to right, with probability one half."""
     flip = torch.rand(len(images), generator=random) < 0.5
     return torch.where(flip.view(-1, 1, 1, 1), images.flip(3), images)
+
+
+CIFAR10_IMAGE_SIZE = 32
+CIFAR10_CHANNELS = 3
+CIFAR10_CLASSES = 10
+
+RECORD_BYTES = 1 + CIFAR10_CHANNELS * CIFAR10_IMAGE_SIZE * CIFAR10_IMAGE_SIZE
+"""A label and the red, green and blue planes, row by row: 3,073 bytes."""
+
+RECORDS_PER_FILE = 10_000
+
+TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+TEST_FILE = "test_batch.bin"
+
+CIFAR10_MEAN = (125.31, 122.95, 113.87)
+"""Of the training images, by channel."""
+CIFAR10_DEVIATION = (62.99, 62.09, 66.70)
+
+
+def read_records(path: Path, *, records: int) -> tuple[Tensor, Tensor]:
+    """Read one file of the binary version.
+
+    Args:
+        path: the file.
+        records: how many images it must hold.
+
+    Returns:
+        Pixels, (records, 3, 32, 32), uint8; labels, (records,), int64.
+
+    Raises:
+        FileError: the file is missing, of another size, or has a label above 9.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise FileError(
+            f"{path}: no such file; CIFAR-10's binary version has {', '.join(TRAIN_FILES)} "
+            f"and {TEST_FILE}"
+        ) from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+    expected = records * RECORD_BYTES
+    if len(content) != expected:
+        raise FileError(
+            f"{path}: expected {expected} bytes ({records} records of {RECORD_BYTES}), found "
+            f"{len(content)}; it is truncated or not of the binary version of CIFAR-10"
+        )
+    table = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(records, RECORD_BYTES)
+    labels = table[:, 0].long()
+    wrong = torch.nonzero(labels >= CIFAR10_CLASSES).flatten()
+    if len(wrong):
+        first = int(wrong[0])
+        raise FileError(
+            f"{path}: record {first} (byte {first * RECORD_BYTES}): expected a label from 0 to "
+            f"{CIFAR10_CLASSES - 1}, found {int(labels[first])}"
+        )
+    pixels = table[:, 1:].reshape(records, CIFAR10_CHANNELS, CIFAR10_IMAGE_SIZE, CIFAR10_IMAGE_SIZE)
+    return pixels, labels
+
+
+def load_cifar10(folder: Path, model: ImageModel) -> ImageData:
+    """Load CIFAR-10; training images are padded by 4, cropped and mirrored at random.
+
+    Source: the binary version of https://www.cs.toronto.edu/~kriz/cifar.html.
+
+    Raises:
+        FileError: a file is missing, of another size, or has a label above 9.
+    """
+    parts = [read_records(folder / name, records=RECORDS_PER_FILE) for name in TRAIN_FILES]
+    test = read_records(folder / TEST_FILE, records=RECORDS_PER_FILE)
+    enlarge = enlargement(model, CIFAR10_IMAGE_SIZE)
+
+    def split(pixels: Tensor, labels: Tensor) -> MemoryImages:
+        return MemoryImages(
+            pixels=pixels,
+            labels=labels,
+            mean=torch.tensor(CIFAR10_MEAN),
+            deviation=torch.tensor(CIFAR10_DEVIATION),
+            enlarge=enlarge,
+            crop_padding=4,
+            flip=True,
+        )
+
+    return ImageData(
+        image_size=CIFAR10_IMAGE_SIZE * enlarge,
+        classes=CIFAR10_CLASSES,
+        train=split(torch.cat([p for p, _ in parts]), torch.cat([label for _, label in parts])),
+        test=split(*test),
+    )
+
+
+CIFAR10 = ImageDataSpec(
+    name="cifar10",
+    summary="CIFAR-10, binary version (32x32, 10 classes)",
+    folder=f"{TRAIN_FILES[0]} to {TRAIN_FILES[-1]} and {TEST_FILE} (the binary version)",
+    load=load_cifar10,
+)
+
+
+DIGITS_IMAGE_SIZE = 8
+DIGITS_CLASSES = 10
+TEST_FRACTION = 0.2
+
+SPLIT_SEED = 0
+"""Fixes which images are for testing; runs with different seeds are tested on the same ones."""
+
+
+def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
+    """Load 1,797 handwritten digits, scanned at 8x8, which come with scikit-learn.
+
+    They are split 80/20 so that every digit is as frequent in both parts.
+
+    Args:
+        folder: not read.
+        model: its needs say how far the images are enlarged.
+
+    Raises:
+        UserError: scikit-learn is not installed.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (1998), UCI.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UserError(
+            "data set 'digits' comes with scikit-learn, which is not installed; "
+            "install it with 'pip install scikit-learn'"
+        ) from None
+    bunch = load_digits()
+    pixels = torch.from_numpy(bunch.images).to(torch.uint8)[:, None]
+    labels = torch.from_numpy(bunch.target).long()
+
+    random = generator(SPLIT_SEED)
+    test = torch.zeros(len(labels), dtype=torch.bool)
+    for digit in range(DIGITS_CLASSES):
+        places = torch.nonzero(labels == digit).flatten()
+        shuffled = places[torch.randperm(len(places), generator=random)]
+        test[shuffled[: round(len(places) * TEST_FRACTION)]] = True
+
+    train_pixels = pixels[~test].float()
+    enlarge = enlargement(model, DIGITS_IMAGE_SIZE)
+
+    def split(chosen: torch.Tensor) -> MemoryImages:
+        return MemoryImages(
+            pixels=pixels[chosen],
+            labels=labels[chosen],
+            mean=train_pixels.mean().view(1),
+            deviation=train_pixels.std().view(1),
+            enlarge=enlarge,
+            crop_padding=1,
+        )
+
+    return ImageData(
+        image_size=DIGITS_IMAGE_SIZE * enlarge,
+        classes=DIGITS_CLASSES,
+        train=split(~test),
+        test=split(test),
+    )
+
+
+DIGITS = ImageDataSpec(
+    name="digits",
+    summary="1,797 scanned digits that come with scikit-learn (8x8, 10 classes)",
+    folder=None,
+    load=load_digits,
+)

@@ -1,24 +1,24 @@
-"""English text that comes with CPython: the language reference that ``help()`` prints, by letter.
-
-The text differs a little between versions of Python, and with it the perplexity.
-"""
+"""Data sets of text: the Penn Treebank by word, and the text that comes with CPython by letter."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from syncline.errors import UserError
+from syncline.errors import FileError, UserError, quoted
 from syncline.training.data.spec import TextData, TextDataSpec
 
-__all__ = ["DATA", "load"]
+__all__ = ["PTB", "TEXT", "load_help_text", "load_ptb"]
 
 VALIDATION_FRACTION = 0.1
 
 
-def load(folder: Path) -> TextData:  # noqa: ARG001
-    """Load the text as characters; the last tenth is for validation.
+def load_help_text(folder: Path) -> TextData:  # noqa: ARG001
+    """Load the language reference that ``help()`` prints, by letter; the last tenth validates.
+
+    It differs a little between versions of Python, and with it the perplexity.
 
     Args:
         folder: not read.
@@ -46,9 +46,72 @@ def load(folder: Path) -> TextData:  # noqa: ARG001
     )
 
 
-DATA = TextDataSpec(
+TEXT = TextDataSpec(
     name="text",
     summary="the text of Python's help(), which comes with CPython, by letter",
     folder=None,
-    load=load,
+    load=load_help_text,
+)
+
+
+PTB_FILES = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
+
+END_OF_SENTENCE = "<eos>"
+UNKNOWN = "<unk>"
+
+
+def load_ptb(folder: Path) -> TextData:
+    """Load the three files of the Penn Treebank, in the form of Mikolov; a sentence is a line.
+
+    The vocabulary is that of the training file.
+
+    Words that the training file lacks count as ``<unk>``.
+
+    Raises:
+        FileError: a file is missing, empty or not UTF-8, or a word is unknown where the training
+            file has no ``<unk>`` to stand for it.
+    """
+    train, validation, test = (_words(folder / name) for name in PTB_FILES)
+    number = {word: index for index, word in enumerate(sorted(set(train)))}
+
+    def stream(words: list[str], name: str) -> Tensor:
+        unknown = number.get(UNKNOWN)
+        numbers = [number.get(word, unknown) for word in words]
+        known = [n for n in numbers if n is not None]
+        if len(known) < len(numbers):
+            word = words[numbers.index(None)]
+            raise FileError(
+                f"{folder / name}: the word {quoted(word)} is not in {PTB_FILES[0]}, and that file "
+                f"has no {UNKNOWN} to stand for it"
+            )
+        return torch.tensor(known)
+
+    return TextData(
+        vocabulary=len(number),
+        train=stream(train, PTB_FILES[0]),
+        validation=stream(validation, PTB_FILES[1]),
+        test=stream(test, PTB_FILES[2]),
+    )
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file; expected {', '.join(PTB_FILES)}") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: expected UTF-8 text; byte {error.start} is not") from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+    words = [word for line in lines for word in (*line.split(), END_OF_SENTENCE)]
+    if len(words) == len(lines):
+        raise FileError(f"{path}: expected words separated by blanks, found none")
+    return words
+
+
+PTB = TextDataSpec(
+    name="ptb",
+    summary="Penn Treebank by word: ptb.train.txt, ptb.valid.txt and ptb.test.txt",
+    folder=", ".join(PTB_FILES),
+    load=load_ptb,
 )

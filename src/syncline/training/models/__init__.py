@@ -1,1 +1,26 @@
-"""The papers' models, one a file; :mod:`syncline.training.models.table` lists them by name."""
+"""The papers' models, by name."""
+
+from __future__ import annotations
+
+from syncline.errors import UserError, did_you_mean
+from syncline.training.models.language import LSTM, TRANSFORMER
+from syncline.training.models.spec import ModelSpec
+from syncline.training.models.vision import ALEXNET, RESNET20, RESNET50, VGG16
+
+__all__ = ["MODELS", "model_named"]
+
+MODELS: dict[str, ModelSpec] = {
+    model.name: model for model in (RESNET20, VGG16, ALEXNET, RESNET50, LSTM, TRANSFORMER)
+}
+
+
+def model_named(name: str) -> ModelSpec:
+    """Return the model of that name.
+
+    Raises:
+        UserError: there is none; the message names the nearest.
+    """
+    if name not in MODELS:
+        hint = did_you_mean(name, MODELS)
+        raise UserError(f"unknown model {name!r}{hint} (known: {', '.join(MODELS)})")
+    return MODELS[name]

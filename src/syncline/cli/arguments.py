@@ -1,4 +1,4 @@
-"""What the command line accepts as a network: a file, a preset, a line or a link."""
+"""What the command line accepts as a network, a profile, or a place to measure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
+
+from syncline.bench.request import PLACES, Local
+from syncline.cli.progress import ReadingProgress
 from syncline.errors import UserError, did_you_mean
 from syncline.model.link import Link
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
-from syncline.model.quantities import parse_bandwidth, parse_duration
+from syncline.model.profile import Profile
+from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
+from syncline.testbed import Cluster
+from syncline.traces.formats import Options, detect, read_trace
 
-__all__ = ["NETWORK_HELP", "network_argument"]
+__all__ = [
+    "NETWORK_HELP",
+    "network_argument",
+    "place_of",
+    "place_options",
+    "profile_argument",
+    "worker_counts",
+]
 
 INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
 """Link inside a host of which nothing is said: PCIe 3.0 x16, 12 GB/s and 5 us a message."""
@@ -190,3 +204,65 @@ def _topology(text: str) -> tuple[int, int]:
     if match is None or not (int(match[1]) and int(match[2])):
         raise ValueError
     return int(match[1]), int(match[2])
+
+
+def profile_argument(path: str) -> tuple[Profile, tuple[str, ...]]:
+    """Return the profile that a file holds, and what reading it had to leave out or assume.
+
+    Raises:
+        FileError: the file is missing, broken, or of no known format.
+        UserError: no profile can be made of the trace.
+    """
+    form = detect(path)
+    if form.name == "json":
+        return Profile.load(path), ()
+    with ReadingProgress() as progress:
+        _, trace = read_trace([path], form, Options(progress=progress))
+    return trace.known_profile(), trace.notes
+
+
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that :func:`place_of` reads."""
+    for option in (
+        click.option("--rate", help="Rate of every link of theirs, such as 1gbit."),
+        click.option("--hosts", type=int, help="On so many emulated hosts instead."),
+        click.option(
+            "--place",
+            type=click.Choice(PLACES),
+            help="On this host: shared memory, or TCP on the loopback device.  [default: shared]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def place_of(
+    place: Local | None, hosts: int | None, rate: str | None, workers_per_host: int | None = None
+) -> Local | Cluster:
+    """Return where to measure.
+
+    Raises:
+        UserError: options contradict each other, or no such cluster can be emulated.
+    """
+    if hosts is None:
+        for option, value in (("--rate", rate), ("--workers-per-host", workers_per_host)):
+            if value is not None:
+                raise UserError(f"{option} is of emulated hosts; say how many with --hosts")
+        return place or PLACES[0]
+    if place is not None:
+        raise UserError(f"--place {place} is on this host, --hosts {hosts} is not; leave one out")
+    per_host = 1 if workers_per_host is None else workers_per_host
+    return Cluster.of(hosts=hosts, rate=rate, workers_per_host=per_host)
+
+
+def worker_counts(
+    text: str | None, place: Local | Cluster, usual: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return how many workers take part: as asked, else all of a cluster, or the usual counts.
+
+    Raises:
+        UserError: the text is no list of counts.
+    """
+    if text is not None:
+        return parse_workers(text)
+    return (place.workers,) if isinstance(place, Cluster) else usual

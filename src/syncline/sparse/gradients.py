@@ -1,15 +1,45 @@
-"""Which parameters of a model are exchanged, and whether they can be."""
+"""Gradients as they are exchanged, and which parameters of a model have them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from syncline.errors import UserError
 
-__all__ = ["device_of", "exchanged_parameters", "require_exchangeable", "unwrapped"]
+__all__ = [
+    "Gradient",
+    "device_of",
+    "exchanged_parameters",
+    "flat",
+    "require_exchangeable",
+    "shaped",
+    "unwrapped",
+]
+
+
+class Gradient(NamedTuple):
+    """A parameter's gradient, contiguous float32 on the CPU or a GPU."""
+
+    name: str
+    values: torch.Tensor
+    """Of shape (elements,); becomes the average."""
+
+
+def flat(values: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as it lies in its bucket, of shape (elements,), without a copy.
+
+    Channels-last gradients have no view of one dimension.
+    """
+    return values.as_strided((values.numel(),), (1,), values.storage_offset())
+
+
+def shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return what lies as :func:`flat` has it in the shape and strides of another, uncopied."""
+    return values.as_strided(like.shape, like.stride())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,0 +1,181 @@
+"""Sparse exchange: top-k, and gTop-k by a tree, by a butterfly and by gathering everything."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from syncline.sparse.exchange import Algorithm, Content, Outcome, Refusal, Share, Step, join
+from syncline.sparse.vector import SparseVector, merged, total
+
+__all__ = ["ALGORITHMS", "all_gather", "butterfly", "naive", "summed", "top_k", "tree"]
+
+
+def all_gather(share: Share) -> Generator[Step, tuple[Content, ...], list[Content]]:
+    """Return every rank's content, in the order of ranks.
+
+    In round j a rank sends all it has, at most ``2^j`` contents, to the rank ``2^j`` before it:
+    ``ceil(log2 P)`` rounds for any P, and ``P - 1`` contents received, as in Eq. 6.
+
+    Source: Bruck et al. (1997), "Efficient algorithms for all-to-all communications in multiport
+    message-passing systems", section 3.
+    """
+    rank, ranks = share.rank, share.ranks
+    held: list[Content] = [share.own]  # of ranks rank, rank + 1, ...
+    while len(held) < ranks:
+        distance = len(held)
+        count = min(distance, ranks - distance)
+        held += yield Step(
+            (rank - distance) % ranks, tuple(held[:count]), (rank + distance) % ranks, count
+        )
+    return [held[(other - rank) % ranks] for other in range(ranks)]
+
+
+def summed(contents: Sequence[Content], length: int) -> Content:
+    """Return the sum of neighbours in pairs, or the refusal of the lowest rank that refused.
+
+    In pairs, since sums grow: ``P k log2 P`` entries are read, and not ``P^2 k / 2``.
+    """
+    refusals = [content for content in contents if isinstance(content, Refusal)]
+    if refusals:
+        return min(refusals)
+    sums = [content for content in contents if isinstance(content, SparseVector)]
+    while len(sums) > 1:
+        sums = [total(length, sums[first : first + 2]) for first in range(0, len(sums), 2)]
+    return total(length, sums)
+
+
+def top_k(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+    """Deliver the sum of all ranks' entries, up to P k of them; nothing is dropped.
+
+    Source: gTop-k, Algorithm 1, TopKAllReduce (lines 12 to 21). Its line 15 begins the sum with the
+    rank's own vector, which the gathered ones hold already; here each is added once.
+    """
+    contents = yield from all_gather(share)
+    return Outcome(summed(contents, share.length), SparseVector.empty(share.length))
+
+
+def naive(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+    """Deliver the k largest entries of the sum of all ranks' entries.
+
+    The definition of gTop-k: what it delivers is the best that k entries can. It sends as much as
+    top-k and is there to compare with.
+
+    Source: gTop-k, Algorithm 2, lines 9 to 14: a rank takes back what it gave to the indices that
+    are not in the global mask.
+    """
+    contents = yield from all_gather(share)
+    nothing = SparseVector.empty(share.length)
+    delivered = summed(contents, share.length)
+    if isinstance(delivered, Refusal) or isinstance(share.own, Refusal):
+        return Outcome(delivered, nothing)
+    kept, dropped = merged(delivered, nothing, share.quota)
+    returned, _ = share.own.divided(dropped.indices)
+    return Outcome(kept, returned)
+
+
+def tree(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+    """Merge towards rank 0 along a binomial tree, then broadcast along it.
+
+    In round j the ranks whose lowest set bit is j send to the rank without that bit, which merges:
+    ``ceil(log2 P)`` rounds, and as many for the broadcast, as in Eq. 7. A rank without a partner
+    sits a round out, so P may be any number; the paper's participateRanks assume a power of two.
+
+    What a merge drops, and what rounding takes, goes into the residual of the rank that merges. The
+    paper leaves it to the ranks to put back what the final mask lacks (Algorithm 4, line 10), which
+    loses values whose index was dropped on the way and survived elsewhere.
+
+    Source: gTop-k, Algorithm 3. Its barrier is not needed.
+    """
+    rank, ranks = share.rank, share.ranks
+    held = share.own
+    returned: list[SparseVector] = []
+    bit = 1
+    while bit < ranks and not rank & bit:
+        if rank + bit < ranks:
+            (theirs,) = yield Step(receive_from=rank + bit, receives=1)
+            joined = join(held, theirs, share)
+            held = joined.kept
+            returned += [joined.dropped, joined.remainder]
+        bit *= 2
+    # Now `bit` is the rank's lowest set bit, or of rank 0 the first that is not below P.
+    if rank:
+        yield Step(send_to=rank - bit, contents=(held,))
+        (held,) = yield Step(receive_from=rank - bit, receives=1)
+    while bit > 1:
+        bit //= 2
+        if rank + bit < ranks:
+            yield Step(send_to=rank + bit, contents=(held,))
+    return Outcome(held, total(share.length, returned))
+
+
+def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+    """Exchange with the rank whose number differs in bit j, in round j; both merge the same.
+
+    After round j all ``2^(j+1)`` ranks whose numbers agree in the higher bits hold the same k
+    entries, so after log2 P rounds every rank has the result: half the rounds and half the bytes of
+    Eq. 7, ``log2(P) (alpha + 2 k beta)``.
+
+    Where P is no power of two, ``P = 2^m + r``: the odd ones of the first 2 r ranks hand their
+    vector to the rank before them, and get the result at the end: two rounds more.
+
+    Nothing is lost: what a merge drops, and what rounding to the wire's precision takes, goes into
+    the residual of exactly one of the ranks that make the same merge. So all of a dropped sum waits
+    in one place, where it is selected again by its whole size. The lowest bits of the index tell
+    which rank it is, so that all have as many of them; or it is always the lowest, as in the tree,
+    if :attr:`Share.lowest_keeps` says so. The published code puts back only what the *final* mask
+    lacks, and loses a value whose index was dropped on the way and yet survived elsewhere.
+
+    Source: gTop-k, Algorithm 3 and section III.C for the merging, for powers of two and with a
+    broadcast; the fold is of Rabenseifner (2004), section 3.
+    """
+    rank, ranks = share.rank, share.ranks
+    surplus = ranks - (1 << (ranks.bit_length() - 1))
+    if rank < 2 * surplus and rank % 2:
+        yield Step(send_to=rank - 1, contents=(share.own,))
+        (delivered,) = yield Step(receive_from=rank - 1, receives=1)
+        return Outcome(delivered, SparseVector.empty(share.length))
+
+    held = share.own
+    returned: list[SparseVector] = []
+    if rank < 2 * surplus:
+        (handed_in,) = yield Step(receive_from=rank + 1, receives=1)
+        joined = join(held, handed_in, share)
+        held = joined.kept
+        returned += [joined.dropped, joined.remainder]
+
+    number = rank // 2 if rank < 2 * surplus else rank - surplus
+    bit = 1
+    while bit < ranks - surplus:
+        other = number ^ bit
+        partner = 2 * other if other < surplus else other + surplus
+        (theirs,) = yield Step(partner, (held,), partner, 1)
+        joined = join(held, theirs, share)
+        held = joined.kept
+        bit *= 2
+        both = joined.dropped, joined.remainder
+        if not share.lowest_keeps:
+            returned += [_own_part(each, number, bit) for each in both]
+        elif number % bit == 0:
+            returned += both
+
+    if rank < 2 * surplus:
+        yield Step(send_to=rank + 1, contents=(held,))
+    return Outcome(held, total(share.length, returned))
+
+
+def _own_part(vector: SparseVector, number: int, ranks: int) -> SparseVector:
+    """Return the entries that wait on one of the ranks, a power of two, that all have them."""
+    # By positions: indexing with booleans takes several times as long.
+    own = np.flatnonzero((vector.indices & np.uint32(ranks - 1)) == number % ranks)
+    return SparseVector(vector.length, vector.indices[own], vector.values[own])
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "top-k": top_k,
+    "gtop-k-naive": naive,
+    "gtop-k": tree,
+    "gtop-k-butterfly": butterfly,
+}
+"""Those with a cost in ``syncline.model.sparse_costs`` have the same name there."""

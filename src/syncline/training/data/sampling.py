@@ -1,0 +1,186 @@
+"""Batches of each worker, drawn from seeds, so that all workers agree without a message.
+
+A text is laid out in as many columns as there are rows in a global batch; each column is a piece
+of the text that its worker reads from top to bottom, a window a step, so that a recurrent model can
+carry its state from one window to the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from syncline.errors import UserError
+from syncline.training.data.spec import Batch
+
+__all__ = [
+    "evaluation_shard",
+    "evaluation_windows",
+    "generator",
+    "made_ahead",
+    "seed_from",
+    "steps_in_epoch",
+    "training_shard",
+    "training_windows",
+    "windows_in_epoch",
+]
+
+
+def seed_from(*parts: int) -> int:
+    """Return a 63-bit seed that differs for different ``parts``, such as (seed, epoch, step)."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generator(*parts: int) -> torch.Generator:
+    """Return a generator on the CPU, seeded by :func:`seed_from`."""
+    return torch.Generator().manual_seed(seed_from(*parts))
+
+
+T = TypeVar("T")
+
+
+def made_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield ``items`` in order, making each while the one before it is in use.
+
+    An error while an item is made is raised where the item would have been yielded.
+    """
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="syncline-batch") as pool:
+        coming = pool.submit(next, items, end)
+        while True:
+            item = coming.result()
+            if item is end:
+                return
+            coming = pool.submit(next, items, end)
+            yield item  # type: ignore[misc]
+
+
+def steps_in_epoch(samples: int, *, workers: int, batch_size: int, accumulate: int) -> int:
+    """Return the optimizer steps an epoch; the last incomplete global batch is dropped.
+
+    Args:
+        samples: training samples.
+        workers: worker count.
+        batch_size: samples a worker in one forward pass.
+        accumulate: forward passes a step.
+
+    Raises:
+        UserError: the samples do not fill one global batch.
+    """
+    global_batch = workers * batch_size * accumulate
+    if samples < global_batch:
+        raise UserError(
+            f"one step takes {global_batch} samples ({workers} workers x {batch_size} a batch "
+            f"x {accumulate} accumulated), but there are only {samples}; lower --batch-size"
+        )
+    return samples // global_batch
+
+
+def training_shard(
+    samples: int,
+    *,
+    workers: int,
+    rank: int,
+    batch_size: int,
+    accumulate: int,
+    seed: int,
+    epoch: int,
+) -> Tensor:
+    """Return one worker's samples of one epoch.
+
+    All workers draw the same permutation from (seed, epoch) and take their part of each global
+    batch, so that the shards are disjoint and every global batch is the same set of samples
+    whatever the worker count that makes it up.
+
+    Returns:
+        (steps, accumulate, batch_size), int64 indices.
+    """
+    steps = steps_in_epoch(samples, workers=workers, batch_size=batch_size, accumulate=accumulate)
+    order = torch.randperm(samples, generator=generator(seed, epoch))
+    used = order[: steps * accumulate * workers * batch_size]
+    return used.view(steps, accumulate, workers, batch_size)[:, :, rank]
+
+
+def evaluation_shard(samples: int, *, workers: int, rank: int) -> Tensor:
+    """Return one worker's samples of an evaluation, (n,), int64; none is dropped or repeated."""
+    return torch.arange(samples)[rank::workers]
+
+
+EVALUATION_ROWS = 32
+"""Columns of an evaluation, over all workers: the result must not depend on the worker count."""
+
+
+def windows_in_epoch(
+    tokens: int, *, workers: int, batch_size: int, accumulate: int, window: int
+) -> int:
+    """Return the optimizer steps an epoch over a stream; incomplete ones are dropped.
+
+    Raises:
+        UserError: the stream does not fill one step.
+    """
+    # One window's length is left for the random start, one token for the last target.
+    column = (tokens - window) // (workers * batch_size)
+    steps = column // (window * accumulate)
+    if steps < 1:
+        needed = workers * batch_size * accumulate * window + window
+        raise UserError(
+            f"one step takes {needed} tokens ({workers} workers x {batch_size} rows x "
+            f"{accumulate} windows of {window}), but there are only {tokens}; lower --batch-size"
+        )
+    return steps
+
+
+def training_windows(
+    stream: Tensor,
+    *,
+    workers: int,
+    rank: int,
+    batch_size: int,
+    accumulate: int,
+    window: int,
+    seed: int,
+    epoch: int,
+) -> Iterator[tuple[Batch, ...]]:
+    """Yield one worker's windows of one epoch, ``accumulate`` of them a step.
+
+    The text starts at a random token of its first window, drawn from (seed, epoch), so that the
+    borders of the windows move from epoch to epoch.
+    """
+    steps = windows_in_epoch(
+        len(stream), workers=workers, batch_size=batch_size, accumulate=accumulate, window=window
+    )
+    start = int(torch.randint(window, (), generator=generator(seed, epoch)))
+    rows = workers * batch_size
+    inputs, targets = _columns(stream[start:], rows, (len(stream) - window) // rows)
+    own = slice(rank * batch_size, (rank + 1) * batch_size)
+    for step in range(steps):
+        places = range(step * accumulate, (step + 1) * accumulate)
+        yield tuple(
+            Batch(
+                inputs[own, place * window : (place + 1) * window],
+                targets[own, place * window : (place + 1) * window],
+            )
+            for place in places
+        )
+
+
+def evaluation_windows(stream: Tensor, *, workers: int, rank: int, window: int) -> Iterator[Batch]:
+    """Yield one worker's windows of an evaluation; the last may be shorter than ``window``."""
+    rows = min(EVALUATION_ROWS, len(stream) - 1)
+    inputs, targets = _columns(stream, rows, (len(stream) - 1) // rows)
+    inputs, targets = inputs[rank::workers], targets[rank::workers]
+    if len(inputs) == 0:
+        return
+    for start in range(0, inputs.shape[1], window):
+        yield Batch(inputs[:, start : start + window], targets[:, start : start + window])
+
+
+def _columns(stream: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
+    used = rows * length
+    return stream[:used].view(rows, length), stream[1 : used + 1].view(rows, length)

@@ -1,0 +1,144 @@
+"""Models of text: a two-layer LSTM and a small decoder-only transformer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from syncline.training.models.spec import TextModel
+
+__all__ = ["LSTM", "TRANSFORMER", "LstmLanguageModel", "LstmState", "TransformerLanguageModel"]
+
+LstmState = tuple[Tensor, Tensor]
+"""Hidden and cell state, each of shape (layers, N, hidden)."""
+
+WORD_VOCABULARY = 1000
+"""From this many tokens on, tokens are taken for words and the larger sizes are used."""
+
+
+class LstmLanguageModel(nn.Module):
+    """Embedding, LSTM layers with dropout between them, and a linear layer to the vocabulary.
+
+    For words, the "medium" size of Zaremba et al. (650 units, dropout 0.5); the 1,500 units of the
+    papers that gTop-k follows want a GPU. For characters, 200 units and dropout 0.2. The embedding
+    and the output share their matrix (Press and Wolf), as those papers do.
+
+    Source: gTop-k, section IV-A (LSTM-PTB).
+    """
+
+    def __init__(
+        self, vocabulary: int, *, hidden: int | None = None, dropout: float | None = None
+    ) -> None:
+        """Build a model of the size for the vocabulary, or of another one.
+
+        Args:
+            vocabulary: number of tokens.
+            hidden: units a layer; None: as said above.
+            dropout: share of units that is dropped; None: as said above.
+        """
+        super().__init__()
+        words = vocabulary >= WORD_VOCABULARY
+        hidden = (650 if words else 200) if hidden is None else hidden
+        dropout = (0.5 if words else 0.2) if dropout is None else dropout
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(hidden, hidden, num_layers=2, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+        self.head.weight = self.embedding.weight
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens: Tensor, state: LstmState | None = None) -> tuple[Tensor, LstmState]:
+        """Return the logits of the next tokens and the state after the window.
+
+        Args:
+            tokens: (N, T), int64.
+            state: the state before the window; None starts from zeros.
+
+        Returns:
+            (N, T, vocabulary) logits and the state to hand to the next window.
+        """
+        x, state = self.lstm(self.dropout(self.embedding(tokens)), state)
+        return self.head(self.dropout(x)), state
+
+
+LSTM = TextModel(
+    name="lstm",
+    summary="two-layer LSTM language model; 13.3 M parameters for Penn Treebank",
+    build=LstmLanguageModel,
+    carries_state=True,
+    window=35,
+)
+
+
+WINDOW = 64
+LAYERS = 4
+
+
+class TransformerLanguageModel(nn.Module):
+    """Four blocks of causal self-attention; 128 channels for characters, 256 for words.
+
+    Decoder-only, pre-norm, with learnt positions.
+    """
+
+    mask: Tensor
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        width: int | None = None,
+        layers: int = LAYERS,
+        dropout: float = 0.1,
+    ) -> None:
+        """Build a model of the size for the vocabulary, or of another one.
+
+        Args:
+            vocabulary: number of tokens.
+            width: channels, a multiple of 4; None: as said above.
+            layers: blocks.
+            dropout: share of channels that is dropped.
+        """
+        super().__init__()
+        if width is None:
+            width = 256 if vocabulary >= WORD_VOCABULARY else 128
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(WINDOW, width)
+        block = nn.TransformerEncoderLayer(
+            width,
+            nhead=4,
+            dim_feedforward=4 * width,
+            dropout=dropout,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        mask = nn.Transformer.generate_square_subsequent_mask(WINDOW)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next tokens; (N, T) -> (N, T, vocabulary), T at most 64."""
+        length = tokens.shape[1]
+        x = self.embedding(tokens)
+        x = x + self.position(torch.arange(length, device=tokens.device))
+        x = self.blocks(x, mask=self.mask[:length, :length], is_causal=True)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+TRANSFORMER = TextModel(
+    name="transformer",
+    summary="decoder-only transformer language model; 5.7 M parameters for Penn Treebank",
+    build=TransformerLanguageModel,
+    carries_state=False,
+    window=WINDOW,
+)

@@ -1,0 +1,269 @@
+"""Models of images: ResNet-20 and ResNet-50, VGG-16 and AlexNet."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from syncline.training.models.spec import ImageModel
+
+__all__ = ["ALEXNET", "RESNET20", "RESNET50", "VGG16", "AlexNet", "ResNet20", "ResNet50", "Vgg16"]
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut without parameters.
+
+    Where the shape changes, the shortcut takes every ``stride``-th pixel and pads the new channels
+    with zeros: option A of the paper, which gives the published 0.27 M parameters.
+    """
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.stride = stride
+        self.new_channels = channels - channels_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output; (N, channels_in, H, W) -> (N, channels, H/s, W/s)."""
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        if self.stride > 1 or self.new_channels:
+            x = x[:, :, :: self.stride, :: self.stride]
+            before = self.new_channels // 2
+            x = functional.pad(x, (0, 0, 0, 0, before, self.new_channels - before))
+        return functional.relu(x + y)
+
+
+class ResNet20(nn.Module):
+    """Three stages of three blocks with 16, 32 and 64 channels, for images of any size.
+
+    Source: He et al., Deep residual learning, section 4.2.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.stage1 = _resnet20_stage(16, 16, stride=1)
+        self.stage2 = _resnet20_stage(16, 32, stride=2)
+        self.stage3 = _resnet20_stage(32, 64, stride=2)
+        self.head = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
+        x = functional.relu(self.bn1(self.conv1(x)))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        x = torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def _resnet20_stage(channels_in: int, channels: int, stride: int) -> nn.Sequential:
+    first = BasicBlock(channels_in, channels, stride)
+    return nn.Sequential(first, *(BasicBlock(channels, channels, 1) for _ in range(2)))
+
+
+RESNET20 = ImageModel(
+    name="resnet20",
+    summary="ResNet-20 for small images, 0.27 M parameters",
+    build=lambda _, classes: ResNet20(classes),
+    smallest_image=8,
+    folder_image=32,
+)
+
+
+EXPANSION = 4
+"""Channels that leave a bottleneck, over those inside it."""
+
+RESNET50_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
+"""(channels inside, blocks, stride of the first block) of each stage."""
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut, projected where the shape changes.
+
+    The stride is on the 3x3 convolution, not on the first 1x1 as in the paper: the form that every
+    published trace and benchmark of "ResNet-50" uses. The parameters are the same.
+    """
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        channels_out = channels * EXPANSION
+        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, channels_out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels_out)
+        self.shortcut = nn.Sequential()
+        if stride > 1 or channels_in != channels_out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
+                nn.BatchNorm2d(channels_out),
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output; (N, channels_in, H, W) -> (N, 4 channels, H/s, W/s)."""
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = functional.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return functional.relu(y + self.shortcut(x))
+
+
+class ResNet50(nn.Module):
+    """Four stages of 3, 4, 6 and 3 bottlenecks; 25.56 M parameters at 1,000 classes.
+
+    Source: He et al., Deep residual learning, table 1.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        stages = []
+        width = 64
+        for inside, blocks, stride in RESNET50_STAGES:
+            stage = []
+            for index in range(blocks):
+                stage.append(Bottleneck(width, inside, stride if index == 0 else 1))
+                width = inside * EXPANSION
+            stages.append(nn.Sequential(*stage))
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
+        x = functional.relu(self.bn1(self.conv1(x)))
+        x = functional.max_pool2d(x, 3, stride=2, padding=1)
+        x = functional.adaptive_avg_pool2d(self.stages(x), 1)
+        logits: Tensor = self.head(torch.flatten(x, 1))
+        return logits
+
+
+RESNET50 = ImageModel(
+    name="resnet50",
+    summary="ResNet-50 for ImageNet, 25.56 M parameters",
+    build=lambda _, classes: ResNet50(classes),
+    smallest_image=32,
+    folder_image=224,
+)
+
+
+VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+"""Channels of the convolutions between the poolings."""
+
+
+class Vgg16(nn.Module):
+    """Thirteen 3x3 convolutions in five stages and one linear layer.
+
+    The two hidden layers of 4,096 of the original are left out, as is usual for 32x32 images; that
+    leaves 14.7 M parameters. The convolutions have no bias, since batch norm would cancel it.
+
+    Source: Simonyan and Zisserman, configuration D, with batch norm.
+    """
+
+    def __init__(self, classes: int, *, width: float = 1.0) -> None:
+        """Build the model, or a narrower one.
+
+        Args:
+            classes: number of logits.
+            width: channels of each convolution, as a share of the original's.
+        """
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for stage in VGG16_STAGES:
+            for original in stage:
+                made = round(original * width)
+                conv = nn.Conv2d(channels, made, 3, padding=1, bias=False)
+                nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+                layers += [conv, nn.BatchNorm2d(made), nn.ReLU(inplace=True)]
+                channels = made
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits; (N, 3, H, W) -> (N, classes), H and W at least 32."""
+        x = functional.adaptive_avg_pool2d(self.features(x), 1)
+        logits: Tensor = self.head(torch.flatten(x, 1))
+        return logits
+
+
+VGG16 = ImageModel(
+    name="vgg16",
+    summary="VGG-16 with batch norm for 32x32 images, 14.7 M parameters",
+    build=lambda _, classes: Vgg16(classes),
+    smallest_image=32,
+    folder_image=32,
+)
+
+
+SMALLEST_FULL_IMAGE = 63
+"""Below this many pixels a side nothing is left after the third pooling of the full form."""
+
+
+class AlexNet(nn.Module):
+    """Five convolutions and three linear layers.
+
+    The full form, 61.1 M parameters at 1,000 classes, is for 224x224 images. Images below 63 pixels
+    a side get the small form: 3x3 kernels, which keep the layers and the weight of the linear part
+    but let a 32x32 image through.
+
+    Source: Krizhevsky, One weird trick for parallelizing CNNs (the single-tower form).
+    """
+
+    def __init__(self, image_size: int, classes: int) -> None:
+        super().__init__()
+        small = image_size < SMALLEST_FULL_IMAGE
+        pool = 2 if small else 3
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 64, 3, padding=1) if small else nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(pool, 2),
+            nn.Conv2d(64, 192, 3 if small else 5, padding=1 if small else 2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(pool, 2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(pool, 2),
+        )
+        side = 2 if small else 6
+        self.pool = nn.AdaptiveAvgPool2d(side)
+        self.head = nn.Sequential(
+            nn.Dropout(),
+            nn.Linear(256 * side * side, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+            nn.Linear(4096, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
+        logits: Tensor = self.head(torch.flatten(self.pool(self.features(x)), 1))
+        return logits
+
+
+ALEXNET = ImageModel(
+    name="alexnet",
+    summary="AlexNet, 61.1 M parameters at 224x224; a small form below 63x63",
+    build=AlexNet,
+    smallest_image=32,
+    folder_image=224,
+)
