@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from syncline.collectives import PROGRAMS, Collective, Fixed, Pipelined
 from syncline.groups import Choice
-from syncline.groups.choices import BLOCK_BYTES, HIERARCHICAL, Hosts, Region, choose
+from syncline.groups.choices import BLOCK_BYTES, HIERARCHICAL, Region, choose
+from syncline.groups.site import Hosts
 
 __all__ = ["BLOCKS_BYTES", "Candidate", "built_in_candidate", "candidates"]
 
