@@ -20,6 +20,7 @@ PIPELINED = [
     if isinstance(PROGRAMS[collective][algorithm], Pipelined)
 ]
 every_program = pytest.mark.parametrize(("collective", "algorithm"), NAMES)
+every_pipelined = pytest.mark.parametrize(("collective", "algorithm"), PIPELINED)
 
 
 def each(cases: Iterable[tuple[Any, ...]]) -> Callable[[Callable[..., None]], Callable[[], None]]:
