@@ -14,7 +14,7 @@ import pytest
 
 from syncline.model.timeline import Span, Timeline
 from syncline.report.bundle import Bundle
-from syncline.report.html import render
+from syncline.report.page import render
 
 from .conftest import HOSTILE
 from .overlap_example import make_overlapped

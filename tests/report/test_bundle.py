@@ -13,12 +13,13 @@ import pytest
 
 from syncline.errors import FileError, UserError
 from syncline.report.bundle import DOCUMENTS, Bundle
+from syncline.report.page import save
 from syncline.report.summary import Summary, summarise
 
 
 def test_a_saved_bundle_loads_the_same(whole: Bundle, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "first"
-    whole.save(folder)
+    save(whole, folder)
     names = {name for name, _ in DOCUMENTS.values()}
     assert {p.name for p in folder.iterdir()} == {
         *names,
@@ -33,7 +34,7 @@ def test_a_saved_bundle_loads_the_same(whole: Bundle, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", list(DOCUMENTS))
 def test_any_single_part_makes_a_report(whole: Bundle, field: str, tmp_path: Path) -> None:
-    Bundle(**{field: getattr(whole, field)}).save(tmp_path)
+    save(Bundle(**{field: getattr(whole, field)}), tmp_path)
     assert getattr(Bundle.load(tmp_path), field) == getattr(whole, field)
     page = (tmp_path / "report.html").read_text()
     assert "<h1>" in page
@@ -99,7 +100,7 @@ def test_a_directory_that_cannot_be_made_is_an_error(bundle: Bundle, tmp_path: P
 def test_reporting_needs_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "import syncline.report.bundle, syncline.report.tables\n"
+        "import syncline.report.page, syncline.report.tables\n"
         "import syncline.cli.show, syncline.cli.report\n"
     )
     path = str(Path(__file__).parents[2] / "src")

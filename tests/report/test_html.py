@@ -15,8 +15,8 @@ import pytest
 
 from syncline.model.timeline import Span, Timeline
 from syncline.report.bundle import Bundle
-from syncline.report.html import render
 from syncline.report.markup import Column, Html, table, tag, typeset
+from syncline.report.page import render
 
 from .conftest import HOSTILE
 

@@ -7,9 +7,15 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.model.rows import rows
-from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline, busy_ns
-from syncline.report.lanes import exposed_intervals
+from syncline.model.timeline import (
+    COMMUNICATION,
+    COMPUTE,
+    Span,
+    Timeline,
+    busy_ns,
+    exposed_intervals,
+    rows,
+)
 
 
 def _span(lane: str, start: int, stop: int) -> Span:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from syncline.model.timeline import Span, Timeline
 from syncline.report.bundle import Bundle
-from syncline.report.html import render
+from syncline.report.page import render, save_report
 from syncline.report.summary import summarise, timeline_facts
 from syncline.report.tables import timeline_table
 
@@ -109,7 +109,7 @@ def test_the_terminal_says_so(overlapped: Bundle) -> None:
 
 
 def test_the_trace_has_waits_and_a_counter(overlapped: Bundle, tmp_path: Path) -> None:
-    overlapped.save_report(tmp_path)
+    save_report(overlapped, tmp_path)
     trace = json.loads((tmp_path / "trace.json").read_text())
     events = trace["traceEvents"]
     assert any(e["ph"] == "X" and e["name"].startswith("wait: ") for e in events)

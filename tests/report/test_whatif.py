@@ -14,11 +14,10 @@ from rich.console import Console
 from syncline.errors import FileError
 from syncline.model.whatif import Crossing, Setting, WhatIf
 from syncline.report.bundle import Bundle
-from syncline.report.html import render
+from syncline.report.page import render, save_what_if
 from syncline.report.summary import summarise
 from syncline.report.tables import document_table
-from syncline.report.whatif_page import save_what_if
-from syncline.report.whatif_panel import Panel, coloured
+from syncline.report.whatif_curves import Panel, coloured
 from syncline.report.whatif_table import print_what_if
 from syncline.report.whatif_words import bandwidth, crossing_text, setting_text, value_text
 from syncline.simulator.crossings import series

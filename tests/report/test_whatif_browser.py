@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from syncline.report.html import render
+from syncline.report.page import render
 
 from .test_browser import Page, driver
 from .whatif_examples import few, scaling

@@ -8,7 +8,7 @@ from syncline.model.network import Link, Network
 from syncline.model.whatif import WhatIf
 from syncline.planners import PLANNERS
 from syncline.report.bundle import Bundle
-from syncline.report.whatif_page import what_if_bundle
+from syncline.report.whatif_words import what_if_bundle
 from syncline.simulator.predict import predict
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.study import study

@@ -11,9 +11,10 @@ from syncline.bench.words import binary_size
 from syncline.collectives import Collective
 from syncline.groups import Choices
 from syncline.model.document import write_text_atomically
-from syncline.report import html, units
+from syncline.report import units
 from syncline.report.chart import Line, LogAxis, Mark, line_chart
 from syncline.report.markup import Column, Html, section, table, tag
+from syncline.report.page import page
 
 __all__ = ["render_choices", "save_page"]
 
@@ -46,7 +47,7 @@ def save_page(several: Sequence[Choices], target: Path) -> None:
 def render_choices(several: Sequence[Choices]) -> str:
     """Return the page as the text of one HTML file, a part for each document."""
     first = several[0]
-    return html.page(
+    return page(
         title="Choices of algorithms",
         subject=f"{first.place} · on {first.machine}",
         headline="Which algorithm is fastest from which size on",

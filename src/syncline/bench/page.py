@@ -15,9 +15,9 @@ from syncline.bench.words import (
     spread_text,
     what_bound,
 )
-from syncline.report import html, units
+from syncline.report import units
 from syncline.report.markup import Column, Html, section, table, tag, typeset
-from syncline.report.place import save_page
+from syncline.report.page import page, save_page
 
 __all__ = ["render", "save_report"]
 
@@ -38,7 +38,7 @@ def save_report(benchmark: Benchmark, target: Path) -> None:
 def render(benchmark: Benchmark) -> str:
     """Return the page as the text of one HTML file."""
     parts = [_section(benchmark, workers) for workers in benchmark.worker_counts]
-    return html.page(
+    return page(
         title=benchmark.collective,
         subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
         headline=_capital(headline(benchmark)),

@@ -22,7 +22,7 @@ from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 from syncline.processes import ended_by_signals
-from syncline.report.place import require_place
+from syncline.report.page import require_place
 
 __all__ = ["bench", "topk"]
 

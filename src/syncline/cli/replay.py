@@ -17,7 +17,7 @@ from syncline.replay.page import save_report
 from syncline.replay.request import Request
 from syncline.replay.session import replay as run_replay
 from syncline.replay.table import print_replay
-from syncline.report.place import require_place
+from syncline.report.page import require_place
 from syncline.simulator.transformations import with_compute_scale
 from syncline.testbed.cluster import Cluster
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from syncline.model.document import write_text_atomically
-from syncline.report import html
 from syncline.report.bundle import Bundle
+from syncline.report.page import render, save_report
 from syncline.report.summary import summarise
 
 __all__ = ["report"]
@@ -27,9 +27,9 @@ def report(directory: Path, as_json: bool, output: Path | None) -> None:
     """Render report.html, report.json and trace.json again from the files in DIR."""
     bundle = Bundle.load(directory)
     if output is None:
-        output = bundle.save_report(directory)
+        output = save_report(bundle, directory)
     else:
-        write_text_atomically(output, html.render(bundle))
+        write_text_atomically(output, render(bundle))
     if as_json:
         click.echo(summarise(bundle).to_json(), nl=False)
     else:

@@ -21,9 +21,8 @@ from syncline.model.whatif import WhatIf
 from syncline.planners import PLANNERS, planner_named
 from syncline.planners.auto import CANDIDATES, choose
 from syncline.planners.suggestion import suggestion
-from syncline.report.place import require_place
+from syncline.report.page import require_place, save_what_if
 from syncline.report.tables import comparison_table
-from syncline.report.whatif_page import save_what_if
 from syncline.report.whatif_table import print_what_if
 from syncline.report.whatif_words import REFERENCE, point_comparison
 from syncline.simulator.predict import predict

@@ -20,7 +20,7 @@ from syncline.errors import FileError, UserError
 from syncline.groups import Choices
 from syncline.groups.choices import choices_folder, choices_path
 from syncline.processes import ended_by_signals
-from syncline.report.place import is_page, made_directory, require_place
+from syncline.report.page import is_page, made_directory, require_place
 
 __all__ = ["tune"]
 

@@ -620,6 +620,7 @@ class DistributedDataParallel(TorchDDP):
             FileError: the directory cannot be written.
         """
         from syncline.report.bundle import Bundle
+        from syncline.report.page import save
 
         tuning = self._tuning if self._conductor is not None else None
         bundle = Bundle(
@@ -631,8 +632,7 @@ class DistributedDataParallel(TorchDDP):
             timeline_predicted=tuning.predicted_timeline if tuning else None,
             timeline_measured=tuning.measured_timeline if tuning else None,
         )
-        bundle.save(directory)
-        return Path(directory) / "report.html"
+        return save(bundle, directory)
 
     # ------------------------------------------------------------------ the reducer
 

@@ -12,15 +12,19 @@ from syncline.replay.picture import replay_picture
 from syncline.replay.result import Entry, Replay
 from syncline.replay.session import Outcome
 from syncline.replay.words import against_ddp, headline, measured_how, spread_text
-from syncline.report import html, units
+from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.facts import KeyFigure
-from syncline.report.figure import timelines_section
-from syncline.report.inputs import messages_section, network_section, profile_section
 from syncline.report.markup import Column, Html, section, table, tag, typeset
-from syncline.report.outcome import figures_section
-from syncline.report.place import save_page
+from syncline.report.page import page, save_page
+from syncline.report.sections import (
+    figures_section,
+    messages_section,
+    network_section,
+    profile_section,
+)
 from syncline.report.summary import summarise
+from syncline.report.timelines import timelines_section
 from syncline.traces.chrome import to_chrome_trace
 
 __all__ = ["render", "save_report"]
@@ -58,7 +62,7 @@ def render(outcome: Outcome) -> str:
         messages_section(best, summary),
         profile_section(best, summary),
     )
-    return html.page(
+    return page(
         title=replay.model,
         subject=f"{replay.model} · {replay.cluster} · on {replay.machine}",
         headline=headline(replay),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from syncline.errors import FileError, UserError, quoted
-from syncline.model.document import Document, write_text_atomically
+from syncline.model.document import Document
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
@@ -15,9 +15,6 @@ from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
-from syncline.report import html
-from syncline.report.summary import summarise
-from syncline.traces.chrome import to_chrome_trace
 
 __all__ = ["DOCUMENTS", "Bundle"]
 
@@ -94,7 +91,7 @@ class Bundle:
             raise FileError(f"{folder}: {error}") from None
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the parts and the report on them; the directory is created if need be.
+        """Write the parts; the directory is created if need be.
 
         A file of an earlier report that has no successor in this one is renamed to ``*.old``, so
         that a later :meth:`load` does not mix two runs.
@@ -114,18 +111,3 @@ class Bundle:
             document = getattr(self, field)
             if document is not None:
                 document.save(folder / name)
-        self.save_report(folder)
-
-    def save_report(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``report.html``, ``report.json`` and ``trace.json`` alone; return the page's path.
-
-        Raises:
-            FileError: the directory does not exist or cannot be written.
-        """
-        folder = Path(directory)
-        page = folder / "report.html"
-        write_text_atomically(page, html.render(self))
-        summarise(self).save(folder / "report.json")
-        trace = to_chrome_trace(self.timelines(), profile=self.profile, plan=self.plan)
-        write_text_atomically(folder / "trace.json", trace)
-        return page

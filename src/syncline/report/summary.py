@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from syncline.model.document import Document
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
-from syncline.model.timeline import NOT_COMPUTING, Timeline, busy_ns, union
+from syncline.model.timeline import NOT_COMPUTING, Timeline, busy_ns, exposed_intervals, union
+from syncline.report.bundle import Bundle
 from syncline.report.facts import (
     Check,
     FittedPoint,
@@ -26,11 +27,7 @@ from syncline.report.facts import (
     TimelineFacts,
     number,
 )
-from syncline.report.lanes import exposed_intervals
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, verdict
-
-if TYPE_CHECKING:
-    from syncline.report.bundle import Bundle
 
 __all__ = ["Summary", "network_facts", "planner_table", "summarise", "timeline_facts"]
 

@@ -15,9 +15,8 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
-from syncline.model.rows import Row, rows
 from syncline.model.run import Run
-from syncline.model.timeline import Timeline
+from syncline.model.timeline import Row, Timeline, rows
 from syncline.model.whatif import WhatIf
 from syncline.report import units
 from syncline.report.summary import Summary, network_facts, planner_table, timeline_facts

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline
 from syncline.model.run import Rate, Run
+from syncline.model.whatif import WhatIf
 from syncline.report import units
+from syncline.report.bundle import Bundle
 from syncline.report.facts import KeyFigure, Verdict, number
-from syncline.report.whatif_verdict import what_if_figures, what_if_verdict
+from syncline.report.whatif_words import setting_text, telling
 
-if TYPE_CHECKING:
-    from syncline.report.bundle import Bundle
+__all__ = [
+    "KeyFigure",
+    "Verdict",
+    "figure_text",
+    "key_figures",
+    "verdict",
+    "what_if_figures",
+    "what_if_verdict",
+]
 
-__all__ = ["KeyFigure", "Verdict", "figure_text", "key_figures", "verdict"]
 
 RESULTS_SHOWN = 2
 """Results of the training among the key figures; all of them are in report.json."""
@@ -288,3 +295,36 @@ def _training_figures(run: Run) -> list[KeyFigure]:
             KeyFigure(name=f"result: {name}", label=name.capitalize(), value=value, unit="")
         )
     return figures
+
+
+def what_if_verdict(what_if: WhatIf) -> Verdict:
+    """Return what limits the chosen point, and what would lift the limit."""
+    said, _, remedy = what_if.bottleneck.sentence.partition("; ")
+    setting = what_if.chosen.setting
+    place = setting_text(setting, telling(setting))
+    return Verdict(
+        headline=f"{what_if.model} on {place}, planned by {what_if.bottleneck.planner}, is {said}",
+        detail=remedy,
+    )
+
+
+def what_if_figures(what_if: WhatIf) -> tuple[KeyFigure, ...]:
+    """Return the figures of the chosen point."""
+    point, best = what_if.chosen, what_if.chosen.of(what_if.bottleneck.planner)
+    workers = units.counted(point.setting.workers, "worker")
+    return (
+        KeyFigure(
+            name="speed_up",
+            label="Speed-up",
+            value=point.speed_up(best),
+            unit="",
+            note=f"of {workers}, against one without communication",
+        ),
+        KeyFigure(
+            name="efficiency",
+            label="Efficiency",
+            value=point.efficiency(best),
+            unit="fraction",
+            note=f"one such worker takes {units.duration(point.alone_s)}",
+        ),
+    )

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from syncline.model.whatif import Bottleneck, PathPart, Point, WhatIf
 from syncline.report import units
+from syncline.report.bundle import Bundle
 from syncline.report.markup import Child, Column, Html, bar, section, table, tag, typeset
-from syncline.report.picture import KINDS
 from syncline.report.summary import Summary
+from syncline.report.timelines import KINDS
 from syncline.report.whatif_curves import axis_section
 from syncline.report.whatif_words import BOUNDS, PARTS, REFERENCE, setting_text, telling
-
-if TYPE_CHECKING:
-    from syncline.report.bundle import Bundle
 
 __all__ = ["bandwidth_section", "path_section", "points_section", "workers_section"]
 

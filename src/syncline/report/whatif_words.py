@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from syncline.model.prediction import Comparison
+from syncline.model.timeline import Timeline
 from syncline.model.whatif import Crossing, Point, Setting, WhatIf
 from syncline.report import units
+from syncline.report.bundle import Bundle
 
 __all__ = [
     "BOUNDS",
@@ -20,6 +22,7 @@ __all__ = [
     "setting_text",
     "telling",
     "value_text",
+    "what_if_bundle",
 ]
 
 REFERENCE = (
@@ -151,4 +154,18 @@ def point_comparison(what_if: WhatIf, point: Point) -> Comparison:
         predictions=point.predictions,
         chosen=point.best.planner,
         reason="the fastest of those that were asked for" if several else "it was asked for",
+    )
+
+
+def what_if_bundle(what_if: WhatIf, timeline: Timeline) -> Bundle:
+    """Return the report on a what-if.
+
+    Args:
+        what_if: the sweep.
+        timeline: one predicted iteration of the fastest planner at the chosen point.
+    """
+    return Bundle(
+        what_if=what_if,
+        comparison=point_comparison(what_if, what_if.chosen),
+        timeline_predicted=timeline,
     )

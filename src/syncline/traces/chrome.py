@@ -9,8 +9,7 @@ import msgspec
 
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.model.rows import rows
-from syncline.model.timeline import Span, Timeline
+from syncline.model.timeline import Span, Timeline, rows
 from syncline.traces.flows import Flow, flows
 
 __all__ = ["to_chrome_trace"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
 from syncline.bench.topk.table import COLUMNS, selection_rows
-from syncline.report import html, units
+from syncline.report import units
 from syncline.report.chart import Line, LogAxis, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
-from syncline.report.place import save_page
+from syncline.report.page import page, save_page
 
 __all__ = ["render", "save_report"]
 
@@ -36,7 +36,7 @@ def render(measured: Selections) -> str:
     """Return the page as the text of one HTML file."""
     densities = list(dict.fromkeys(density for _, density in measured.cases))
     versions = (f"{name}: {version}" for name, version in measured.versions.items())
-    return html.page(
+    return page(
         title="selection",
         subject=f"the k largest magnitudes · {measured.place} · {measured.machine}",
         headline=_headline(measured),

@@ -207,9 +207,9 @@ class BspSgd(nn.Module):
             FileError: the directory cannot be written.
         """
         from syncline.report.bundle import Bundle
+        from syncline.report.page import save
 
-        Bundle(run=run or self.run_record()).save(directory)
-        return Path(directory) / "report.html"
+        return save(Bundle(run=run or self.run_record()), directory)
 
     # ------------------------------------------------------------------ inside
 

@@ -1,0 +1,257 @@
+"""The report as one self-contained page: no script, style, font or image from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from syncline.errors import FileError
+from syncline.model.document import Document, write_text_atomically
+from syncline.model.timeline import Timeline
+from syncline.model.whatif import WhatIf
+from syncline.report.bundle import Bundle
+from syncline.report.markup import Html, escaped, tag, typeset
+from syncline.report.sections import (
+    checks_section,
+    events_section,
+    figures_section,
+    largest_section,
+    messages_section,
+    network_section,
+    planners_section,
+    profile_section,
+)
+from syncline.report.summary import Summary, summarise
+from syncline.report.timelines import timeline_data, timelines_section
+from syncline.report.whatif_section import (
+    bandwidth_section,
+    path_section,
+    points_section,
+    workers_section,
+)
+from syncline.report.whatif_words import what_if_bundle
+from syncline.traces.chrome import to_chrome_trace
+
+__all__ = [
+    "is_page",
+    "made_directory",
+    "page",
+    "render",
+    "require_place",
+    "save",
+    "save_page",
+    "save_report",
+    "save_what_if",
+]
+
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
+SCRIPTS = ("view.js", "draw.js", "page.js")
+SECTIONS: tuple[Callable[[Bundle, Summary], Html | None], ...] = (
+    figures_section,
+    workers_section,
+    bandwidth_section,
+    path_section,
+    timelines_section,
+    planners_section,
+    points_section,
+    checks_section,
+    network_section,
+    messages_section,
+    largest_section,
+    profile_section,
+    events_section,
+)
+"""In the order in which they are read; those without input are absent."""
+
+
+def render(bundle: Bundle) -> str:
+    """Return the report on ``bundle`` as the text of one HTML file."""
+    summary = summarise(bundle)
+    return page(
+        title=_model(summary),
+        subject=_subject(summary),
+        headline=summary.verdict.headline,
+        detail=summary.verdict.detail,
+        sections=[made for make in SECTIONS if (made := make(bundle, summary)) is not None],
+        timelines=bundle.timelines(),
+        numbers="report.json",
+    )
+
+
+def page(
+    *,
+    title: str,
+    subject: str,
+    headline: str,
+    detail: str,
+    sections: Sequence[Html],
+    timelines: Sequence[Timeline],
+    numbers: str,
+) -> str:
+    """Return one HTML file.
+
+    The page's policy forbids every request and every script but its own, which is named by its
+    hash, so that no name in the data could be run even if it slipped through the escaping.
+
+    Args:
+        title: of the window; may be empty.
+        subject: what the page is about, in a line.
+        headline: what was found, without its full stop.
+        detail: why, likewise; may be empty.
+        sections: of the page.
+        timelines: those that a section draws.
+        numbers: name of the file that holds the same numbers.
+    """
+    script = "\n".join(_asset(name) for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    slots: dict[str, str] = {  # our own files are Html; all other text is escaped
+        "title": f"{title}: Syncline report" if title else "Syncline report",
+        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'",
+        "style": Html(_asset("page.css")),
+        "subject": subject,
+        "headline": typeset(headline) + ".",
+        "detail": _detail(detail),
+        "sections": Html("\n".join(sections)),
+        "numbers": numbers,
+        "data": timeline_data(timelines),
+        "script": Html(script),
+    }
+    # One pass, so that a name in the data that looks like a slot stays what it is.
+    return _SLOT.sub(lambda match: escaped(slots[match[1]]), _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return resources.files("syncline.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _model(summary: Summary) -> str:
+    for part in (summary.run, summary.planners, summary.profile):
+        if part is not None:
+            return part.model
+    return summary.network.name if summary.network else ""
+
+
+def _subject(summary: Summary) -> str:
+    run, network = summary.run, summary.network
+    parts = [_model(summary)]
+    for part in (run, summary.planners, network, summary.profile):
+        if part is not None:
+            parts.append(f"{part.workers} worker{'' if part.workers == 1 else 's'}")
+            break
+    if run:
+        parts += [run.backend, run.machine]
+    elif network and network.name != parts[0]:
+        parts.append(network.name)
+    return " · ".join(filter(None, parts))
+
+
+def _detail(detail: str) -> Html | str:
+    if not detail:
+        return ""
+    return tag("p", typeset(detail[0].upper() + detail[1:]) + ".", class_="detail")
+
+
+# --- where it is written ---
+
+
+def require_place(target: Path) -> None:
+    """Check where a report is to be written, before it takes long to make.
+
+    Raises:
+        FileError: the folder of a page is missing, or a directory would replace a file.
+    """
+    if is_page(target):
+        if not target.parent.is_dir():
+            raise FileError(
+                f"{target}: cannot be written: there is no folder {target.parent}; make it, or "
+                "choose another"
+            )
+    elif target.exists() and not target.is_dir():
+        raise FileError(
+            f"{target}: cannot be written: it is a file; name a folder, or a page such as "
+            f"{target}.html"
+        )
+
+
+def is_page(target: Path) -> bool:
+    """Return whether a name is that of a page rather than of a directory."""
+    return target.suffix.lower() in (".html", ".htm")
+
+
+def made_directory(path: Path) -> Path:
+    """Return a directory, made with those above it where it is missing.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def save_page(target: Path, text: str, name: str, beside: Mapping[str, Document | str]) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+
+    Args:
+        target: the file or the directory.
+        text: of the page.
+        name: of the page in a directory.
+        beside: what else goes there, by the name of the file.
+
+    Raises:
+        FileError: the file or the directory cannot be written.
+    """
+    if is_page(target):
+        write_text_atomically(target, text)
+        return
+    folder = made_directory(target)
+    for other, content in beside.items():
+        written = content.to_json() if isinstance(content, Document) else content
+        write_text_atomically(folder / other, written)
+    write_text_atomically(folder / name, text)
+
+
+def save(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
+    """Write the parts of a bundle and the report on them; return the page's path.
+
+    Raises:
+        FileError: the directory cannot be created or written.
+    """
+    bundle.save(directory)
+    return save_report(bundle, directory)
+
+
+def save_report(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
+    """Write ``report.html``, ``report.json`` and ``trace.json``; return the page's path.
+
+    Raises:
+        FileError: the directory does not exist or cannot be written.
+    """
+    folder = Path(directory)
+    target = folder / "report.html"
+    write_text_atomically(target, render(bundle))
+    summarise(bundle).save(folder / "report.json")
+    trace = to_chrome_trace(bundle.timelines(), profile=bundle.profile, plan=bundle.plan)
+    write_text_atomically(folder / "trace.json", trace)
+    return target
+
+
+def save_what_if(what_if: WhatIf, timeline: Timeline, target: Path) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+
+    Raises:
+        FileError: the file or the directory cannot be written.
+    """
+    bundle = what_if_bundle(what_if, timeline)
+    if is_page(target):
+        write_text_atomically(target, render(bundle))
+    else:
+        save(bundle, target)
