@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncline.report.axis import Axis
 from syncline.report.chart import (
     Bar,
     Line,
-    LinearAxis,
-    LogAxis,
     Mark,
     bar_chart,
     line_chart,
@@ -27,7 +26,7 @@ positive = st.floats(1e-9, 1e9)
 @some.many
 @given(st.lists(positive, min_size=1, max_size=5))
 def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
-    axis = LogAxis.around(values)
+    axis = Axis.around(values)
     assert axis.low <= min(values) * (1 + 1e-6)
     assert axis.high >= max(values) * (1 - 1e-6)
     assert 0 <= len(axis.ticks) <= 7
@@ -41,7 +40,7 @@ def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
 @some.many
 @given(st.lists(positive, min_size=2, max_size=40, unique=True))
 def test_ticks_below_have_room(values: list[float]) -> None:
-    axis = LogAxis.of(sorted(values))
+    axis = Axis.of(sorted(values))
     assert (axis.ticks[0], axis.ticks[-1]) == (min(values), max(values))
     assert set(axis.ticks) <= set(values)
     assert len(axis.ticks) == 2 or axis.has_room(axis.ticks)
@@ -57,13 +56,13 @@ def test_ticks_below_have_room(values: list[float]) -> None:
     ],
 )
 def test_ticks_are_at_values(values: list[float], ticks: list[float]) -> None:
-    assert LogAxis.of(values).ticks == ticks
+    assert Axis.of(values).ticks == ticks
 
 
 @some.many
 @given(positive)
 def test_a_linear_axis_has_round_ticks(high: float) -> None:
-    ticks = LinearAxis.up_to(high).ticks
+    ticks = Axis.up_to(high).ticks
     assert ticks[0] == 0
     assert 3 <= len(ticks) <= 6
     assert ticks[-1] <= high * (1 + 1e-6)
@@ -79,8 +78,8 @@ def lines(*ends: float) -> list[Line]:
 def drawn(of: Sequence[Line], marks: Sequence[Mark] = ()) -> str:
     return line_chart(
         of,
-        x=LogAxis.of([1, 2, 4, 8]),
-        y=LinearAxis(1.0, [0.0, 1.0]),
+        x=Axis.of([1, 2, 4, 8]),
+        y=Axis(0.0, 1.0, [0.0, 1.0]),
         x_text=lambda v: f"{v:g}",
         y_text=lambda v: f"{v:g}",
         title="<efficiency>",

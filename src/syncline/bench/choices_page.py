@@ -12,7 +12,8 @@ from syncline.collectives import Collective
 from syncline.groups import Choices
 from syncline.model.document import write_text_atomically
 from syncline.report import units
-from syncline.report.chart import Line, LogAxis, Mark, line_chart
+from syncline.report.axis import Axis
+from syncline.report.chart import Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, table, tag
 from syncline.report.page import page
 
@@ -99,8 +100,8 @@ def _picture(choices: Choices, collective: Collective) -> Html:
     ticks = [float(size) for size in sizes]
     return line_chart(
         lines,
-        x=LogAxis(ticks[0], ticks[-1], ticks[:: 1 + len(ticks) // MOST_TICKS]),
-        y=LogAxis(1.0, high, [tick for tick in TICKS if tick <= high]),
+        x=Axis.log(ticks[0], ticks[-1], ticks[:: 1 + len(ticks) // MOST_TICKS]),
+        y=Axis.log(1.0, high, [tick for tick in TICKS if tick <= high]),
         x_text=lambda size: binary_size(round(size)),
         y_text=lambda ratio: f"{ratio:g}x",
         title=f"{collective}: time, of that of the fastest",

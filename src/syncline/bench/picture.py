@@ -8,7 +8,8 @@ from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
 from syncline.bench.result import Benchmark, Entry
 from syncline.bench.words import binary_size
 from syncline.report import units
-from syncline.report.chart import Line, LogAxis, line_chart
+from syncline.report.axis import Axis
+from syncline.report.chart import Line, line_chart
 from syncline.report.markup import Html
 
 __all__ = ["bandwidth_picture", "latency_picture"]
@@ -26,7 +27,7 @@ def latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) ->
             if entries
         ],
         x=_sizes(benchmark, workers),
-        y=LogAxis.around([e.latency_s for entries in rows.values() for e in entries]),
+        y=Axis.around([e.latency_s for entries in rows.values() for e in entries]),
         x_text=_size_text,
         y_text=lambda seconds: units.duration(seconds, 1),
         title="Latency",
@@ -45,7 +46,7 @@ def bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) 
     return line_chart(
         [_line(name, points, units.rate) for name, points in rows.items()],
         x=_sizes(benchmark, workers),
-        y=LogAxis.around([rate for points in rows.values() for _, rate in points]),
+        y=Axis.around([rate for points in rows.values() for _, rate in points]),
         x_text=_size_text,
         y_text=lambda rate: units.rate(rate).replace(".00 ", " ").replace(".0 ", " "),
         title="Bus bandwidth",
@@ -59,9 +60,9 @@ def _rows(benchmark: Benchmark, workers: int, name: str) -> list[Entry]:
     return sorted(mine, key=lambda entry: entry.size_bytes)
 
 
-def _sizes(benchmark: Benchmark, workers: int) -> LogAxis:
+def _sizes(benchmark: Benchmark, workers: int) -> Axis:
     mine = {entry.size_bytes for entry in benchmark.entries if entry.workers == workers}
-    return LogAxis.of([float(size) for size in sorted(mine)])
+    return Axis.of([float(size) for size in sorted(mine)])
 
 
 def _size_text(size_bytes: float) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from syncline.replay.result import Entry, Replay
 from syncline.report import units
+from syncline.report.axis import Axis
 from syncline.report.markup import Html, tag
 
 __all__ = ["replay_picture"]
@@ -14,27 +12,10 @@ __all__ = ["replay_picture"]
 WIDTH = 560
 LEFT, RIGHT, TOP, BOTTOM, ROW = 104, 24, 34, 26, 26
 LONGEST_NAME = 15
-MOST_TICKS = 6
 
 
-class _Axis:
-    """Maps seconds to positions; spans a little more than the values, from round to round."""
-
-    def __init__(self, values_s: Sequence[float]) -> None:
-        low, high = min(values_s), max(values_s)
-        rough = max(high - low, high * 0.02) / (MOST_TICKS - 2)
-        power = 10.0 ** math.floor(math.log10(rough))
-        self._step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
-        self._low = math.floor(low / self._step - 0.25) * self._step
-        self._high = math.ceil(high / self._step + 0.25) * self._step
-
-    def at(self, seconds: float) -> float:
-        share = (seconds - self._low) / (self._high - self._low)
-        return round(LEFT + share * (WIDTH - RIGHT - LEFT), 1)
-
-    def ticks(self) -> list[float]:
-        count = round((self._high - self._low) / self._step)
-        return [self._low + self._step * index for index in range(count + 1)]
+def _at(axis: Axis, seconds: float) -> float:
+    return axis.at(seconds, LEFT, WIDTH - RIGHT)
 
 
 def replay_picture(replay: Replay) -> Html:
@@ -45,10 +26,10 @@ def replay_picture(replay: Replay) -> Html:
         for entry in entries
         for seconds in (*entry.spread_s, entry.predicted_s, replay.lower_bound_s)
     ]
-    axis = _Axis(values_s)
+    axis = Axis.between(values_s)
     bottom = TOP + ROW * len(entries)
     drawn = _frame(axis, bottom, units.TimeUnit(values_s))
-    bound = axis.at(replay.lower_bound_s)
+    bound = _at(axis, replay.lower_bound_s)
     drawn.append(
         tag(
             "path",
@@ -70,10 +51,10 @@ def replay_picture(replay: Replay) -> Html:
     )
 
 
-def _frame(axis: _Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
+def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
     drawn = []
-    for value in axis.ticks():
-        place = axis.at(value)
+    for value in axis.ticks:
+        place = _at(axis, value)
         drawn += [
             tag("line", x1=place, x2=place, y1=TOP, y2=bottom, class_="grid"),
             tag("text", _short(unit.text(value)), x=place, y=bottom + 18, class_="mid"),
@@ -95,9 +76,9 @@ def _short(number: str) -> str:
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 
-def _row(entry: Entry, axis: _Axis, y: float) -> list[Html]:
-    low, high = map(axis.at, entry.spread_s)
-    measured, predicted = axis.at(entry.measured_s), axis.at(entry.predicted_s)
+def _row(entry: Entry, axis: Axis, y: float) -> list[Html]:
+    low, high = (_at(axis, seconds) for seconds in entry.spread_s)
+    measured, predicted = _at(axis, entry.measured_s), _at(axis, entry.predicted_s)
     name = entry.planner
     if len(name) > LONGEST_NAME:
         name = f"{name[: LONGEST_NAME - 1]}\u2026"

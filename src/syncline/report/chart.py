@@ -1,116 +1,30 @@
-"""Charts as plain SVG: lines labelled where they end, stacked bars, numbered marks."""
+"""Charts as plain SVG: lines labelled where they end, stacked bars, a network's fitted cost."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from syncline.model.network import Network
+from syncline.report import units
+from syncline.report.axis import MOST_TICKS, Axis
 from syncline.report.markup import Html, tag
 
-__all__ = ["Bar", "Line", "LinearAxis", "LogAxis", "Mark", "bar_chart", "line_chart"]
+__all__ = ["Bar", "Line", "Mark", "bar_chart", "fit_plot", "line_chart"]
 
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 96, 30, 44
 LABEL_STEP = 15
 """Least distance of two labels at the right."""
-MOST_TICKS = 6
-TICK_SHARE = 0.12
-"""Least distance of two ticks below, as a share of the axis."""
 BAR_SHARE = 0.76
 """Of the room that a bar has."""
 THIN = 0.02
 """Share of the last bar below which a part has no label."""
+FIT_STEPS = 120
+"""Points of the fitted curve."""
 
 Text = Callable[[float], str]
-
-
-class LogAxis:
-    """Maps values to a share of the axis by their logarithm, from ``low`` to ``high``."""
-
-    def __init__(self, low: float, high: float, ticks: Sequence[float]) -> None:
-        self.low = low
-        self.high = high if high > low else low * 2
-        self.ticks = list(ticks)
-
-    @classmethod
-    def around(cls, values: Sequence[float]) -> LogAxis:
-        """Return the axis around values above 0, from and to 1, 2 or 5 times a power of ten."""
-        low, high = _round_down(min(values)), 1 / _round_down(1 / max(values))
-        ticks = _round_values(low, high)
-        if len(ticks) > MOST_TICKS:
-            ticks = [v for v in ticks if _mantissa(v) == 1]
-        every = math.ceil(len(ticks) / MOST_TICKS)
-        return cls(low, high, ticks[::every])
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> LogAxis:
-        """Return the axis from the first to the last value, with ticks at some of them.
-
-        At every value, or every second and so on, with the last; else at those that have room.
-        """
-        axis = cls(values[0], values[-1], values)
-        last = len(values) - 1
-        for every in (n for n in range(1, last) if last % n == 0):
-            if axis.has_room(values[::every]):
-                axis.ticks = list(values[::every])
-                return axis
-        axis.ticks = [values[0]]
-        for value in values[1:-1]:
-            if axis.has_room((axis.ticks[-1], value, values[-1])):
-                axis.ticks.append(value)
-        axis.ticks.append(values[-1])
-        return axis
-
-    def has_room(self, ticks: Sequence[float]) -> bool:
-        """Return whether ticks are far enough apart for their labels."""
-        places = [self.share(value) for value in ticks]
-        return all(b - a >= TICK_SHARE for a, b in itertools.pairwise(places))
-
-    def share(self, value: float) -> float:
-        """Return the place of a value: 0 at the low end, 1 at the high one."""
-        return math.log(value / self.low) / math.log(self.high / self.low)
-
-
-class LinearAxis:
-    """Maps values from 0 to ``high`` to a share of the axis."""
-
-    def __init__(self, high: float, ticks: Sequence[float]) -> None:
-        self.high = high if high > 0 else 1.0
-        self.ticks = list(ticks)
-
-    @classmethod
-    def up_to(cls, high: float) -> LinearAxis:
-        """Return the axis to a value above 0, with three to six round ticks."""
-        rough = high / 4
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
-        return cls(high, [step * index for index in range(int(high / step * (1 + 1e-9)) + 1)])
-
-    def share(self, value: float) -> float:
-        """Return the place of a value: 0 at the low end, 1 at the high one."""
-        return value / self.high
-
-
-def _mantissa(value: float) -> int:
-    return int(f"{value:.0e}"[0])
-
-
-def _round_down(value: float) -> float:
-    """Return the largest 1, 2 or 5 times a power of ten that is no larger than a value."""
-    power = 10.0 ** math.floor(math.log10(value) + 1e-9)
-    return power * next(m for m in (5, 2, 1) if m * power <= value * (1 + 1e-9))
-
-
-def _round_values(low: float, high: float) -> list[float]:
-    """Return the 1, 2 and 5 times powers of ten from one of them to another."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    every = [m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5)]
-    return [v for v in every if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
-
-
-Axis = LogAxis | LinearAxis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +65,7 @@ class Bar:
 def line_chart(
     lines: Sequence[Line],
     *,
-    x: LogAxis,
+    x: Axis,
     y: Axis,
     x_text: Text,
     y_text: Text,
@@ -175,7 +89,7 @@ def line_chart(
     """
 
     def at_x(value: float) -> float:
-        return round(LEFT + x.share(value) * (WIDTH - RIGHT - LEFT), 1)
+        return x.at(value, LEFT, WIDTH - RIGHT)
 
     drawn = _frame(y, y_text, title, x_title)
     for value in x.ticks:
@@ -211,7 +125,7 @@ def line_chart(
 def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, about: str) -> Html:
     """Return stacked bars as SVG, on a linear axis from 0."""
     heights = [math.fsum(height for _, _, height in bar.parts) for bar in bars]
-    y = LinearAxis.up_to(max(heights)) if max(heights) > 0 else LinearAxis(1.0, [0.0])
+    y = Axis.up_to(max(heights)) if max(heights) > 0 else Axis(0.0, 1.0, [0.0])
     drawn = _frame(y, y_text, title, x_title)
     room = (WIDTH - RIGHT - LEFT) / len(bars)
     every = _every(bars)
@@ -255,7 +169,7 @@ def _every(values: Sequence[object]) -> int:
 
 
 def _at_y(y: Axis, value: float) -> float:
-    return round(HEIGHT - BOTTOM - y.share(value) * (HEIGHT - BOTTOM - TOP), 1)
+    return y.at(value, HEIGHT - BOTTOM, TOP)
 
 
 def _svg(drawn: Sequence[Html], about: str) -> Html:
@@ -298,3 +212,65 @@ def _labels(ends: Sequence[tuple[float, str, str]]) -> list[Html]:
             tag("text", label, x=x + 16, y=round(place + 4, 1), class_=f"name {css}".strip()),
         ]
     return drawn
+
+
+def fit_plot(network: Network) -> Html | None:
+    """Return the plot as SVG, or None if the network has no measured points to show."""
+    points = [(p.size_bytes, p.time_s) for p in network.points if p.size_bytes and p.time_s > 0]
+    if not points:
+        return None
+    left, top, width, height = 62, 28, 440, 300
+    right, bottom = width - 26, height - 44
+    sizes = sorted(size for size, _ in points)
+    first, last = math.log10(sizes[0]), math.log10(sizes[-1])
+    curve = []
+    for step in range(FIT_STEPS + 1):
+        size_bytes = round(10 ** (first + (last - first) * step / FIT_STEPS))
+        seconds = network.all_reduce.seconds(size_bytes)
+        if seconds > 0:
+            curve.append((size_bytes, seconds))
+    x = Axis.decades(sizes)
+    y = Axis.decades([t for _, t in (*points, *curve)])
+
+    def at(size_bytes: float, seconds: float) -> tuple[float, float]:
+        return x.at(size_bytes, left, right, 2), y.at(seconds, bottom, top, 2)
+
+    marks = []
+    for value in x.ticks:
+        place, _ = at(value, y.low)
+        marks += [
+            tag("line", x1=place, x2=place, y1=top, y2=bottom, class_="grid"),
+            tag("text", _whole(units.size(value)), x=place, y=bottom + 17, class_="mid"),
+        ]
+    for value in y.ticks:
+        _, place = at(x.low, value)
+        marks += [
+            tag("line", x1=left, x2=right, y1=place, y2=place, class_="grid"),
+            tag("text", _whole(units.duration(value)), x=left - 8, y=place + 4, class_="end"),
+        ]
+    marks += [
+        tag("text", "time of an all-reduce", x=0, y=12),
+        tag("text", "message size", x=right, y=height - 6, class_="end"),
+    ]
+    if curve:
+        path = "M" + " L".join("{} {}".format(*at(*place)) for place in curve)
+        marks.append(tag("path", d=path, class_="curve"))
+    for size_bytes, seconds in points:
+        a, b = at(size_bytes, seconds)
+        title = f"{units.size(size_bytes)}: {units.duration(seconds)} measured"
+        marks.append(tag("circle", tag("title", title), cx=a, cy=b, r=3, class_="point"))
+    return tag(
+        "svg",
+        marks,
+        viewBox=f"0 0 {width} {height}",
+        class_="plot",
+        role="img",
+        aria_label=f"Time of an all-reduce against its size: {len(points)} measured points "
+        "and the fitted curve",
+    )
+
+
+def _whole(text: str) -> str:
+    """Return a power of ten without its zero decimals: ``1 kB`` for ``1.00 kB``."""
+    number, unit = text.split(" ")
+    return f"{float(number):.0f}\u00a0{unit}"

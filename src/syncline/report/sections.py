@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from syncline.report import units
 from syncline.report.bundle import Bundle
+from syncline.report.chart import fit_plot
 from syncline.report.facts import NetworkFacts, PlannerRow
 from syncline.report.markup import Child, Column, Html, bar, section, table, tag, typeset
-from syncline.report.plot import fit_plot
 from syncline.report.summary import Summary
 from syncline.report.verdict import figure_text
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
-from syncline.report.chart import Bar, Line, LinearAxis, LogAxis, Mark, bar_chart, line_chart
+from syncline.report.axis import Axis
+from syncline.report.chart import Bar, Line, Mark, bar_chart, line_chart
 from syncline.report.markup import Html, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.crossings import series
@@ -247,14 +248,14 @@ def _chart(
     panel: Panel,
     lines: Sequence[Line],
     *,
-    y: LogAxis | LinearAxis,
+    y: Axis,
     y_text: Callable[[float], str],
     title: str,
     marks: Sequence[Mark] = (),
 ) -> Html:
     return line_chart(
         lines,
-        x=LogAxis.of(panel.values),
+        x=Axis.of(panel.values),
         y=y,
         x_text=panel.tick_text,
         y_text=y_text,
@@ -268,13 +269,13 @@ def _chart(
 def _speed_up(panel: Panel, groups: Sequence[Group]) -> Html:
     ideal = Line(label="ideal", css="ideal", points=[(v, v) for v in panel.values])
     lines = [ideal, *_lines(panel, groups, lambda point, p: max(point.speed_up(p), 1e-9))]
-    y = LogAxis.around(_everything(lines))
+    y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=lambda v: f"{v:g}", title="Speed-up")
 
 
 def _iteration(panel: Panel, groups: Sequence[Group]) -> Html:
     lines = _lines(panel, groups, lambda _, p: max(p.iteration_s, 1e-9))
-    y = LogAxis.around(_everything(lines))
+    y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=_duration, title="Iteration")
 
 
@@ -284,7 +285,7 @@ def _efficiency(panel: Panel, groups: Sequence[Group], crossings: Sequence[Cross
     return _chart(
         panel,
         lines,
-        y=LinearAxis(top, [top * step / 4 for step in range(5)]),
+        y=Axis(0.0, top, [top * step / 4 for step in range(5)]),
         y_text=lambda value: f"{value * 100:.0f}\u00a0%",
         title="Efficiency",
         marks=[
@@ -312,7 +313,7 @@ def _exposed(panel: Panel, groups: Sequence[Group], crossings: Sequence[Crossing
     return _chart(
         panel,
         lines,
-        y=LogAxis.around([floor_s, *_everything(lines)]),
+        y=Axis.around([floor_s, *_everything(lines)]),
         y_text=lambda value: ("\u2264\u00a0" if value < floor_s * 1.01 else "") + _duration(value),
         title="Exposed communication",
         marks=[

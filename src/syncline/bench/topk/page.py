@@ -7,7 +7,8 @@ from pathlib import Path
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
 from syncline.bench.topk.table import COLUMNS, selection_rows
 from syncline.report import units
-from syncline.report.chart import Line, LogAxis, line_chart
+from syncline.report.axis import Axis
+from syncline.report.chart import Line, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
 from syncline.report.page import page, save_page
 
@@ -92,8 +93,8 @@ def _picture(measured: Selections, sizes: list[int], density: float) -> Html:
         lines.append(Line(label=label, css=css, points=points, titles=titles))
     return line_chart(
         lines,
-        x=LogAxis.of([float(size) for size in sizes]),
-        y=LogAxis.around(times_s),
+        x=Axis.of([float(size) for size in sizes]),
+        y=Axis.around(times_s),
         x_text=lambda size: f"{size:,.0f}",
         y_text=lambda seconds: units.duration(seconds, 1),
         title="Time",
