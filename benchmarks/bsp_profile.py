@@ -28,7 +28,6 @@ from torch.nn.functional import cross_entropy
 from benchmarks.common import RESULTS, median, save
 from syncline.groups import Group
 from syncline.parallel.bsp import BspSgd, IterationProfile
-from syncline.parallel.bsp.profile import profile_table
 from syncline.parallel.bsp.wrapper import WARM_UP_ITERATIONS
 from syncline.training.models.vision import AlexNet
 
@@ -127,6 +126,17 @@ def draw(rows: list[tuple[str, IterationProfile]], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def profile_table(rows: list[tuple[str, IterationProfile]]) -> str:
+    """Return a table as in linear-pipeline's Table 2, a line each."""
+    lines = [f"{'':<16}{'comm':>12}{'compt':>12}{'%':>8}"]
+    for name, row in rows:
+        lines.append(
+            f"{name:<16}{row.communication_s * 1e3:>9.2f} ms{row.computation_s * 1e3:>9.2f} ms"
+            f"{row.communication_share * 100:>8.1f}"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:

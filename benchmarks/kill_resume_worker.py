@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline.measure.lost import telling_lost_peers
+from syncline.measure.exchange import telling_lost_peers
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.parallel.ddp import DistributedDataParallel
 

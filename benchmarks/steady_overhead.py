@@ -25,7 +25,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from benchmarks.common import median, save
-from syncline.parallel.buckets import bucket_caps_mb
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.models.vision import ResNet20
 
@@ -60,7 +59,8 @@ def worker(result: str) -> None:
     while ours.measuring:
         block(ours, 1)
     assert ours.plan is not None
-    stock = TorchDDP(twin, bucket_cap_mb_list=bucket_caps_mb(ours.plan.message_bytes()))
+    caps_mb = [size_bytes / (1 << 20) for size_bytes in ours.plan.message_bytes()]
+    stock = TorchDDP(twin, bucket_cap_mb_list=caps_mb)
     block(ours, BLOCK)
     block(stock, BLOCK)
     pairs = []

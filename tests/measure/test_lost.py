@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncline.errors import MismatchError, PeerError
-from syncline.measure.lost import said_of, telling_lost_peers
+from syncline.measure.exchange import said_of, telling_lost_peers
 from tests.workers import WorkerPool
 
 CLOSED = (

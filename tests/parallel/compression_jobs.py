@@ -24,7 +24,7 @@ from syncline.parallel import stage_engine
 from syncline.parallel.carrier import Carrier, Flight
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.groundwork import Groundwork
-from syncline.parallel.shares import Shares
+from syncline.parallel.layout import Shares
 from syncline.parallel.stages import StageResult
 from syncline.planners.compressed import compressed
 from tests.parallel.jobs import OPTIMIZERS, batch, plain_plan, steps_to_steady, train

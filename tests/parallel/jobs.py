@@ -21,8 +21,8 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.run import Rate
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.groundwork import Groundwork
-from syncline.parallel.losses import LossWatch
 from syncline.parallel.stages import StageResult
+from syncline.parallel.watches import LossWatch
 from tests.parallel.models import MODELS, Plain
 
 OPTIMIZERS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from syncline.parallel.drift import DriftWatch, Pace
+from syncline.parallel.watches import DriftWatch, Pace
 
 
 def alone(own: Sequence[float]) -> list[list[float]]:

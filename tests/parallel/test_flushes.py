@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from syncline.parallel.flushes import FlushWatch
 from syncline.parallel.stages import StageResult
+from syncline.parallel.watches import FlushWatch
 from tests.parallel.jobs import plain_plan
 
 NEED = msgspec.structs.replace(plain_plan(), wait="need")

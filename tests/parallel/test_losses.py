@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncline.model.run import Rate
-from syncline.parallel.losses import LossWatch
+from syncline.parallel.watches import LossWatch
 
 BASELINE = Rate(name="stock DDP", iteration_s=1.0, noise_s=0.01, iterations=20)
 

@@ -13,8 +13,13 @@ from syncline.measure.clock import Clock, CpuClock
 from syncline.measure.observer import Event, Iteration, Moment
 from syncline.model.plan import Collective, Message, Plan, Tensor, Wait
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
-from syncline.parallel.measured import GateTimes, MessageTimes, engine_timeline
-from syncline.parallel.recording import Exchange, measured_timeline
+from syncline.parallel.recording import (
+    Exchange,
+    GateTimes,
+    MessageTimes,
+    engine_timeline,
+    measured_timeline,
+)
 
 M = Moment
 START = 1000

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.parallel.pending_state import PendingState
+from syncline.parallel.pending import PendingState
 
 
 class Guarded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 
 from syncline.model.plan import Message, Plan, Tensor
-from syncline.parallel.shares import shares_of
+from syncline.parallel.layout import shares_of
 from tests.parallel.test_layout import plans
 from tests.strategies import many
 

@@ -13,8 +13,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.run import Rate
 from syncline.parallel import tuning as module
-from syncline.parallel.settings import Settings
-from syncline.parallel.stages import Stage, StageResult
+from syncline.parallel.stages import Settings, Stage, StageResult
 from syncline.parallel.tuning import TRIALS, Tuning
 from syncline.planners import PLANNERS
 from syncline.planners.ddp import Ddp

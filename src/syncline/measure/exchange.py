@@ -1,9 +1,11 @@
-"""What all ranks of a process group, on any backend, know together: small values, and a timeout."""
+"""Small values that all ranks of a group exchange, its timeout, and how a lost peer is reported."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +13,19 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from syncline.errors import PeerError
+from syncline.errors import PeerError, SynclineError
 from syncline.measure.lent import lend
 
-__all__ = ["gather_json", "gather_numbers", "rename_new_groups", "share_json", "timeout_of"]
+__all__ = [
+    "gather_json",
+    "gather_numbers",
+    "is_lost_peer",
+    "rename_new_groups",
+    "said_of",
+    "share_json",
+    "telling_lost_peers",
+    "timeout_of",
+]
 
 
 def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
@@ -123,3 +134,47 @@ def rename_new_groups(base: dist.ProcessGroup) -> None:
     first = torch.tensor(secrets.randbits(62))
     dist.broadcast(first, src=dist.get_global_rank(base, 0), group=base)
     dist.distributed_c10d._world.group_count = int(first)
+
+
+SIGNS = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Return whether torch says, in one of its ways, that a peer is gone or silent."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return any(sign in text for sign in SIGNS)
+
+
+def said_of(error: Exception, timeout_s: float | None = None) -> str:
+    """Return what an error of torch says, without its place in torch's source and its advice.
+
+    Args:
+        error: raised by a collective.
+        timeout_s: of the process group, if known.
+    """
+    first = str(error).strip().split("\n", 1)[0]
+    first = re.sub(r"^\[[^\]]*:\d+\]\s*", "", first)
+    said = first.partition(". This is typically")[0].rstrip(".") or type(error).__name__
+    if timeout_s is not None and re.search("timed ?out|timeout", said, re.IGNORECASE):
+        return f"no answer within {timeout_s:g} s ({said})"
+    return said
+
+
+@contextmanager
+def telling_lost_peers(doing: str) -> Iterator[None]:
+    """Let the loss of a peer, which torch reports in many ways, be a PeerError.
+
+    Args:
+        doing: such as ``"while buffers were exchanged"``.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, SynclineError) or not is_lost_peer(error):
+            raise
+        raise PeerError(
+            f"rank {dist.get_rank()} lost a peer {doing}: {said_of(error)}; see the other ranks' "
+            "output, and resume all ranks from the last checkpoint"
+        ) from None

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from syncline.measure.autograd_graph import AutogradGraph
 from syncline.measure.clock import Clock
-from syncline.measure.observer import Event, Iteration, Moment
+from syncline.measure.observer import AutogradGraph, Event, Iteration, Moment
 from syncline.measure.statistics import median
 from syncline.model.profile import Phase
 

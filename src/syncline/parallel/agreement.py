@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.errors import MismatchError, PeerError, UserError
-from syncline.measure.exchange import gather_json
-from syncline.measure.lost import said_of
+from syncline.measure.exchange import gather_json, said_of
 from syncline.model.document import Document
 from syncline.parallel.deferred_step import DeferredOptimizer
 

@@ -21,7 +21,6 @@ from syncline.groups.choices import Wanted
 from syncline.groups.group import Parted
 from syncline.parallel.flight_recorder import Dumper, FlightRecorder, Record, from_torch
 from syncline.parallel.monitored_barrier import MonitoredBarrier
-from syncline.parallel.profiled import profiled, profiling
 from syncline.parallel.tensors import (
     MOVED,
     REDUCED,
@@ -33,7 +32,7 @@ from syncline.parallel.tensors import (
     reduction_of,
 )
 from syncline.parallel.untraced import untraced
-from syncline.parallel.work import Completer, Work
+from syncline.parallel.work import Completer, Work, profiled, profiling
 
 __all__ = ["NAME", "Options", "ProcessGroup", "register"]
 

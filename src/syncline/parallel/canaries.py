@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.parallel.separable import own_attributes, why_not_separable
-from syncline.parallel.twins import corner, kind_of_parameter, moving, normal, same, small
+from syncline.parallel.trial import corner, kind_of_parameter, moving, normal, same, small
 
 __all__ = ["StepCheck", "kind_of"]
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from syncline.measure.lent import lend
 from syncline.model.plan import Collective
-from syncline.parallel.shares import Shares
+from syncline.parallel.layout import Shares
 
 __all__ = ["Carrier", "CudaCarrier", "Flight", "bucket_elements", "carrier_for"]
 
@@ -87,7 +87,7 @@ class Carrier:
             buffer: the slice, of n elements, prepared; averaged in place. For an all-gather, each
                 worker's shares hold averages already.
             collective: what to do with it.
-            shares: for halves, the workers' shares in it (:mod:`syncline.parallel.shares`).
+            shares: for halves, the workers' shares in it (:mod:`syncline.parallel.layout`).
             after: the marks after which its content is complete.
         """
         if collective == "all-reduce":

@@ -13,13 +13,12 @@ from syncline.measure.segments import read_iteration
 from syncline.measure.statistics import median, standard_error
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
-from syncline.parallel.buckets import needs_engine
-from syncline.parallel.drift import WINDOW, DriftWatch, Pace
 from syncline.parallel.groundwork import Job
-from syncline.parallel.losses import LossWatch
+from syncline.parallel.layout import needs_engine
 from syncline.parallel.recording import Recorded
 from syncline.parallel.stages import Stage, StageResult
 from syncline.parallel.tuning import Tuning
+from syncline.parallel.watches import WINDOW, DriftWatch, LossWatch, Pace
 
 __all__ = ["PACE_EVERY", "Buckets", "Conductor"]
 

@@ -16,7 +16,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 
 from syncline.errors import MismatchError, UserError
-from syncline.measure.lost import telling_lost_peers
+from syncline.measure.exchange import telling_lost_peers
 from syncline.measure.profiler import dtype_name
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
@@ -29,17 +29,17 @@ from syncline.parallel.agreement import (
     require_same_state,
     require_same_training,
 )
-from syncline.parallel.buckets import BYTES_PER_MIB
 from syncline.parallel.compression import Compressing, refused_compression
 from syncline.parallel.conductor import Conductor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.deferred_step import DeferredOptimizer
 from syncline.parallel.gates import is_compiled
 from syncline.parallel.guard import Guard
+from syncline.parallel.layout import BYTES_PER_MIB
 from syncline.parallel.log import warn
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
-from syncline.parallel.settings import Settings
+from syncline.parallel.stages import Settings
 from syncline.parallel.tuning import Tuning
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed

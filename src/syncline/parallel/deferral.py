@@ -14,9 +14,9 @@ from torch.autograd.graph import increment_version
 from syncline.errors import SynclineError
 from syncline.parallel.engine import Engine
 from syncline.parallel.guard import Guard, lift
-from syncline.parallel.measured import GateTimes
 from syncline.parallel.orphans import Orphans
 from syncline.parallel.pending import hand_over, is_pending, release, suspend
+from syncline.parallel.recording import GateTimes
 
 if TYPE_CHECKING:
     from syncline.parallel.deferred_step import DeferredStep

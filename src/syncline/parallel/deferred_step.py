@@ -20,8 +20,7 @@ from syncline.parallel.ambient import Ambient
 from syncline.parallel.canaries import StepCheck
 from syncline.parallel.guard import KeptParameter
 from syncline.parallel.log import warn
-from syncline.parallel.pending import finish, is_pending
-from syncline.parallel.pending_state import PendingState
+from syncline.parallel.pending import PendingState, finish, is_pending
 from syncline.parallel.separable import why_not_separable
 
 if TYPE_CHECKING:

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
-from syncline.measure.lost import said_of
+from syncline.measure.exchange import said_of
 from syncline.model.plan import Plan
 from syncline.parallel.carrier import Carrier, Flight
 from syncline.parallel.compressor import Compressor
-from syncline.parallel.layout import Layout
-from syncline.parallel.measured import MessageTimes
+from syncline.parallel.layout import Layout, shares_of
 from syncline.parallel.pacing import Pacing
-from syncline.parallel.shares import shares_of
+from syncline.parallel.recording import MessageTimes
 
 __all__ = ["Engine"]
 

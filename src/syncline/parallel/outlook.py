@@ -13,7 +13,7 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.model.recipe import Compression
 from syncline.model.timeline import Timeline
-from syncline.parallel.settings import Settings
+from syncline.parallel.stages import Settings
 from syncline.planners import Planner, planner_named
 from syncline.planners.auto import Auto, choose
 from syncline.planners.compressed import choose_compressed

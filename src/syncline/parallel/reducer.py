@@ -17,13 +17,12 @@ from syncline.measure.profiler import dtype_name
 from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
-from syncline.parallel.accumulators import thawed
-from syncline.parallel.buckets import difference_from_plan, needs_engine
 from syncline.parallel.conductor import PACE_EVERY
-from syncline.parallel.drift import Pace
+from syncline.parallel.layout import difference_from_plan, needs_engine
 from syncline.parallel.recording import BucketRecorder, Recorded
-from syncline.parallel.reductions import Reductions
+from syncline.parallel.reductions import Reductions, thawed
 from syncline.parallel.stage_engine import StageEngine, engine_group
+from syncline.parallel.watches import Pace
 
 if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel

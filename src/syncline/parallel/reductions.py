@@ -1,21 +1,22 @@
-"""When the reducer has averaged a backward pass's gradients: what all ranks do equally often."""
+"""The end of a backward pass that the reducer exchanges, and hooks where gradients accumulate."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch._compile import _disable_dynamo
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
-
-from syncline.parallel.accumulators import accumulator, take_off
 
 if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["Reductions"]
+__all__ = ["Reductions", "accumulator", "take_off", "thawed"]
 
 _ENGINE = torch.autograd.Variable._execution_engine
 
@@ -99,3 +100,29 @@ class Reductions:
         except RuntimeError:  # torch's forward pass says so where it matters
             return False
         return True
+
+
+def accumulator(parameter: nn.Parameter) -> Node:
+    """Return the node that accumulates a parameter's gradient, also of one that is frozen now."""
+    with thawed([parameter]):
+        return get_gradient_edge(parameter).node
+
+
+@contextmanager
+def thawed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let frozen parameters require gradients for a moment."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def take_off(handles: list[RemovableHandle]) -> None:
+    """Remove hooks, and empty the list of their handles."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import PeerError
-from syncline.parallel.accumulators import accumulator, take_off
 from syncline.parallel.carrier import bucket_elements
 from syncline.parallel.compressor import Compressor
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.engine import Engine
 from syncline.parallel.gradient_views import GradientViews
+from syncline.parallel.reductions import accumulator, take_off
 from syncline.sparse.gradients import flat
 
 __all__ = ["Rounds"]

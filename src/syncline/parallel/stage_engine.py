@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from syncline.measure.exchange import rename_new_groups, timeout_of
-from syncline.measure.lost import telling_lost_peers
+from syncline.measure.exchange import rename_new_groups, telling_lost_peers, timeout_of
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.carrier import carrier_for
 from syncline.parallel.deferral import Deferral
-from syncline.parallel.drift import Pace
 from syncline.parallel.engine import Engine
 from syncline.parallel.gates import Gates
 from syncline.parallel.layout import Layout
 from syncline.parallel.leaving import finish_on_leaving
 from syncline.parallel.recording import EngineTimes
 from syncline.parallel.rounds import Rounds
+from syncline.parallel.watches import Pace
 
 if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""What the wrapper runs an iteration under while it measures, and what it learns from it."""
+"""What the user asked of the wrapper, and the stages of training in which it measures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 
 from syncline.measure.observer import Iteration
 from syncline.measure.segments import Trace
+from syncline.model.network import Network
 from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.model.recipe import Compression
 from syncline.parallel.recording import Recorded
+from syncline.planners.ddp import Ddp
 
-__all__ = ["Stage", "StageResult"]
+__all__ = ["Settings", "Stage", "StageResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +50,17 @@ class StageResult:
     """Whether the ranks agree that computation or communication has changed for good."""
     slower: bool = False
     """Whether they agree that iterations take longer than those of stock DDP did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user asked for."""
+
+    planner: str
+    plan: Plan | None
+    profile: Profile | None
+    network: Network | None
+    check: bool
+    compression: Compression | None = None
+    ddp: Ddp
+    """DDP's own buckets under the user's arguments."""

@@ -21,13 +21,12 @@ from syncline.model.profile import Baseline, Profile
 from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
-from syncline.parallel.flushes import FlushWatch
 from syncline.parallel.groundwork import Groundwork, Job
 from syncline.parallel.log import logger
 from syncline.parallel.outlook import Outlook, look_ahead
 from syncline.parallel.recording import recorded_timeline
-from syncline.parallel.settings import Settings
-from syncline.parallel.stages import Stage, StageResult
+from syncline.parallel.stages import Settings, Stage, StageResult
+from syncline.parallel.watches import FlushWatch
 from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.compressed import compressed, compressing
 from syncline.planners.ddp import Ddp

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import MismatchError, PeerError
+from syncline.measure.exchange import said_of
 from syncline.measure.lent import lend
-from syncline.measure.lost import said_of
 from syncline.sparse.exchange import UNREADABLE, Algorithm, Content, Outcome, Refusal, Share, Step
 from syncline.sparse.wire import Wire
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from syncline.measure.statistics import median, standard_error
 from syncline.model.run import Rate, Run
-from syncline.parallel.bsp.profile import IterationProfile
+from syncline.parallel.bsp.wrapper import IterationProfile
 from syncline.training.config import TrainingConfig
 from syncline.training.group import Worker
 from syncline.training.replica import Replica, StepTime

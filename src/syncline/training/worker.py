@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from syncline.errors import PeerError, SynclineError
-from syncline.measure.lost import is_lost_peer
+from syncline.measure.exchange import is_lost_peer
 from syncline.training.config import TrainingConfig
 from syncline.training.loop import train
 from syncline.training.progress import progress_on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from syncline.parallel.bsp.profile import IterationProfile
-from syncline.parallel.bsp.wrapper import BspSgd
+from syncline.parallel.bsp.wrapper import BspSgd, IterationProfile
 
 __all__ = ["BspSgd", "IterationProfile"]

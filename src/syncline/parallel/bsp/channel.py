@@ -1,19 +1,21 @@
-"""``Channel``: collectives on tensors by one family of algorithms, and how long they held us up."""
+"""Collectives of tensors by one family of algorithms, and tensors packed to travel together."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from syncline.collectives.table import PROGRAMS, Collective, Pipelined
 from syncline.errors import UserError, did_you_mean
 from syncline.groups import Choice, Elements, Group, Pending
 from syncline.parallel.tensors import elements_of
 
-__all__ = ["BLOCK_BYTES", "FAMILIES", "ROOT", "Channel"]
+__all__ = ["BLOCK_BYTES", "FAMILIES", "ROOT", "Channel", "Gradients", "Values"]
 
 ROOT = 0
 """The rank that owns the weights in Algorithms 1 and 2."""
@@ -98,3 +100,149 @@ class Channel:
             self._depth -= 1
             if self._depth == 0:
                 self.waited_s += time.perf_counter() - start_s
+
+
+class Packed:
+    """A buffer for each dtype of some tensors, and each tensor's place in it.
+
+    Args:
+        tensors: whose shapes and dtypes the places have.
+        marked: whether each tensor has one element more, a mark of its own.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], *, marked: bool = False) -> None:
+        self.buffers: list[Tensor] = []
+        self.places: list[Tensor] = [torch.empty(0)] * len(tensors)
+        self.marks: list[Tensor] = [torch.empty(0)] * len(tensors)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            sizes = [tensors[i].numel() for i in indices]
+            buffer = torch.zeros(sum(sizes) + marked * len(indices), dtype=dtype)
+            *places, marks = buffer.split([*sizes, marked * len(indices)])
+            for number, i in enumerate(indices):
+                self.places[i] = places[number].view(tensors[i].shape)
+                self.marks[i] = marks[number : number + 1]
+            self.buffers.append(buffer)
+
+
+class Values:
+    """Weights or buffers that are broadcast together."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._packed = Packed(tensors)
+        self._pending: list[Pending] = []
+
+    @torch.no_grad()
+    def start_broadcast(self, channel: Channel, *, attended: bool = False) -> None:
+        """Let the root's values be on their way."""
+        if channel.is_root:
+            for place, tensor in zip(self._packed.places, self._tensors, strict=True):
+                place.copy_(tensor)
+        self._pending = [
+            channel.broadcast(buffer, attended=attended) for buffer in self._packed.buffers
+        ]
+
+    @torch.no_grad()
+    def finish(self, channel: Channel) -> None:
+        """Put what has come in its place."""
+        _wait(self._pending)
+        if not channel.is_root:
+            for place, tensor in zip(self._packed.places, self._tensors, strict=True):
+                tensor.copy_(place)
+
+    def broadcast(self, channel: Channel) -> None:
+        """Replace every rank's values by the root's."""
+        self.start_broadcast(channel, attended=True)
+        self.finish(channel)
+
+
+class Gradients:
+    """Gradients that are averaged together.
+
+    With each travels a mark of how many ranks have it: a parameter that no rank has used keeps no
+    gradient, so that its optimizer leaves it alone. Each gradient is multiplied by 1 / P before it
+    is added, as DDP does, so that the same numbers are added.
+
+    Args:
+        names: of the parameters, for errors.
+        parameters: whose gradients travel.
+    """
+
+    def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
+        self._names = names
+        self._parameters = parameters
+        self._packed = Packed(parameters, marked=True)
+        self._pending: list[Pending] = []
+        self._averages: list[Tensor] = []
+        """Gradients that hold averages, until the update."""
+
+    def start_reduce(self, channel: Channel, *, attended: bool = False) -> None:
+        """Let this rank's gradients be on their way to the root.
+
+        Raises:
+            UserError: on the root, if it has added a gradient to an average.
+        """
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if any(parameter.grad is average for average in self._averages):
+                raise UserError(
+                    f"a second backward pass has added to the average gradient of {name!r} before "
+                    "the update; run all but the last pass under no_sync(), or call zero_grad()"
+                )
+        self._start(channel, partial(channel.reduce, attended=attended))
+
+    def finish_reduce(self, channel: Channel) -> None:
+        """Leave the averages with the root, and no gradients with the others.
+
+        So a step of the optimizer updates the root's weights alone.
+        """
+        _wait(self._pending)
+        if channel.is_root:
+            self._unpack()
+            self._averages = [p.grad for p in self._parameters if p.grad is not None]
+        else:
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def forget(self) -> None:
+        """Take note that the averages have been used."""
+        self._averages.clear()
+
+    def all_reduce(self, channel: Channel) -> None:
+        """Replace every rank's gradients by the averages."""
+        self._start(channel, partial(channel.all_reduce, attended=True))
+        _wait(self._pending)
+        self._unpack()
+
+    @torch.no_grad()
+    def _start(self, channel: Channel, collective: Callable[[Tensor], Pending]) -> None:
+        share = 1.0 / channel.group.ranks
+        for index, parameter in enumerate(self._parameters):
+            place, mark = self._packed.places[index], self._packed.marks[index]
+            mark.fill_(parameter.grad is not None)
+            if parameter.grad is None:
+                place.zero_()
+            elif parameter.grad.layout is not torch.strided:
+                raise UserError(
+                    f"the gradient of {self._names[index]!r} is {parameter.grad.layout}, and "
+                    "BSP-SGD exchanges dense ones; make its module with sparse=False"
+                )
+            else:
+                torch.mul(parameter.grad, share, out=place)
+        self._pending = [collective(buffer) for buffer in self._packed.buffers]
+
+    @torch.no_grad()
+    def _unpack(self) -> None:
+        for parameter, place, mark in zip(
+            self._parameters, self._packed.places, self._packed.marks, strict=True
+        ):
+            if not mark.item():
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(place)
+
+
+def _wait(pending: list[Pending]) -> None:
+    while pending:
+        pending.pop(0).wait()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
 
 from syncline.errors import UserError
+from syncline.measure.statistics import lower_quartile, median
+from syncline.model.fit import fit_cost_curve
+from syncline.model.network import Measurement, Network
+from syncline.model.profile import Gradient, Operation, Profile
 from syncline.parallel.bsp.algorithm import Algorithm, Job
-from syncline.parallel.bsp.planning import Observation
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["ReduceBroadcast"]
+__all__ = ["Observation", "ReduceBroadcast"]
 
 
 class ReduceBroadcast(Algorithm):
@@ -101,3 +108,141 @@ class ReduceBroadcast(Algorithm):
             messages = self._observation.planned_messages()
             self._observation = None
             self._arrange(messages)
+
+
+WARM_UP = 3
+OBSERVED = 10
+"""Iterations: enough for a median, as nothing is in flight while they compute."""
+SMALLEST_BYTES = 4096
+REPETITIONS = 9
+
+
+class Observation:
+    """Times of the first iterations, in which all gradients travel after the backward pass.
+
+    So computation is not disturbed while it is measured. The cost of a push is measured on the
+    group itself. All ranks take part; the root plans from its own times, for all.
+
+    Source: MG-WFBP, sections 4.3 and 5.1.
+    """
+
+    def __init__(self, job: Job, planner: MergingPlanner) -> None:
+        self._job = job
+        self._planner = planner
+        self._iterations = 0
+        self._began_s = self._forward_s = 0.0
+        self._ready_s: dict[int, float] = {}
+        self._forwards_s: list[float] = []
+        self._readies_s: list[list[float]] = [[] for _ in job.parameters]
+
+    def forward_begins(self) -> None:
+        """Note the time."""
+        self._ready_s = {}
+        self._began_s = time.perf_counter()
+
+    def forward_ends(self) -> None:
+        """Note the time."""
+        self._forward_s = time.perf_counter()
+
+    def gradient_ready(self, index: int) -> None:
+        """Note the time; of a gradient that comes in parts, of the last."""
+        self._ready_s[index] = time.perf_counter() - self._forward_s
+
+    def update_ends(self) -> bool:
+        """End an iteration; say whether that was the last to be observed."""
+        self._iterations += 1
+        if self._iterations > WARM_UP:
+            self._forwards_s.append(self._forward_s - self._began_s)
+            for index, ready_s in self._ready_s.items():
+                self._readies_s[index].append(ready_s)
+        return self._iterations == WARM_UP + OBSERVED
+
+    def planned_messages(self) -> list[list[int]]:
+        """Return the parameters of each message, the first to be sent first; on all ranks alike."""
+        network = self._network()
+        message_of = torch.zeros(len(self._job.parameters), dtype=torch.int64)
+        if self._job.channel.is_root:
+            order = self._ready_order()
+            plan = self._planner.plan(self._profile(order), network)
+            # Gradients that never came go with the last message.
+            message_of.fill_(len(plan.messages) - 1)
+            for number, tensors in enumerate(plan.message_tensors()):
+                message_of[[order[tensor] for tensor in tensors]] = number
+        self._job.channel.broadcast(message_of).wait()
+        numbers = message_of.tolist()
+        return [
+            [index for index, number in enumerate(numbers) if number == message]
+            for message in range(max(numbers) + 1)
+        ]
+
+    def _ready_order(self) -> list[int]:
+        came = [index for index, times in enumerate(self._readies_s) if times]
+        return sorted(came, key=lambda index: median(self._readies_s[index]))
+
+    def _profile(self, order: list[int]) -> Profile:
+        job = self._job
+        ready_s = [0.0, *(median(self._readies_s[index]) for index in order)]
+        operations = [
+            Operation(name="forward", phase="forward", duration_s=median(self._forwards_s))
+        ]
+        gradients = []
+        for number, (index, (before_s, now_s)) in enumerate(
+            zip(order, itertools.pairwise(ready_s), strict=True), 1
+        ):
+            name, parameter = job.names[index], job.parameters[index]
+            operations.append(
+                Operation(
+                    name=name, phase="backward", duration_s=now_s - before_s, after=(number - 1,)
+                )
+            )
+            gradients.append(
+                Gradient(
+                    name=name,
+                    elements=parameter.numel(),
+                    dtype=str(parameter.dtype).removeprefix("torch."),
+                    ready_after=number,
+                )
+            )
+        return Profile(
+            model=type(job.module).__name__,
+            device="cpu",
+            workers=job.channel.group.ranks,
+            iterations=len(self._forwards_s),
+            operations=tuple(operations),
+            gradients=tuple(gradients),
+        )
+
+    def _network(self) -> Network:
+        """Time pushes of several sizes; MG-WFBP's Eq. 10, of one direction."""
+        points = [
+            Measurement(
+                size_bytes=size_bytes,
+                time_s=lower_quartile(list(self._pushes_s(size_bytes))),
+                repetitions=REPETITIONS,
+            )
+            for size_bytes in self._sizes_bytes()
+        ]
+        return Network(
+            name="push",
+            workers=self._job.channel.group.ranks,
+            all_reduce=fit_cost_curve(points).curve,
+            backend="syncline",
+            points=tuple(points),
+        )
+
+    def _sizes_bytes(self) -> list[int]:
+        whole_bytes = sum(parameter.nbytes for parameter in self._job.parameters)
+        sizes = [SMALLEST_BYTES]
+        while sizes[-1] * 4 < whole_bytes:
+            sizes.append(sizes[-1] * 4)
+        return [*sizes, max(whole_bytes, 2 * SMALLEST_BYTES)]
+
+    def _pushes_s(self, size_bytes: int) -> Iterator[float]:
+        channel = self._job.channel
+        buffer = torch.zeros(-(-size_bytes // 4))
+        for repetition in range(REPETITIONS + 1):
+            channel.all_reduce(torch.zeros(1)).wait()  # together: a push ends when all have begun
+            start_s = time.perf_counter()
+            channel.reduce(buffer).wait()
+            if repetition:  # the first warms up
+                yield time.perf_counter() - start_s

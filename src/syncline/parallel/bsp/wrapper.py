@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +18,46 @@ from torch.utils._pytree import tree_leaves
 
 from syncline.errors import UserError
 from syncline.groups import Group
+from syncline.measure.statistics import median
 from syncline.model.run import Run
-from syncline.parallel.bsp.algorithm import Algorithm, Job
-from syncline.parallel.bsp.all_reduce import AllReduce
-from syncline.parallel.bsp.channel import Channel
+from syncline.parallel.bsp.algorithm import Algorithm, AllReduce, Job
+from syncline.parallel.bsp.channel import Channel, Values
 from syncline.parallel.bsp.overlapped import Overlapped
-from syncline.parallel.bsp.packed import Values
-from syncline.parallel.bsp.profile import IterationProfile
 from syncline.parallel.bsp.reduce_broadcast import ReduceBroadcast
 from syncline.parallel.record import machine_line
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["BspSgd"]
+__all__ = ["BspSgd", "IterationProfile"]
 
 WARM_UP_ITERATIONS = 3
 """The first iterations allocate, and learn the order of the layers; the profile is without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationProfile:
+    """An iteration on the root, from the start of its forward pass to the end of its update.
+
+    Source: linear-pipeline, Table 2; medians in place of averages.
+    """
+
+    communication_s: float
+    """For which computation waited: exchanges that it hides do not count."""
+    computation_s: float
+    """The rest."""
+
+    @property
+    def communication_share(self) -> float:
+        """Communication over the whole iteration (the paper's %), from 0 to 1."""
+        whole_s = self.communication_s + self.computation_s
+        return self.communication_s / whole_s if whole_s > 0 else 0.0
+
+    @classmethod
+    def of(cls, samples: Sequence[tuple[float, float]]) -> Self:
+        """Summarise iterations, each ``(communication_s, iteration_s)``; at least one."""
+        return cls(
+            communication_s=median([waited for waited, _ in samples]),
+            computation_s=median([whole - waited for waited, whole in samples]),
+        )
 
 
 class BspSgd(nn.Module):
