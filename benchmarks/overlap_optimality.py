@@ -24,9 +24,8 @@ from benchmarks.common import save
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners.overlap import RIVALS, Overlap, Round
-from syncline.simulator.bound import lower_bound_ns
+from syncline.simulator.bound import Terms, lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
-from syncline.simulator.terms import Terms, terms
 
 ROUNDS = 400
 """Of each kind and number in flight."""

@@ -22,7 +22,7 @@ from tests.trace_files import TRACES, all_traces
 
 from benchmarks.common import save
 from syncline.model.collective_costs import all_reduce_line
-from syncline.model.envelope import lower_envelope
+from syncline.model.cost import lower_envelope
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners.overlap import Overlap

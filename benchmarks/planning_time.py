@@ -12,8 +12,8 @@ from syncline.model.network import PRESETS, Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
 from syncline.planners.base import MergingPlanner
-from syncline.planners.jackson import preemptive_order
-from syncline.simulator.terms import Terms, terms
+from syncline.planners.pace import preemptive_order
+from syncline.simulator.bound import Terms, terms
 
 RUNS = 7
 NAMES = ("mgwfbp", "merge", "horovod", "dear", "tictac", "p3", "bytescheduler", "pace", "overlap")

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.network import Link, Measurement, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline, Gradient, Operation, Profile
+from syncline.model.quantities import BYTES_PER_ELEMENT
 from syncline.model.run import Event, Rate, Run
 from syncline.model.timeline import Span, Timeline
 

@@ -9,9 +9,13 @@ import pytest
 from reproduce.counted_cost import Cost, derived_cost
 
 from syncline.collectives import PROGRAMS, Collective, program
-from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, Line
+from syncline.model.collective_costs import (
+    ALL_REDUCE_ALGORITHMS,
+    BROADCAST_ALGORITHMS,
+    REDUCE_ALGORITHMS,
+    Line,
+)
 from syncline.model.pipeline_costs import pipeline_steps
-from syncline.model.rooted_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
 from tests.collectives.programs import NAMES, PIPELINED, each, make, own
 from tests.test_docs import evaluate, table_rows, text_of
 

@@ -12,7 +12,7 @@ import zipfile
 from typing import Any
 
 from syncline.errors import SynclineError
-from syncline.traces import protobuf
+from syncline.traces import chakra_nodes
 from syncline.traces.chakra_nodes import is_metadata
 
 __all__ = ["mutated"]
@@ -284,7 +284,7 @@ def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:
 
 def _message_mutation(content: bytes, rng: random.Random) -> bytes:
     """Change messages and fields of a protobuf file, and leave the lengths right."""
-    parts = [message for _, message in protobuf.messages(io.BytesIO(content), "seed")]
+    parts = [message for _, message in chakra_nodes.messages(io.BytesIO(content), "seed")]
     for _ in range(rng.choice((1, 1, 2, 5))):
         one, other = rng.randrange(len(parts)), rng.randrange(len(parts))
         action = rng.randrange(8)
@@ -296,12 +296,12 @@ def _message_mutation(content: bytes, rng: random.Random) -> bytes:
             del parts[one]
         else:
             parts[one] = _field_mutation(parts[one], rng)
-    return b"".join(map(protobuf.delimited, parts))
+    return b"".join(map(chakra_nodes.delimited, parts))
 
 
 def _field_mutation(message: bytes, rng: random.Random) -> bytes:
     try:
-        found = list(protobuf.fields(message, "seed"))
+        found = list(chakra_nodes.fields(message, "seed"))
     except SynclineError:
         return _flip(message, rng)
     if not found:
@@ -317,7 +317,7 @@ def _field_mutation(message: bytes, rng: random.Random) -> bytes:
         found[at] = field._replace(number=rng.choice((1, 2, 3, 4, 5, 7, 9, 10, 11, 29, 1 << 28)))
     elif action == 3 and field.content:
         found[at] = field._replace(content=_field_mutation(field.content, rng))
-    elif field.wire == protobuf.VARINT:
+    elif field.wire == chakra_nodes.VARINT:
         bits = rng.randrange(65)
         near = field.value + rng.choice((-1, 1, 2, 1000))
         value = rng.choice((0, 1, near, (1 << bits) - 1)) % (1 << 64)
@@ -327,9 +327,9 @@ def _field_mutation(message: bytes, rng: random.Random) -> bytes:
     return b"".join(map(_encoded, found))
 
 
-def _encoded(field: protobuf.Field) -> bytes:
-    if field.wire == protobuf.VARINT:
-        return protobuf.unsigned_field(field.number, field.value)
-    if field.wire == protobuf.BYTES:
-        return protobuf.bytes_field(field.number, field.content)
-    return protobuf.varint(field.number << 3 | field.wire) + field.content
+def _encoded(field: chakra_nodes.Field) -> bytes:
+    if field.wire == chakra_nodes.VARINT:
+        return chakra_nodes.unsigned_field(field.number, field.value)
+    if field.wire == chakra_nodes.BYTES:
+        return chakra_nodes.bytes_field(field.number, field.content)
+    return chakra_nodes.varint(field.number << 3 | field.wire) + field.content

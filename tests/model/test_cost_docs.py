@@ -6,10 +6,13 @@ import re
 
 import pytest
 
-from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
+from syncline.model.collective_costs import (
+    ALL_REDUCE_ALGORITHMS,
+    BROADCAST_ALGORITHMS,
+    REDUCE_ALGORITHMS,
+)
 from syncline.model.exchange import EXCHANGES
 from syncline.model.pipeline_costs import BLOCK_COUNTS, pipeline_steps
-from syncline.model.rooted_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
 from tests.test_docs import evaluate, table_rows, text_of
 
 TEXT = text_of("algorithms.md")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncline.errors import UserError
-from syncline.model.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from syncline.model.quantities import BYTES_PER_ELEMENT, bytes_per_element
 
 
 @pytest.mark.parametrize("dtype", BYTES_PER_ELEMENT)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, all_reduce_line
-from syncline.model.cost import CostCurve
-from syncline.model.envelope import Choice, cheapest, crossings, lower_envelope
-from syncline.model.limits import LARGEST_BYTES
+from syncline.model.cost import Choice, CostCurve, cheapest, crossings, lower_envelope
+from syncline.model.quantities import LARGEST_BYTES
 from tests import strategies as some
 
 LINES = {

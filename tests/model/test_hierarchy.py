@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
-from syncline.model.hierarchy import (
+from syncline.model.exchange import (
     DENSE_ALGORITHMS,
     all_reduce_curve,
     hierarchical_all_reduce,

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from syncline.errors import UserError
-from syncline.model.limits import LARGEST_BYTES, LONGEST_NS, require_time
 from syncline.model.network import Network
+from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS, require_time
 from syncline.planners import PLANNERS, Planner
 from syncline.planners.table import CANDIDATES, SCHEDULERS
 from syncline.simulator.predict import predict

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from syncline.errors import UserError
+from syncline.model.collective_costs import parameter_server_line, pull_line, push_line
 from syncline.model.cost import CostCurve
-from syncline.model.parameter_server import parameter_server_line, pull_line, push_line
 from tests.model import steps
 
 

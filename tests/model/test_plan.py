@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.plan import Collective, Message, Payload, Plan, Tensor
 from syncline.model.profile import Profile
+from syncline.model.quantities import BYTES_PER_ELEMENT
 from tests import strategies as some
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
-from syncline.model.rooted_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
+from syncline.model.collective_costs import (
+    ALL_REDUCE_ALGORITHMS,
+    BROADCAST_ALGORITHMS,
+    REDUCE_ALGORITHMS,
+)
 from tests.model import steps
 
 

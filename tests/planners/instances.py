@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
+from syncline.simulator.bound import terms
 from syncline.simulator.predict import predict
-from syncline.simulator.terms import terms
 
 Cost = Callable[[int], float]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.network import Network
-from syncline.planners.buckets import Buckets
+from syncline.planners.horovod import Buckets
 from tests import strategies as some
 
 FREE = Network.line(workers=2, a_s=0, b_s_per_byte=0)

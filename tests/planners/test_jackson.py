@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from syncline import _native
-from syncline.planners.jackson import Piece, preemptive_order
+from syncline.planners.pace import Piece, preemptive_order
 from tests import strategies as some
 from tests.planners.time_slots import SlotJob, least_end, least_end_by_weights, weight
 

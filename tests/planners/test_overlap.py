@@ -17,9 +17,8 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
 from syncline.planners.overlap import RIVALS, Overlap, Round
-from syncline.simulator.bound import lower_bound_ns
+from syncline.simulator.bound import lower_bound_ns, terms
 from syncline.simulator.predict import predict, predict_iteration_s
-from syncline.simulator.terms import terms
 from tests import strategies as some
 from tests.planners.exhaustive import (
     KINDS,

@@ -15,11 +15,10 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
-from syncline.planners.jackson import preemptive_order
-from syncline.planners.pace import MOST_TENSORS, Pace
+from syncline.planners.pace import MOST_TENSORS, Pace, preemptive_order
 from syncline.planners.wfbp import Wfbp
+from syncline.simulator.bound import terms
 from syncline.simulator.predict import predict
-from syncline.simulator.terms import terms
 from tests import strategies as some
 from tests.planners.instances import chain, chains, iteration_s
 

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from syncline.model.network import Link, Network
+from syncline.model.prediction import Suggestion
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.sparse_costs import SparseSpeeds
-from syncline.model.suggestion import Suggestion
-from syncline.planners.auto import choose
-from syncline.planners.suggestion import suggestion
+from syncline.planners.auto import choose, suggestion
 from syncline.simulator.predict import predict
 
 GBIT = Link(alpha_s=20e-6, beta_s_per_byte=8e-9, gamma_s_per_byte=0.0)

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.model.network import Network
-from syncline.planners.slices import Slice
-from syncline.planners.urgency import most_urgent_first
+from syncline.planners.slices import Slice, most_urgent_first
 from tests import strategies as some
 
 slices_of = st.lists(

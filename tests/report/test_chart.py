@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.report.axis import Axis
 from syncline.report.chart import (
+    Axis,
     Bar,
     Line,
     Mark,

@@ -20,7 +20,7 @@ from syncline.report.tables import document_table
 from syncline.report.whatif_curves import Panel, coloured
 from syncline.report.whatif_table import print_what_if
 from syncline.report.whatif_words import bandwidth, crossing_text, setting_text, value_text
-from syncline.simulator.crossings import series
+from syncline.simulator.study import series
 
 from .conftest import HOSTILE
 from .test_html import _Page, _sections

@@ -13,9 +13,8 @@ from syncline.model.cost import CostCurve
 from syncline.model.network import PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
-from syncline.simulator.bound import least_s_per_byte, lower_bound_ns
+from syncline.simulator.bound import Terms, least_s_per_byte, lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
-from syncline.simulator.terms import Terms, terms
 from tests import strategies as some
 from tests.planners.exhaustive import KINDS, Instance, Kind, least_end_ns, random_instance
 from tests.planners.instances import chains

@@ -11,8 +11,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners.auto import CANDIDATES
-from syncline.simulator.contention import LARGEST, calibrate_contention
-from syncline.simulator.predict import predict_iteration_s
+from syncline.simulator.predict import LARGEST, calibrate_contention, predict_iteration_s
 from tests import strategies as some
 
 NETWORK = Network.line(workers=4, a_s=2e-4, b_s_per_byte=2e-9)

@@ -6,7 +6,7 @@ import pytest
 
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import Point, Setting
-from syncline.simulator.crossings import crossings, series
+from syncline.simulator.study import crossings, series
 
 COMPUTING_S = 0.1
 

@@ -16,12 +16,11 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.planners.single import Single
 from syncline.planners.wfbp import Wfbp
-from syncline.simulator.bound import lower_bound_ns
-from syncline.simulator.build import build
+from syncline.simulator.bound import lower_bound_ns, terms
+from syncline.simulator.dag import build
 from syncline.simulator.predict import predict, predict_iteration_s
 from syncline.simulator.steady import steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
-from syncline.simulator.terms import terms
 from syncline.simulator.transformations import as_planned
 from syncline.simulator.workers import Workers
 from tests import strategies as some

@@ -17,8 +17,7 @@ from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
 from syncline.planners.merge import Merge
 from syncline.planners.wfbp import Wfbp
 from syncline.simulator.predict import predict
-from syncline.traces.chrome import to_chrome_trace
-from syncline.traces.flows import flows
+from syncline.traces.chrome import flows, to_chrome_trace
 from tests.strategies import layer_profiles, many, timelines
 from tests.traces.seeds import layered_profile
 

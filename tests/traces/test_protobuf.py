@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import FileError
-from syncline.traces import protobuf
+from syncline.traces import chakra_nodes
 from syncline.traces.chakra_nodes import Metadata, Node, NodeType, encode, is_metadata, read_nodes
 from tests.strategies import many
 from tests.traces.seeds import chakra_of_ours, chakra_of_pytorch
@@ -68,7 +68,7 @@ SCHEMA = _schema()
 
 @pytest.mark.parametrize("content", [chakra_of_ours(), chakra_of_pytorch()])
 def test_the_package_reads_what_we_write(content: bytes) -> None:
-    first, *others = (m for _, m in protobuf.messages(io.BytesIO(content), "x"))
+    first, *others = (m for _, m in chakra_nodes.messages(io.BytesIO(content), "x"))
     metadata = SCHEMA["Metadata"].FromString(first)
     theirs = [SCHEMA["Node"].FromString(message) for message in others]
     attributes = sorted({a.name for node in theirs for a in node.attr})
@@ -131,7 +131,7 @@ def test_we_read_what_the_package_writes(
             for key, (field, value) in attributes.items()
         ],
     )
-    content = encode(Metadata("0.0.4")) + protobuf.delimited(node.SerializeToString())
+    content = encode(Metadata("0.0.4")) + chakra_nodes.delimited(node.SerializeToString())
     assert is_metadata(content)
     _, ours = read_nodes(io.BytesIO(content), "x", list(attributes))
     assert isinstance(ours, Node)
@@ -142,9 +142,9 @@ def test_we_read_what_the_package_writes(
 
 @given(st.lists(st.integers(0, (1 << 64) - 1)))
 def test_numbers_come_back(numbers: list[int]) -> None:
-    message = protobuf.bytes_field(5, map(protobuf.varint, numbers))
-    (field,) = protobuf.fields(message, "x")
-    assert protobuf.packed(field, "x") == numbers
+    message = chakra_nodes.bytes_field(5, map(chakra_nodes.varint, numbers))
+    (field,) = chakra_nodes.fields(message, "x")
+    assert chakra_nodes.packed(field, "x") == numbers
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_numbers_come_back(numbers: list[int]) -> None:
 )
 def test_a_broken_message_is_refused(message: bytes, says: str) -> None:
     with pytest.raises(FileError, match=f"here: .*{says}"):
-        list(protobuf.fields(message, "here"))
+        list(chakra_nodes.fields(message, "here"))
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_a_broken_message_is_refused(message: bytes, says: str) -> None:
 )
 def test_a_broken_sequence_is_refused(content: bytes, says: str) -> None:
     with pytest.raises(FileError, match=says):
-        list(protobuf.messages(io.BytesIO(content), "trace.et"))
+        list(chakra_nodes.messages(io.BytesIO(content), "trace.et"))

@@ -6,8 +6,8 @@ import json
 
 import msgspec
 
+from syncline.model.prediction import Suggestion
 from syncline.model.run import Rate, Run
-from syncline.model.suggestion import Suggestion
 from syncline.training.config import TrainingConfig
 from syncline.training.summary import summary_json, summary_text
 

@@ -12,8 +12,7 @@ from syncline.collectives import Collective
 from syncline.groups import Choices
 from syncline.model.document import write_text_atomically
 from syncline.report import units
-from syncline.report.axis import Axis
-from syncline.report.chart import Line, Mark, line_chart
+from syncline.report.chart import Axis, Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, table, tag
 from syncline.report.page import page
 

@@ -8,8 +8,7 @@ from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
 from syncline.bench.result import Benchmark, Entry
 from syncline.bench.words import binary_size
 from syncline.report import units
-from syncline.report.axis import Axis
-from syncline.report.chart import Line, line_chart
+from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Html
 
 __all__ = ["bandwidth_picture", "latency_picture"]

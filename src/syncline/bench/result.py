@@ -11,7 +11,7 @@ from syncline.bench.names import COPY
 from syncline.collectives import Collective
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.limits import LARGEST_BYTES, require_time
+from syncline.model.quantities import LARGEST_BYTES, require_time
 
 __all__ = ["Absent", "Benchmark", "Entry"]
 

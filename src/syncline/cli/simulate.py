@@ -19,8 +19,7 @@ from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
 from syncline.planners import PLANNERS, planner_named
-from syncline.planners.auto import CANDIDATES, choose
-from syncline.planners.suggestion import suggestion
+from syncline.planners.auto import CANDIDATES, choose, suggestion
 from syncline.report.page import require_place, save_what_if
 from syncline.report.tables import comparison_table
 from syncline.report.whatif_table import print_what_if

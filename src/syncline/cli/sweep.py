@@ -13,9 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from syncline.errors import UserError, did_you_mean
-from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.exchange import EXCHANGES
-from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
+from syncline.model.quantities import (
+    BYTES_PER_ELEMENT,
+    parse_bandwidth,
+    parse_duration,
+    parse_workers,
+)
 from syncline.simulator.strategy import STRATEGIES, strategy_named
 from syncline.simulator.whatif import MOST_POINTS, Change, changes
 from syncline.simulator.workers import Workers, parse_stragglers

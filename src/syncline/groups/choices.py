@@ -20,7 +20,7 @@ from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.groups.notes import Store, read_note
 from syncline.groups.site import Hosts, Site
 from syncline.model.document import Document, Value
-from syncline.model.limits import LARGEST_BYTES, require_time
+from syncline.model.quantities import LARGEST_BYTES, require_time
 
 __all__ = [
     "AGAIN",

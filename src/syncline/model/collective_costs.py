@@ -1,10 +1,20 @@
-"""The cost lines of all-reduce algorithms: MG-WFBP, Table 2, and the two-tree algorithm.
+"""The cost lines of collectives, by formula.
 
-Every entry is ``(workers, alpha, beta, gamma) -> (a, b)`` of ``T(M) = a + b M``. The paper states
-its table for powers of two. Here a whole number of rounds is meant, so ``log N`` is
-``ceil(log2 N)``; that many rounds suffice for any N (Bruck et al. for the all-gather and, reversed,
-for the reduce-scatter; Bar-Noy et al. for recursive doubling). A library that folds surplus
-workers into a power of two first takes one round more. The ring's formula holds for any N.
+Every formula is ``(workers, alpha, beta, gamma) -> (a, b)`` of ``T(M) = a + b M``.
+
+All-reduces: MG-WFBP, Table 2, and the two-tree algorithm. The paper states its table for powers of
+two. Here ``log N`` is ``ceil(log2 N)``, a whole number of rounds; that many suffice for any N
+(Bruck et al. for the all-gather and, reversed, for the reduce-scatter; Bar-Noy et al. for recursive
+doubling). A library that first folds surplus workers into a power of two takes one round more. The
+ring's formula holds for any N.
+
+Broadcast and reduce, by minimum spanning tree and by bidirectional exchange: linear-pipeline, Table
+1 (Thakur and Gropp; Chan et al.), for an n-byte message that one worker has, or of which one worker
+gets the sum. ``log p`` is ``ceil(log2 p)``: the paper says that it omits the ceiling. The
+all-reduces of that table are in ``ALL_REDUCE_ALGORITHMS``: the minimum spanning tree's is
+``binary-tree``, the bidirectional exchange's ``halving-doubling``.
+
+Push and pull through parameter servers.
 """
 
 from __future__ import annotations
@@ -13,9 +23,51 @@ from collections.abc import Callable
 
 from syncline.errors import UserError, did_you_mean, quoted
 from syncline.model.cost import CostCurve
-from syncline.model.rounds import doubling_rounds, require_workers
+from syncline.model.quantities import LARGEST_WORKERS
 
-__all__ = ["ALL_REDUCE_ALGORITHMS", "Line", "all_reduce_line", "line_formula", "pace_ring_line"]
+__all__ = [
+    "ALL_REDUCE_ALGORITHMS",
+    "BROADCAST_ALGORITHMS",
+    "REDUCE_ALGORITHMS",
+    "Line",
+    "all_reduce_line",
+    "doubling_rounds",
+    "folded_rounds",
+    "line_formula",
+    "pace_ring_line",
+    "parameter_server_line",
+    "pull_line",
+    "push_line",
+    "require_workers",
+]
+
+
+def require_workers(workers: int) -> None:
+    """Check a worker count.
+
+    Raises:
+        UserError: there is no worker or an absurd number of them.
+    """
+    if not 1 <= workers <= LARGEST_WORKERS:
+        raise UserError(
+            f"an all-reduce needs at least 1 and at most {LARGEST_WORKERS} workers, found {workers}"
+        )
+
+
+def doubling_rounds(workers: int) -> int:
+    """Return ``ceil(log2 workers)``: rounds until one worker's data can have reached all."""
+    return (workers - 1).bit_length()
+
+
+def folded_rounds(workers: int) -> int:
+    """Return the rounds of a butterfly whose surplus workers fold in first and hear last.
+
+    ``log2 workers`` for a power of two, else ``floor(log2 workers) + 2``. Needed where partial
+    results must not overlap.
+    """
+    exact = workers.bit_length() - 1
+    return exact if workers == 1 << exact else exact + 2
+
 
 Line = Callable[[int, float, float, float], tuple[float, float]]
 """(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte) -> (a_s, b_s_per_byte)."""
@@ -144,4 +196,121 @@ def pace_ring_line(
         alpha_s=0.0,
         beta_s_per_byte=1 / bandwidth_bytes_per_s,
         gamma_s_per_byte=1 / summation_bytes_per_s,
+    )
+
+
+def _tree_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+    del gamma
+    rounds = doubling_rounds(workers)
+    return rounds * alpha, rounds * beta
+
+
+def _tree_reduce(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+    rounds = doubling_rounds(workers)
+    return rounds * alpha, rounds * (beta + gamma)
+
+
+def _exchange_broadcast(
+    workers: int, alpha: float, beta: float, gamma: float
+) -> tuple[float, float]:
+    """Tree scatter, then all-gather by bidirectional exchange: ``log p`` rounds each.
+
+    Erratum: Table 1 prints ``(log p + p - 1) alpha``. Its proof gives the all-gather
+    ``(p - 1) alpha`` in the sentence on broadcast and ``log p alpha`` in the one on all-reduce. The
+    first is a ring's all-gather, the second the bidirectional exchange that the row is named after.
+    """
+    del gamma
+    share = (workers - 1) / workers
+    return 2 * doubling_rounds(workers) * alpha, 2 * share * beta
+
+
+def _scatter_ring_broadcast(
+    workers: int, alpha: float, beta: float, gamma: float
+) -> tuple[float, float]:
+    """Tree scatter, then all-gather round a ring: the row as printed, MPI's long broadcast."""
+    del gamma
+    share = (workers - 1) / workers
+    return (doubling_rounds(workers) + workers - 1) * alpha, 2 * share * beta
+
+
+def _exchange_reduce(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+    """Reduce-scatter by bidirectional exchange, then tree gather."""
+    share = (workers - 1) / workers
+    return 2 * doubling_rounds(workers) * alpha, share * (2 * beta + gamma)
+
+
+BROADCAST_ALGORITHMS: dict[str, Line] = {
+    "minimum-spanning-tree": _tree_broadcast,
+    "bidirectional-exchange": _exchange_broadcast,
+    "scatter-ring": _scatter_ring_broadcast,
+}
+"""name -> (workers, alpha, beta, gamma) -> (a, b). Source: linear-pipeline, Table 1."""
+
+REDUCE_ALGORITHMS: dict[str, Line] = {
+    "minimum-spanning-tree": _tree_reduce,
+    "bidirectional-exchange": _exchange_reduce,
+}
+"""name -> (workers, alpha, beta, gamma) -> (a, b). Source: linear-pipeline, Table 1."""
+
+
+def push_line(
+    workers: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+    *,
+    servers: int = 1,
+) -> CostCurve:
+    """Return the cost of every worker's gradients reaching the servers and being added there.
+
+    Each of P workers sends ``M / S`` bytes to each of S servers, and a port passes one message at a
+    time. A server's port passes P messages and a worker's S, so ``max(P, S)`` rounds are needed; as
+    the messages form a complete bipartite graph, that many suffice (König). So the cost is
+    ``max(P, S) (alpha + beta M / S)``, or ``P M beta / S`` for the bytes of few servers. A server
+    adds P vectors: ``(P - 1) gamma M / S``. Servers stand beside the workers, on their own links.
+
+    Args:
+        workers: P, at least 1; one worker needs no server and costs nothing.
+        alpha_s: startup time of one message.
+        beta_s_per_byte: transmission time of the link of a worker or a server.
+        gamma_s_per_byte: time to add.
+        servers: S, at least 1; gradients are spread evenly.
+
+    Raises:
+        UserError: there is no worker or no server.
+    """
+    require_workers(workers)
+    if servers < 1:
+        raise UserError(f"parameter servers: at least 1 is needed, found {servers}")
+    if workers == 1:
+        return CostCurve.line(0.0, 0.0)
+    rounds = max(workers, servers)
+    moved = rounds * beta_s_per_byte / servers
+    return CostCurve.line(rounds * alpha_s, moved + (workers - 1) * gamma_s_per_byte / servers)
+
+
+def pull_line(
+    workers: int, alpha_s: float, beta_s_per_byte: float, *, servers: int = 1
+) -> CostCurve:
+    """Return the cost of every worker fetching the sums: a push without adding.
+
+    Arguments and errors as for :func:`push_line`.
+    """
+    return push_line(workers, alpha_s, beta_s_per_byte, servers=servers)
+
+
+def parameter_server_line(
+    workers: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+    *,
+    servers: int = 1,
+) -> CostCurve:
+    """Return the cost of a push and then a pull. Arguments and errors as for :func:`push_line`."""
+    return CostCurve.in_turn(
+        (
+            push_line(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte, servers=servers),
+            pull_line(workers, alpha_s, beta_s_per_byte, servers=servers),
+        )
     )

@@ -12,8 +12,13 @@ from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.cost import CostCurve
 from syncline.model.document import Document, Value
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
-from syncline.model.limits import LARGEST_BYTES, LARGEST_CONTENTION, LARGEST_WORKERS, require_time
 from syncline.model.link import Link
+from syncline.model.quantities import (
+    LARGEST_BYTES,
+    LARGEST_CONTENTION,
+    LARGEST_WORKERS,
+    require_time,
+)
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 
 __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Link", "Measurement", "Network"]

@@ -28,10 +28,9 @@ from __future__ import annotations
 import math
 
 from syncline.errors import UserError
-from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.envelope import lower_envelope
-from syncline.model.limits import LARGEST_BYTES
-from syncline.model.rounds import require_workers
+from syncline.model.collective_costs import require_workers
+from syncline.model.cost import CostCurve, CostSegment, lower_envelope
+from syncline.model.quantities import LARGEST_BYTES
 
 __all__ = [
     "best_block_bytes",

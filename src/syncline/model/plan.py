@@ -14,9 +14,13 @@ from typing import ClassVar, Literal
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.dtypes import bytes_per_element
-from syncline.model.limits import LARGEST_BYTES, LARGEST_IN_FLIGHT, require_time
 from syncline.model.profile import Gradient, Profile
+from syncline.model.quantities import (
+    LARGEST_BYTES,
+    LARGEST_IN_FLIGHT,
+    bytes_per_element,
+    require_time,
+)
 
 __all__ = ["Collective", "Message", "Payload", "Plan", "Tensor", "Wait"]
 

@@ -15,9 +15,7 @@ from typing import ClassVar, Literal
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.dtypes import bytes_per_element
-from syncline.model.limits import LARGEST_BYTES, require_time
-from syncline.model.quantities import NS_PER_S
+from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element, require_time
 
 __all__ = ["Baseline", "Gradient", "Operation", "Phase", "Profile", "Resource"]
 
@@ -205,7 +203,7 @@ class Profile(Document, frozen=True, kw_only=True):
     def is_one_round_after_another(self) -> bool:
         """Whether gradients are only made once the forward pass is over, by a device alone.
 
-        Then rounds of gradients do not mix; see :mod:`syncline.simulator.terms`.
+        Then rounds of gradients do not mix; see :mod:`syncline.simulator.bound`.
         """
         backward = next((i for i, o in enumerate(self.operations) if o.phase == "backward"), None)
         if backward is None or self.has_host:

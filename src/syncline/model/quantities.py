@@ -1,4 +1,4 @@
-"""Quantities with units, as they are written on a command line."""
+"""Quantities: how large they may be, bytes of element types, and values with units as text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,77 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from syncline.errors import UserError
-from syncline.model.limits import LARGEST_WORKERS
+from syncline.errors import UserError, did_you_mean, quoted
 
-__all__ = ["NS_PER_S", "parse_bandwidth", "parse_duration", "parse_workers"]
+__all__ = [
+    "BYTES_PER_ELEMENT",
+    "LARGEST_BYTES",
+    "LARGEST_CONTENTION",
+    "LARGEST_IN_FLIGHT",
+    "LARGEST_WORKERS",
+    "LONGEST_NS",
+    "NS_PER_S",
+    "bytes_per_element",
+    "parse_bandwidth",
+    "parse_duration",
+    "parse_workers",
+    "require_time",
+]
+
+LARGEST_BYTES = 1 << 62
+"""Bytes of all gradients together."""
+LARGEST_CONTENTION = 100.0
+"""Factor by which computing and communicating may slow each other."""
+LARGEST_IN_FLIGHT = 64
+"""Messages of a plan that may be under way at once."""
+LARGEST_WORKERS = 1 << 31
+"""Workers of a network."""
+LONGEST_NS = 1 << 46
+"""All operations, or all messages, of one iteration: 19.5 hours."""
+
+
+def require_time(what: str, seconds: float) -> None:
+    """Check a time.
+
+    Args:
+        what: what the time is of, for the message.
+        seconds: the time.
+
+    Raises:
+        UserError: it is negative, not finite or longer than 19.5 hours.
+    """
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise UserError(f"{what} must be a finite time of at least 0 s, found {seconds}")
+    if seconds * 1e9 > LONGEST_NS:
+        raise UserError(
+            f"{what} is {seconds:.4g} s, longer than the {LONGEST_NS / 1e9:.0f} s that one "
+            "iteration may take; times are in seconds"
+        )
+
+
+BYTES_PER_ELEMENT = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+def bytes_per_element(dtype: str) -> int:
+    """Return the bytes that one element of ``dtype`` takes.
+
+    Raises:
+        UserError: ``dtype`` is not a type that gradients can have.
+    """
+    try:
+        return BYTES_PER_ELEMENT[dtype]
+    except KeyError:
+        known = ", ".join(BYTES_PER_ELEMENT)
+        hint = did_you_mean(dtype, BYTES_PER_ELEMENT)
+        raise UserError(f"unknown gradient dtype {quoted(dtype)}{hint} (known: {known})") from None
+
 
 NS_PER_S = 1_000_000_000
 """Nanoseconds a second."""

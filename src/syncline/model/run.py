@@ -9,8 +9,8 @@ import msgspec
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import NOT_JSON, Document, Value
+from syncline.model.prediction import Suggestion
 from syncline.model.recipe import Compression
-from syncline.model.suggestion import Suggestion
 
 __all__ = ["Decision", "Event", "Rate", "Run", "Sent"]
 

@@ -30,9 +30,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from syncline.errors import UserError, did_you_mean, quoted
+from syncline.model.collective_costs import doubling_rounds, folded_rounds, require_workers
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
-from syncline.model.rounds import doubling_rounds, folded_rounds, require_workers
 
 __all__ = [
     "INDEX_BYTES",

@@ -9,8 +9,8 @@ import msgspec
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.limits import LARGEST_WORKERS, require_time
 from syncline.model.prediction import Prediction
+from syncline.model.quantities import LARGEST_WORKERS, require_time
 
 __all__ = [
     "BOUND_SHARE",

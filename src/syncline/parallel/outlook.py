@@ -19,8 +19,7 @@ from syncline.planners.auto import Auto, choose
 from syncline.planners.compressed import choose_compressed
 from syncline.planners.ddp import Ddp
 from syncline.planners.overlap import Overlap
-from syncline.simulator.contention import calibrate_contention
-from syncline.simulator.predict import predict
+from syncline.simulator.predict import calibrate_contention, predict
 
 __all__ = ["Outlook", "look_ahead"]
 

@@ -14,9 +14,8 @@ from torch import nn
 
 from syncline.measure.clock import Clock, clock_for
 from syncline.measure.profiler import dtype_name
-from syncline.model.dtypes import BYTES_PER_ELEMENT
 from syncline.model.plan import Plan
-from syncline.model.quantities import NS_PER_S
+from syncline.model.quantities import BYTES_PER_ELEMENT, NS_PER_S
 from syncline.parallel.conductor import PACE_EVERY
 from syncline.parallel.layout import difference_from_plan, needs_engine
 from syncline.parallel.recording import BucketRecorder, Recorded

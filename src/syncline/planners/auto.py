@@ -1,4 +1,7 @@
-"""``auto``: simulate the planners and take the best, or DDP's buckets if none gains enough."""
+"""``auto``: simulate the planners and take the best, or DDP's buckets if none gains enough.
+
+Also predicts what compression would gain; it is only suggested, never chosen.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,76 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
+from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.network import Network
 from syncline.model.plan import Plan
-from syncline.model.prediction import Comparison
+from syncline.model.prediction import Comparison, Suggestion
 from syncline.model.profile import Profile
+from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.planners.base import Planner
 from syncline.planners.ddp import Ddp
-from syncline.planners.suggestion import suggestion
+from syncline.planners.merge import Merge
 from syncline.planners.table import CANDIDATES
-from syncline.simulator.predict import Forecast, predict
+from syncline.simulator.predict import Forecast, predict, predict_iteration_s
 
-__all__ = ["CANDIDATES", "CONFIDENCE", "Auto", "Choice", "choose"]
+__all__ = [
+    "CANDIDATES",
+    "CONFIDENCE",
+    "SUGGESTED_DENSITY",
+    "Auto",
+    "Choice",
+    "choose",
+    "suggestion",
+]
+
+SUGGESTED_DENSITY = 0.001
+"""At which gTop-k's models converge as without it (gTop-k, section IV.B)."""
+
+
+def suggestion(
+    profile: Profile, network: Network, dense_s: float, *, density: float = SUGGESTED_DENSITY
+) -> Suggestion | None:
+    """Return the sparse exchange of the shortest iteration, its messages merged for it.
+
+    All-gather (``top-k``) where that is cheaper than gTop-k, as with few workers or on a fast link.
+
+    Args:
+        profile: what the worker computes.
+        network: what dense messages cost.
+        dense_s: seconds an iteration without compression.
+        density: share of the elements that each worker sends.
+
+    Returns:
+        None where there is nothing to compare: a single worker, a network that is sparse already,
+        of which no link is known, or with several workers a host, for which sparse exchange has no
+        form; or an iteration that takes no time.
+    """
+    if dense_s <= 0 or not _can_be_sparse(network):
+        return None
+    found = {}
+    for algorithm in SPARSE_ALGORITHMS:
+        sparse = network.with_(algorithm=algorithm, density=density)
+        plan = Merge().plan(profile, sparse)
+        found[algorithm] = predict_iteration_s(profile, sparse, plan)
+    best = min(found, key=lambda name: found[name])
+    if found[best] <= 0:
+        return None
+    return Suggestion(
+        algorithm=best,
+        density=density,
+        iteration_s=found[best],
+        dense_s=dense_s,
+        selecting_counted=network.sparse is not None,
+        on_gpu=profile.device.startswith("cuda"),
+    )
+
+
+def _can_be_sparse(network: Network) -> bool:
+    on_one_host = network.hosts is not None and network.hosts != network.workers
+    several = network.workers > 1 and not on_one_host
+    known = network.link is not None or network.algorithm in ALL_REDUCE_ALGORITHMS
+    return several and known and network.density is None
+
 
 CONFIDENCE = 2.0
 """Standard errors that a predicted gain must exceed: two, for 95 %."""

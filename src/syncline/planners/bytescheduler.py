@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from syncline.errors import UserError
-from syncline.model.limits import LARGEST_IN_FLIGHT
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import LARGEST_IN_FLIGHT
 from syncline.planners.base import Planner
-from syncline.planners.slices import plan_of, slices
-from syncline.planners.urgency import most_urgent_first
+from syncline.planners.slices import most_urgent_first, plan_of, slices
 
 __all__ = ["DEFAULT_CREDIT_ELEMENTS", "DEFAULT_PARTITION_ELEMENTS", "ByteScheduler"]
 

@@ -10,17 +10,15 @@ import msgspec
 from syncline import _native
 from syncline.errors import UserError, quoted
 from syncline.model.cost import CostCurve
-from syncline.model.dtypes import bytes_per_element
-from syncline.model.limits import LONGEST_NS
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import LONGEST_NS, bytes_per_element
 from syncline.planners.base import Planner
 from syncline.planners.slices import plan_of
 from syncline.planners.table import PUBLISHED
-from syncline.simulator.bound import lower_bound_ns
+from syncline.simulator.bound import lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
-from syncline.simulator.terms import terms
 
 __all__ = ["RIVALS", "Overlap", "Round"]
 
@@ -129,7 +127,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
         ``max(base, max over messages (arrival + tail))``
 
-    (:mod:`~syncline.simulator.terms`). The search is native and deterministic:
+    (:mod:`~syncline.simulator.bound`). The search is native and deterministic:
 
     1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid, longest tail first;
        the plans of all other planners, with forward operations that wait for their own gradients

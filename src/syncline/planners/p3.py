@@ -9,8 +9,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.slices import plan_of, slices
-from syncline.planners.urgency import most_urgent_first
+from syncline.planners.slices import most_urgent_first, plan_of, slices
 
 __all__ = ["DEFAULT_SLICE_ELEMENTS", "P3"]
 

@@ -1,19 +1,31 @@
-"""Cutting gradients into slices for planners that send parts of tensors, or in another order."""
+"""Slices of gradients, for planners that split tensors or send them in another order."""
 
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from syncline import _native
 from syncline.errors import UserError, quoted
-from syncline.model.dtypes import bytes_per_element
+from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.model.profile import Profile
-from syncline.simulator.terms import terms
+from syncline.model.quantities import bytes_per_element
+from syncline.simulator.bound import terms
 
-__all__ = ["MOST_SLICES", "Layout", "Slice", "plan_of", "slices", "whole_tensors"]
+__all__ = [
+    "MOST_SLICES",
+    "Layout",
+    "Slice",
+    "most_urgent_first",
+    "plan_of",
+    "slices",
+    "whole_tensors",
+]
 
 MOST_SLICES = 1 << 17
 """Slices that a plan may hold: more would take minutes to plan and to simulate."""
@@ -28,7 +40,7 @@ class Slice(NamedTuple):
     """The element after the last."""
     size_bytes: int
     ready_ns: int
-    """When its last gradient is ready, on the clock of :class:`~syncline.simulator.terms.Terms`."""
+    """When its last gradient is ready, on the clock of :class:`~syncline.simulator.bound.Terms`."""
     tail_ns: int
     """The longest tail of its gradients."""
     need: int
@@ -161,3 +173,46 @@ def plan_of(
         wait=wait,
         in_flight=in_flight,
     )
+
+
+def most_urgent_first(
+    slices: Sequence[Slice], network: Network, *, in_flight: int = 1
+) -> list[Slice]:
+    """Return the order in which a channel with a priority queue sends these slices.
+
+    A worker with a queue of its own decides while it trains. A plan is fixed beforehand, the same
+    on every rank, so the queue is run here, on the clock of the profile and the costs of the
+    network: when the next message may be handed over, the most urgent of those that are ready is;
+    none that has begun is interrupted. Computation is taken as undisturbed by communication.
+
+    Args:
+        slices: what is sent, each as one all-reduce.
+        network: what that costs.
+        in_flight: messages that may be under way at once. Their startups overlap; transmissions
+            are one at a time, in order.
+
+    O(N log N).
+    """
+    rows = network.collective("all-reduce", in_flight=in_flight).rows()
+    costs_ns = _native.costs([s.size_bytes for s in slices], rows)
+    (empty_ns,) = _native.costs([0], rows)
+    arrivals = deque(sorted(range(len(slices)), key=lambda i: slices[i].ready_ns))
+    waiting: list[tuple[tuple[int, int], int]] = []
+    order: list[Slice] = []
+    now_ns = sent_ns = 0
+    ends_ns: deque[int] = deque(maxlen=in_flight)
+    """Of the last ``in_flight`` messages: the next waits for the first of them."""
+    while arrivals or waiting:
+        if len(ends_ns) == in_flight:
+            now_ns = max(now_ns, ends_ns[0])
+        if not waiting:
+            now_ns = max(now_ns, slices[arrivals[0]].ready_ns)
+        while arrivals and slices[arrivals[0]].ready_ns <= now_ns:
+            index = arrivals.popleft()
+            heapq.heappush(waiting, (slices[index].urgency, index))
+        _, index = heapq.heappop(waiting)
+        order.append(slices[index])
+        startup_ns = min(empty_ns, costs_ns[index])
+        sent_ns = max(now_ns + startup_ns, sent_ns) + costs_ns[index] - startup_ns
+        ends_ns.append(sent_ns)
+    return order

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from syncline.planners.base import Planner
-from syncline.planners.buckets import Buckets
 from syncline.planners.bytescheduler import ByteScheduler
 from syncline.planners.ddp import Ddp
 from syncline.planners.dear import Dear
-from syncline.planners.horovod import Horovod
+from syncline.planners.horovod import Buckets, Horovod
 from syncline.planners.merge import Merge
 from syncline.planners.mgwfbp import MgWfbp
 from syncline.planners.p3 import P3

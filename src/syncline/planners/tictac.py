@@ -8,8 +8,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.slices import plan_of, whole_tensors
-from syncline.planners.urgency import most_urgent_first
+from syncline.planners.slices import most_urgent_first, plan_of, whole_tensors
 
 __all__ = ["TicTac"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from syncline.replay.result import Entry, Replay
 from syncline.report import units
-from syncline.report.axis import Axis
+from syncline.report.chart import Axis
 from syncline.report.markup import Html, tag
 
 __all__ = ["replay_picture"]

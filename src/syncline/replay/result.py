@@ -7,8 +7,8 @@ from typing import ClassVar
 from syncline.errors import UserError
 from syncline.measure.statistics import median
 from syncline.model.document import Document, Value
-from syncline.model.limits import require_time
 from syncline.model.plan import Wait
+from syncline.model.quantities import require_time
 
 __all__ = ["Entry", "Replay"]
 

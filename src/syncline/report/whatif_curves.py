@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
-from syncline.report.axis import Axis
-from syncline.report.chart import Bar, Line, Mark, bar_chart, line_chart
+from syncline.report.chart import Axis, Bar, Line, Mark, bar_chart, line_chart
 from syncline.report.markup import Html, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
-from syncline.simulator.crossings import series
+from syncline.simulator.study import series
 
 __all__ = ["Group", "Panel", "axis_section", "coloured"]
 

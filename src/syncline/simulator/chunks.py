@@ -13,7 +13,7 @@ from syncline.collectives.dependencies import dependencies
 from syncline.collectives.schedule import Schedule
 from syncline.errors import MismatchError, UserError, quoted
 from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.limits import LARGEST_BYTES, LONGEST_NS
+from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.simulator.fabric import Fabric
 from syncline.simulator.graph import TaskGraph, Times
 

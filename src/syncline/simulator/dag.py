@@ -1,29 +1,36 @@
-"""The DAG of synchronous SGD over several iterations and workers (dag-model, section IV).
+"""The DAG of synchronous SGD over several iterations and workers (dag-model, section IV, Fig. 1).
 
 A worker's operations are laid out once, as slots on lanes; workers and iterations repeat them with
-their own durations. Messages join the workers of one iteration, and what a plan lets wait joins one
+their own durations. Messages join the workers of one iteration. What a plan lets wait joins one
 iteration to the next:
 
     iteration k:  [slots before the exchange, of every worker] [messages] [slots after it, of every
     worker, each worker's ending with a join of all that it ran]
 
-Every task stands after what it waits for, so that the native engine needs one pass where no lane is
-contended.
+Every task comes after the tasks that it waits for, so the native engine needs one pass where no
+lane is contended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.errors import UserError
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.simulator.graph import TaskGraph, Times
-from syncline.simulator.layout import Layout
-from syncline.simulator.messages import MessageTask
-from syncline.simulator.workers import WorkerClass
+from syncline.simulator.layout import Layout, layout_of
+from syncline.simulator.messages import MessageTask, message_tasks
+from syncline.simulator.strategy import Strategy
+from syncline.simulator.workers import WorkerClass, Workers
 
-__all__ = ["Dag", "Indices"]
+__all__ = ["Dag", "Indices", "build", "connect"]
 
 Indices = NDArray[np.int64]
 
@@ -66,3 +73,225 @@ class Dag(NamedTuple):
     def ends_ns(self, stop_ns: Times) -> Times:
         """Return when each iteration ends: its last join or, at the end, its last message."""
         return np.asarray(stop_ns[self.joins].max(axis=1))
+
+
+LONGEST_SUM_NS = 1 << 55
+"""What the engine's clock holds: 1.1 years of all tasks together."""
+MOST_TASKS = 1 << 30
+
+
+def build(
+    profile: Profile,
+    network: Network,
+    plan: Plan | None,
+    *,
+    strategy: Strategy,
+    workers: Workers,
+    iterations: int,
+) -> Dag:
+    """Build the graph of ``iterations`` iterations.
+
+    Args:
+        profile: what a worker of factor 1 computes.
+        network: what messages cost, and how many workers there are.
+        plan: the messages; None for an iteration without communication.
+        strategy: what overlaps.
+        workers: how fast each worker is; equal ones are simulated as one.
+        iterations: how often to repeat, at least 1.
+
+    Raises:
+        UserError: all tasks together take more than a year or are more than a billion, or a
+            straggler's rank is not in the network.
+    """
+    classes = tuple(workers.classes(network.workers))
+    on_need = plan is not None and plan.wait == "need"
+    layout = layout_of(profile, strategy, on_need=on_need)
+    messages = message_tasks(network, plan, strategy, classes) if plan is not None else ()
+    dag = Dag(TaskGraph(), layout, tuple(messages), classes, iterations)
+    if dag.block * iterations > MOST_TASKS:
+        raise UserError(
+            f"{iterations} iterations of {len(classes)} different workers are "
+            f"{dag.block * iterations} tasks; at most {MOST_TASKS} can be simulated"
+        )
+    lanes = _add_lanes(dag, network, strategy)
+    _add_tasks(dag, lanes, workers)
+    connect(dag, profile, plan, strategy)
+    return dag
+
+
+def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list[int]]:
+    """Add the lanes; return the index of each by name, one for every class of workers."""
+    graph = dag.graph
+    capacity = {"disk": strategy.loaders}
+    lanes: dict[str, list[int]] = {}
+    for name in dict.fromkeys(slot.lane for slot in dag.layout.slots):
+        anything = name == "join" or (
+            strategy.compute == "unlimited" and name not in ("disk", "copy")
+        )
+        lanes[name] = [
+            graph.add_lane(
+                f"{name}[{index}]",
+                capacity=None if anything else capacity.get(name, 1),
+                in_order=not anything,
+            )
+            for index in range(len(dag.classes))
+        ]
+    for task in dag.messages:
+        if task.lane in lanes:
+            continue
+        capacity_of = {"channel": strategy.channels, "push": 1, "pull": 1}
+        limit = capacity_of.get(task.lane)
+        in_order = task.lane in ("channel", "startup")
+        lanes[task.lane] = [graph.add_lane(task.lane, capacity=limit, in_order=in_order)]
+    if network.contention > 1:
+        for wire in ("channel", "push", "pull"):
+            for index in range(len(dag.classes) if wire in lanes and "device" in lanes else 0):
+                graph.add_contention(f"device[{index}]", wire, network.contention)
+    return lanes
+
+
+def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers) -> None:
+    slots, count = dag.layout.slots, len(dag.classes)
+    factors = workers.draws(dag.classes, dag.iterations)[:, :, None]
+    own_ns = np.array([slot.duration_ns for slot in slots], dtype=np.float64)
+    slowed = np.array([slot.lane not in ("disk", "copy", "join") for slot in slots])
+    durations = np.rint(np.where(slowed, factors * own_ns, own_ns)).astype(np.int64)
+    lane_of = np.array([lanes[slot.lane] for slot in slots], dtype=np.int32).T  # (classes, slots)
+    wire_lanes = np.array([lanes[task.lane][0] for task in dag.messages], dtype=np.int32)
+    wire_ns = np.array([task.duration_ns for task in dag.messages], dtype=np.int64)
+    total_ns = float(durations.sum(dtype=np.float64)) + float(wire_ns.sum()) * dag.iterations
+    if total_ns > LONGEST_SUM_NS:
+        raise UserError(
+            f"{dag.iterations} iterations of {count} different workers compute and exchange for "
+            f"{total_ns / NS_PER_S:.3g} s in all, longer than the {LONGEST_SUM_NS / NS_PER_S:.3g} "
+            "s that can be simulated; times are in seconds"
+        )
+    early = dag.layout.before_exchange
+    for iteration in range(dag.iterations):
+        rows = durations[iteration]
+        dag.graph.add_tasks(lane_of[:, :early], rows[:, :early])
+        dag.graph.add_tasks(wire_lanes, wire_ns)
+        dag.graph.add_tasks(lane_of[:, early:], rows[:, early:])
+
+
+def connect(dag: Dag, profile: Profile, plan: Plan | None, strategy: Strategy) -> None:
+    """Add every edge to the graph of ``dag``: within a worker, to and from messages, onward."""
+    for before, after in dag.layout.edges:
+        _add_edges(dag, dag.slot_tasks(before), dag.slot_tasks(after))
+    if plan is not None:
+        _connect_messages(dag, profile, plan, strategy)
+        if plan.wait == "need":
+            _connect_needs(dag, profile, plan, strategy)
+        else:
+            _connect_updates(dag, profile, strategy)
+    if strategy.compute == "unlimited":
+        _connect_iterations(dag)
+    _connect_loading(dag, profile, strategy)
+
+
+def _add_edges(dag: Dag, before: Indices, after: Indices) -> None:
+    before, after = np.broadcast_arrays(before, after)
+    dag.graph.add_edges(before, after)
+
+
+def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -> None:
+    """Let each message wait for its gradients, and for the messages that it depends on."""
+    slot_of, slots = dag.layout.slot_of, dag.layout.slots
+    tensors = plan.message_tensors()
+    ready_of = {g.name: slot_of[g.ready_after] for g in profile.gradients}
+    ready = [ready_of[t.name] for t in plan.tensors]
+    everything = set(ready)
+    for index, task in enumerate(dag.messages):
+        own = dag.message_tasks(index)
+        if task.waits_for_gradients:
+            needed = {ready[t] for t in tensors[task.message]}
+            if not strategy.overlap_communication:
+                needed = everything
+            if strategy.compute == "stream":  # the last on each lane implies the others
+                needed = set({slots[s].lane: s for s in sorted(needed)}.values())
+            for slot in sorted(needed):
+                tasks = dag.slot_tasks(slot)
+                if task.worker_class is not None:
+                    tasks = tasks[:, task.worker_class : task.worker_class + 1]
+                _add_edges(dag, tasks, own)
+        for earlier in task.after:
+            _add_edges(dag, dag.message_tasks(earlier), own)
+
+
+def _connect_needs(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -> None:
+    """Let each operation that needs parameters wait for their messages of the iteration before."""
+    tensors = plan.message_tensors()
+    needs = profile.need_operations()
+    need_of = {g.name: need for g, need in zip(profile.gradients, needs, strict=True)}
+    awaited: dict[int, set[int]] = {}  # by operation, the last tasks of messages
+    for arrival in _arrivals(dag):
+        message = dag.messages[arrival].message
+        if plan.messages[message].collective != "reduce-scatter":
+            for tensor in tensors[message]:
+                awaited.setdefault(need_of[plan.tensors[tensor].name], set()).add(arrival)
+    for operation, arrivals in awaited.items():
+        gate = dag.slot_tasks(dag.layout.gate_of[operation])
+        for arrival in _latest(dag, sorted(arrivals), strategy):
+            _add_edges(dag, dag.message_tasks(arrival)[:-1], gate[1:])
+
+
+def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
+    """Let the update wait for all messages; without one, the end of the iteration."""
+    layout = dag.layout
+    # The host launches the update without waiting; the device runs it after the exchange.
+    exchanged = [
+        slot
+        for operation, slot in layout.slot_of.items()
+        if profile.operations[operation].is_device_update
+    ]
+    stream = strategy.compute == "stream"
+    if stream:
+        exchanged = exchanged[:1]
+    waiting = [dag.slot_tasks(slot) for slot in exchanged] or [dag.joins]
+    for arrival in _latest(dag, _arrivals(dag), strategy):
+        for tasks in waiting:
+            _add_edges(dag, dag.message_tasks(arrival), tasks)
+    if stream and not exchanged:
+        begun = set()
+        for index, slot in enumerate(layout.slots):
+            if slot.lane in ("device", "host") and slot.lane not in begun:
+                begun.add(slot.lane)
+                _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])
+
+
+def _connect_iterations(dag: Dag) -> None:
+    """Let what waits for nothing wait for the iteration before, where no lane keeps the order."""
+    slots = dag.layout.slots
+    computing = {index for index, slot in enumerate(slots) if slot.lane in ("device", "host")}
+    waiting = {after for before, after in dag.layout.edges if before in computing}
+    for index in sorted(computing - waiting):
+        _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])
+
+
+def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
+    """Bound how far reading and copying run ahead of computing."""
+    slot_of = dag.layout.slot_of
+    phases = {slot: profile.operations[operation].phase for operation, slot in slot_of.items()}
+    reads = [slot for slot, phase in phases.items() if phase == "data"]
+    copies = [slot for slot, phase in phases.items() if phase == "copy"]
+    if copies and strategy.prefetch_copy:
+        # Two buffers on the device: a batch is copied once the one before the last is used up.
+        _add_edges(dag, dag.joins[:-2], dag.slot_tasks(copies[0])[2:])
+    if reads and strategy.prefetch_data:
+        # A batch leaves the buffer when it is copied or, without copies, when its iteration begins:
+        # then the one before it has ended. What is being read has its place there already.
+        ahead = max(strategy.ahead, strategy.loaders)
+        taken = dag.slot_tasks(copies[-1]) if copies else dag.joins
+        places = ahead if copies else ahead + 1
+        for read in reads if strategy.loaders > 1 else reads[:1]:
+            _add_edges(dag, taken[:-places], dag.slot_tasks(read)[places:])
+
+
+def _arrivals(dag: Dag) -> list[int]:
+    return [index for index, task in enumerate(dag.messages) if task.last]
+
+
+def _latest(dag: Dag, arrivals: Sequence[int], strategy: Strategy) -> Sequence[int]:
+    """Return those of some messages' last tasks whose end implies that all have ended."""
+    in_turn = strategy.channels == 1 and all(dag.messages[a].lane == "channel" for a in arrivals)
+    return arrivals[-1:] if in_turn else arrivals

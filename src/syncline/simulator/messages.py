@@ -10,11 +10,10 @@ import msgspec
 
 from syncline import _native
 from syncline.errors import UserError, quoted
-from syncline.model.limits import LONGEST_NS
+from syncline.model.collective_costs import pull_line, push_line
 from syncline.model.network import Network
-from syncline.model.parameter_server import pull_line, push_line
 from syncline.model.plan import Collective, Plan
-from syncline.model.quantities import NS_PER_S
+from syncline.model.quantities import LONGEST_NS, NS_PER_S
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
 
@@ -151,7 +150,7 @@ def _with_server(
 ) -> list[MessageTask]:
     """Return a push of each class of workers and a pull for all of them, for each message.
 
-    The cost of all pushes (:mod:`syncline.model.parameter_server`) is shared out by workers.
+    The cost of all pushes (:mod:`syncline.model.collective_costs`) is shared out by workers.
     """
     link = network.link
     if link is None:

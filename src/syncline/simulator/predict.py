@@ -10,7 +10,7 @@ or, where the plan says so, each parameter's just before the next forward pass n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,13 +23,12 @@ from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.simulator.bound import least_s_per_byte, network_bound_ns
+from syncline.simulator.bound import least_s_per_byte, network_bound_ns, terms
 from syncline.simulator.dag import Dag
 from syncline.simulator.layout import Slot
 from syncline.simulator.messages import MessageTask
 from syncline.simulator.steady import Steady, steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
-from syncline.simulator.terms import terms
 from syncline.simulator.transformations import as_planned
 from syncline.simulator.waits import ready_ns, waits
 from syncline.simulator.workers import ALIKE, Workers
@@ -37,6 +36,7 @@ from syncline.simulator.workers import ALIKE, Workers
 __all__ = [
     "DEFAULT_STRATEGY",
     "Forecast",
+    "calibrate_contention",
     "predict",
     "predict_computation_s",
     "predict_iteration_s",
@@ -80,7 +80,7 @@ def predict(
     Raises:
         MismatchError: the plan is for other gradients or another worker count.
         UserError: the messages take longer than 19.5 hours, or there is more to simulate than
-            fits; see :func:`syncline.simulator.build.build`.
+            fits; see :func:`syncline.simulator.dag.build`.
     """
     steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
     computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
@@ -309,3 +309,43 @@ def _message_label(plan: Plan, task: MessageTask, tensors: range) -> str:
         return f"{task.lane} {label}"
     collective = plan.messages[task.message].collective
     return label if collective == "all-reduce" else f"{collective} {label}"
+
+
+LARGEST = 4.0
+STEPS = 40
+
+
+def calibrate_contention(
+    profile: Profile, network: Network, measured: Sequence[tuple[Plan, float]]
+) -> Network:
+    """Return the network with the contention that explains measured iterations best.
+
+    The profile's operations were timed with nothing in flight and the network's messages with
+    nothing computed. What an iteration that overlaps them takes beyond the simulation of both is
+    put down to one factor by which they slow each other, between 1 and 4: on a host whose cores all
+    compute, the exchange takes them from the computation. The factor minimises the squared
+    relative error over the measured plans (golden-section search on a fine grid of the simulator).
+
+    Args:
+        profile: the profile.
+        network: the network; its own contention is replaced.
+        measured: plans with their measured seconds an iteration.
+    """
+
+    def error(contention: float) -> float:
+        candidate = msgspec.structs.replace(network, contention=contention)
+        return math.fsum(
+            (predict_iteration_s(profile, candidate, plan) / seconds - 1) ** 2
+            for plan, seconds in measured
+        )
+
+    low, high = 1.0, LARGEST
+    shrink = (math.sqrt(5) - 1) / 2
+    for _ in range(STEPS):
+        left, right = high - shrink * (high - low), low + shrink * (high - low)
+        if error(left) <= error(right):
+            high = right
+        else:
+            low = left
+    best = min((1.0, (low + high) / 2), key=error)
+    return msgspec.structs.replace(network, contention=round(best, 4))

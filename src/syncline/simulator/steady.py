@@ -10,8 +10,7 @@ import numpy as np
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.simulator.build import build
-from syncline.simulator.dag import Dag
+from syncline.simulator.dag import Dag, build
 from syncline.simulator.graph import Times
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import ALIKE, Workers
@@ -67,7 +66,7 @@ def steady_state(
     is a mean.
 
     Raises:
-        UserError: see :func:`syncline.simulator.build.build`.
+        UserError: see :func:`syncline.simulator.dag.build`.
     """
     # Batches that several loaders read at the same time arrive together: their iterations follow
     # one another quickly, and then all wait for the next ones. Only such a round repeats.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from syncline.errors import UserError, quoted
-from syncline.model.dtypes import bytes_per_element
 from syncline.model.profile import Profile
+from syncline.model.quantities import bytes_per_element
 from syncline.simulator.strategy import Strategy
 
 __all__ = ["as_planned", "with_compute_scale", "with_wire", "without_loading"]

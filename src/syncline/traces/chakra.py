@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
 from syncline.errors import FileError, quoted
-from syncline.model.dtypes import bytes_per_element
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Phase, Profile
+from syncline.model.quantities import bytes_per_element
 from syncline.traces.chakra_nodes import Collective, Metadata, Node, NodeType, encode, read_nodes
 from syncline.traces.reading import Progress, open_trace
 from syncline.traces.trace import (

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from syncline.errors import FileError, MismatchError, UserError, quoted
-from syncline.model.limits import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.quantities import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
 from syncline.traces.reading import Progress, json_elements, open_trace
 from syncline.traces.trace import Trace

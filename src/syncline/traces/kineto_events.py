@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from syncline.errors import FileError, quoted
-from syncline.model.limits import LARGEST_WORKERS, LONGEST_NS
+from syncline.model.quantities import LARGEST_WORKERS, LONGEST_NS
 from syncline.traces.reading import Progress, json_elements, open_trace
 
 __all__ = ["Call", "DeviceTask", "HostOp", "KinetoEvents", "Payload", "read_events"]

@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from syncline.model.dtypes import bytes_per_element
-from syncline.model.limits import LARGEST_BYTES
 from syncline.model.profile import Phase, Resource
+from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
 from syncline.traces.kineto_events import Call, DeviceTask, HostOp, KinetoEvents
 
 __all__ = [

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
 from syncline.errors import FileError, quoted
-from syncline.model.files import open_file
+from syncline.model.document import open_file
 
 __all__ = ["JsonElement", "Progress", "json_elements", "open_trace", "text_lines"]
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from syncline.errors import FileError, UserError, quoted
 from syncline.model.fit import fit_cost_curve
-from syncline.model.limits import LARGEST_BYTES, LONGEST_NS
 from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.model.timeline import Timeline
 
 __all__ = [

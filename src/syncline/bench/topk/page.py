@@ -7,8 +7,7 @@ from pathlib import Path
 from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
 from syncline.bench.topk.table import COLUMNS, selection_rows
 from syncline.report import units
-from syncline.report.axis import Axis
-from syncline.report.chart import Line, line_chart
+from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
 from syncline.report.page import page, save_page
 
