@@ -6,67 +6,15 @@ on a figure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
-from reproduce.common import FOLDER, RESULTS, Result, load
+from reproduce import claims_dag, claims_mgwfbp, claims_pace, claims_pipeline
+from reproduce.claim import Claim
+from reproduce.common import FOLDER
 
-__all__ = ["PAGE", "Claim", "Finding", "Verdict", "not_here", "page", "percent"]
+__all__ = ["PAGE", "page"]
 
 PAGE = FOLDER / "CLAIMS.md"
-
-Verdict = Literal["reproduced", "differs", "not reproducible here"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What we find of a claim."""
-
-    verdict: Verdict
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A claim of a paper."""
-
-    place: str
-    says: str
-    script: str | None
-    """The script whose results are looked at; None where there is nothing to run."""
-    find: Callable[[Result], Finding]
-    """Given that script's results; an absent key means that its trace was absent."""
-
-    def finding(self) -> Finding:
-        """Return what we find, from the results that lie there."""
-        if self.script is None:
-            return self.find({})
-        if not (RESULTS / f"{self.script}.json").exists():
-            return Finding(verdict="not reproducible here", text="its script has not been run")
-        try:
-            return self.find(load(self.script))
-        except LookupError as error:
-            return Finding(
-                verdict="not reproducible here",
-                text=f"the trace that it needs was absent when the script ran ({error.args[0]!r})",
-            )
-
-
-def not_here(text: str) -> Callable[[Result], Finding]:
-    """Return a finding that nothing here can settle."""
-    return lambda _: Finding(verdict="not reproducible here", text=text)
-
-
-def differs(text: str) -> Callable[[Result], Finding]:
-    """Return a finding that needs no run: a misprint or a step of an argument."""
-    return lambda _: Finding(verdict="differs", text=text)
-
-
-def percent(fraction: float, digits: int = 1) -> str:
-    """Return a fraction as a percentage."""
-    return f"{100 * fraction:.{digits}f} %"
-
 
 INTRODUCTION = """\
 # The papers' claims
@@ -97,8 +45,6 @@ Assumptions that many rows rest on:
 
 def page() -> str:
     """Return the page."""
-    from reproduce import claims_dag, claims_mgwfbp, claims_pace, claims_pipeline
-
     parts = [INTRODUCTION]
     counts: dict[str, int] = {}
     for title, claims in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reproduce.claims import Claim, Finding, differs, not_here, percent
+from reproduce.claim import Claim, Finding, differs, not_here, percent
 from reproduce.common import Result
 from reproduce.inputs import K80_BACKWARD_S
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reproduce.claims import Claim, Finding, differs, not_here, percent
+from reproduce.claim import Claim, Finding, differs, not_here, percent
 from reproduce.common import Result
 from reproduce.inputs import K80_BACKWARD_S
 

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from reproduce.claims import Claim, Finding, differs, not_here, percent
+from reproduce.claim import Claim, Finding, differs, not_here, percent
 from reproduce.common import Result
 
 __all__ = ["CLAIMS"]

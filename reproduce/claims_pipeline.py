@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reproduce.claims import Claim, Finding, differs, not_here, percent
+from reproduce.claim import Claim, Finding, differs, not_here, percent
 from reproduce.common import Result
 
 __all__ = ["CLAIMS"]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from reproduce.common import BLUE, GREEN, ORANGE, Result, figure, run
 from reproduce.counted_cost import Cost, derived_cost
 from syncline.collectives import Collective, Schedule, program
-from syncline.model.rounds import doubling_rounds
+from syncline.model.collective_costs import doubling_rounds
 from syncline.simulator.chunks import simulate_chunks
 from syncline.simulator.fabric import Fabric
 
@@ -71,8 +71,8 @@ PRINTED: dict[tuple[Collective, str], Callable[[int, int], Cost]] = {
 
 def make(collective: Collective, algorithm: str, ranks: int, blocks: int) -> Schedule:
     """Return a program, cut into blocks where it is a pipeline."""
-    told = blocks if algorithm == LINEAR_PIPELINE else None
-    return program(collective, algorithm, ranks, blocks=told)
+    cut = blocks if algorithm == LINEAR_PIPELINE else None
+    return program(collective, algorithm, ranks, blocks=cut)
 
 
 def _terms(cost: Cost) -> list[str]:

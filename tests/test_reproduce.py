@@ -22,6 +22,7 @@ from reproduce import (
     inputs,
 )
 from reproduce.__main__ import SCRIPTS, main
+from reproduce.claim import Verdict
 
 from tests.trace_files import TRACES
 
@@ -78,7 +79,7 @@ def test_the_page_names_every_script_and_gives_every_claim_a_verdict() -> None:
         re.search(r"\| \*\*([a-z ]+)\*\* \|", row) for row in rows if "| verdict |" not in row
     ]
     assert len(verdicts) == len(CLAIMS)
-    assert all(found and found[1] in get_args(claims.Verdict) for found in verdicts)
+    assert all(found and found[1] in get_args(Verdict) for found in verdicts)
 
 
 def test_the_readme_lists_every_script_with_its_picture() -> None:
@@ -148,14 +149,14 @@ def test_scripts_go_on_without_the_traces_of_others(
     module(name).main()
     assert (common.PICTURES / f"{name}.png").stat().st_size > 5000
     assert "absent here; " in capsys.readouterr().out
-    monkeypatch.setattr(claims, "RESULTS", common.RESULTS)
+    monkeypatch.setattr("reproduce.claim.RESULTS", common.RESULTS)
     for claim in CLAIMS:
         if claim.script == name:
-            assert claim.finding().verdict in get_args(claims.Verdict)
+            assert claim.finding().verdict in get_args(Verdict)
 
 
 def test_a_claim_whose_script_has_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    monkeypatch.setattr("reproduce.claim.RESULTS", tmp_path)
     found = CLAIMS[0].finding()
     assert found.verdict == "not reproducible here"
     assert found.text == "its script has not been run"
