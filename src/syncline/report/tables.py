@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from syncline.model.document import Document
@@ -18,7 +16,7 @@ from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.model.timeline import Row, Timeline, rows
 from syncline.model.whatif import WhatIf
-from syncline.report import units
+from syncline.report import terminal, units
 from syncline.report.summary import Summary, network_facts, planner_table, timeline_facts
 from syncline.report.verdict import figure_text
 from syncline.report.whatif_table import what_if_table
@@ -37,57 +35,7 @@ __all__ = [
 LIMIT = 12
 """Rows of the tables that could be long, so that a file takes no more than a screen."""
 BAR_COLUMNS = 56
-THIN_SPACE = "\u2009"
-"""Between thousands; the one unprintable character that steers no terminal."""
 SHADES = " ░▒▓█"
-
-
-def _facts(pairs: Iterable[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in pairs:
-        grid.add_row(_text(name), _text(value))
-    return grid
-
-
-def _table(
-    columns: Sequence[str],
-    cells: Iterable[Sequence[str]],
-    *,
-    left: frozenset[int] = frozenset({0}),
-    marked: int | None = None,
-) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for index, column in enumerate(columns):
-        is_name = index in left
-        table.add_column(
-            column,
-            justify="left" if is_name else "right",
-            no_wrap=not is_name,
-            overflow="fold" if is_name else "ellipsis",
-        )
-    for index, row in enumerate(cells):
-        table.add_row(*map(_text, row), style="bold" if index == marked else None)
-    return table
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Return text as it is, with what would steer the terminal made visible."""
-    seen = (c if c.isprintable() or c == THIN_SPACE else ascii(c)[1:-1] for c in text)
-    return Text("".join(seen), style=style)
-
-
-def _title(text: str) -> Text:
-    return _text(text, "bold")
-
-
-def _below(renderable: RenderableType) -> Padding:
-    return Padding(renderable, (1, 0, 0, 0), expand=False)
-
-
-def _left_out(number: int, noun: str) -> list[RenderableType]:
-    return [Text(f"and {units.counted(number, f'more {noun}')}", style="dim")] if number > 0 else []
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
@@ -124,10 +72,10 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     workers = units.counted(planners.workers, "worker")
     where = f"{planners.model} on {planners.network}, {workers}{bound}"
     return Group(
-        _title(where),
-        _below(_table(columns, cells, left=frozenset({0, 1}), marked=marked)),
-        _below(_text(f"* {planners.chosen}: {planners.reason}")),
-        *([_text(f"compression: {planners.suggestion}")] if planners.suggestion else ()),
+        terminal.title(where),
+        terminal.below(terminal.table(columns, cells, left=frozenset({0, 1}), marked=marked)),
+        terminal.below(terminal.text(f"* {planners.chosen}: {planners.reason}")),
+        *([terminal.text(f"compression: {planners.suggestion}")] if planners.suggestion else ()),
     )
 
 
@@ -156,10 +104,10 @@ def profile_table(profile: Profile, *, limit: int = LIMIT) -> RenderableType:
         for index, g in largest[:limit]
     ]
     return Group(
-        _title(f"Profile of {profile.model}"),
-        _facts(pairs),
-        _below(_table(("largest gradients", "size", "dtype", "ready at"), cells)),
-        *_left_out(len(profile.gradients) - limit, "gradient"),
+        terminal.title(f"Profile of {profile.model}"),
+        terminal.facts(pairs),
+        terminal.below(terminal.table(("largest gradients", "size", "dtype", "ready at"), cells)),
+        *terminal.left_out(len(profile.gradients) - limit, "gradient"),
     )
 
 
@@ -194,10 +142,10 @@ def network_table(network: Network, *, limit: int = 20) -> RenderableType:
     ]
     columns = ("size", "measured", "fitted", "error")
     return Group(
-        _title(f"Network {network.name}"),
-        _facts(pairs),
-        *([_below(_table(columns, cells, left=frozenset()))] if cells else ()),
-        *_left_out(len(facts.points) - limit, "point"),
+        terminal.title(f"Network {network.name}"),
+        terminal.facts(pairs),
+        *([terminal.below(terminal.table(columns, cells, left=frozenset()))] if cells else ()),
+        *terminal.left_out(len(facts.points) - limit, "point"),
     )
 
 
@@ -210,13 +158,15 @@ def plan_table(plan: Plan, *, limit: int = 25) -> RenderableType:
         for number in range(min(limit, len(sizes)))
     ]
     return Group(
-        _title(f"Plan {plan.planner} for {plan.model}, {units.counted(plan.workers, 'worker')}"),
+        terminal.title(
+            f"Plan {plan.planner} for {plan.model}, {units.counted(plan.workers, 'worker')}"
+        ),
         Text(
             f"{units.counted(len(plan.tensors), 'gradient')}, {units.size(sum(sizes))} in "
             f"{units.counted(len(sizes), 'message')}"
         ),
-        _below(_table(("", "tensors", "size"), cells, left=frozenset({1}))),
-        *_left_out(len(sizes) - limit, "message"),
+        terminal.below(terminal.table(("", "tensors", "size"), cells, left=frozenset({1}))),
+        *terminal.left_out(len(sizes) - limit, "message"),
     )
 
 
@@ -224,7 +174,7 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
     """Return a picture of the lanes in characters, the totals and the longest spans."""
     facts = timeline_facts(timeline)
     end_ns = max([timeline.iteration_ns, *(span.stop_ns for span in timeline.spans)])
-    picture = _facts((row.name, f"│{_shaded(row, end_ns)}│") for row in rows(timeline))
+    picture = terminal.facts((row.name, f"│{_shaded(row, end_ns)}│") for row in rows(timeline))
     longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)
     cells = [
         (
@@ -237,7 +187,7 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
         for span in longest[:limit]
     ]
     return Group(
-        _title(f"Timeline {timeline.name}, {timeline.source}"),
+        terminal.title(f"Timeline {timeline.name}, {timeline.source}"),
         Text(
             f"iteration {units.duration(facts.iteration_s)}, computing "
             f"{units.duration(facts.computation_s)}, communicating "
@@ -245,9 +195,11 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
             f"{units.duration(facts.exposed_s)}"
         ),
         *_waits(timeline),
-        _below(picture),
-        _below(_table(("longest spans", "kind", "start", "duration", "size"), cells)),
-        *_left_out(len(longest) - limit, "span"),
+        terminal.below(picture),
+        terminal.below(
+            terminal.table(("longest spans", "kind", "start", "duration", "size"), cells)
+        ),
+        *terminal.left_out(len(longest) - limit, "span"),
     )
 
 
@@ -311,24 +263,26 @@ def run_table(run: Run, *, limit: int = LIMIT) -> RenderableType:
         count = units.counted(rate.iterations, "iteration")
         pairs.append((f"{rate.name}, whole run", f"{took} over {count}{speed}"))
     pairs += [(name, units.plain(value)) for name, value in run.results.items()]
-    events = _table(
+    events = terminal.table(
         ("iteration", "event"),
         [(str(event.iteration), event.text) for event in run.events[-limit:]],
         left=frozenset({1}),
     )
     return Group(
-        _title(f"Run of {run.model}"),
-        _facts(pairs),
-        *([_below(events)] if run.events else ()),
-        *_left_out(len(run.events) - limit, "earlier event"),
+        terminal.title(f"Run of {run.model}"),
+        terminal.facts(pairs),
+        *([terminal.below(events)] if run.events else ()),
+        *terminal.left_out(len(run.events) - limit, "earlier event"),
     )
 
 
 def summary_table(summary: Summary) -> RenderableType:
     """Return the verdict of a report and its key figures."""
     return Group(
-        _title(summary.verdict.sentence),
-        _below(_facts((figure.label, figure_text(figure)) for figure in summary.figures)),
+        terminal.title(summary.verdict.sentence),
+        terminal.below(
+            terminal.facts((figure.label, figure_text(figure)) for figure in summary.figures)
+        ),
     )
 
 

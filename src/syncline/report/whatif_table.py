@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import Crossing, Point, WhatIf
-from syncline.report import units
+from syncline.report import terminal, units
 from syncline.report.whatif_words import (
     BOUNDS,
     REFERENCE,
@@ -34,17 +32,12 @@ MOST_CROSSINGS = 12
 def print_what_if(console: Console, what_if: WhatIf) -> None:
     """Print the table: whole where nobody reads on a screen, else as much of it as has room."""
     table = what_if_table(what_if)
-    needed = Measurement.get(console, console.options.update(width=1000), table).maximum
+    points = _points(what_if, _fields(what_if), FEW)
     if not console.is_terminal:
-        console.width = max(console.width, needed)
-    elif _width(console, what_if, few=FEW) > console.width:
+        console.width = max(console.width, terminal.width(console, table))
+    elif terminal.width(console, points) > console.width:
         table = what_if_table(what_if, few=1)
     console.print(table)
-
-
-def _width(console: Console, what_if: WhatIf, *, few: int) -> int:
-    table = _points(what_if, _fields(what_if), few)
-    return Measurement.get(console, console.options.update(width=1000), table).maximum
 
 
 def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
@@ -63,18 +56,26 @@ def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
     if described := setting_text(setting, constant):
         where.append(described)
     parts: list[RenderableType] = [
-        Text(" · ".join(map(_seen, where)), style="bold"),
-        _below(_points(what_if, fields, few)),
+        Text(" · ".join(map(terminal.plain, where)), style="bold"),
+        terminal.below(_points(what_if, fields, few)),
     ]
     if what_if.crossings:
-        parts.append(_below(_crossings(what_if, fields)))
+        parts.append(terminal.below(_crossings(what_if, fields)))
     chosen = what_if.chosen
     place = setting_text(chosen.setting, fields)
     named = f"{place}, {what_if.bottleneck.planner}" if place else what_if.bottleneck.planner
     parts.append(
-        _below(Text.assemble((f"{_seen(named)} is ", "dim"), _seen(what_if.bottleneck.sentence)))
+        terminal.below(
+            Text.assemble(
+                (f"{terminal.plain(named)} is ", "dim"), terminal.plain(what_if.bottleneck.sentence)
+            )
+        )
     )
-    parts.append(_below(Text("\n".join((REFERENCE, *map(_seen, what_if.notes))), style="dim")))
+    parts.append(
+        terminal.below(
+            Text("\n".join((REFERENCE, *map(terminal.plain, what_if.notes))), style="dim")
+        )
+    )
     return Group(*parts)
 
 
@@ -88,7 +89,7 @@ def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
     own_columns = len(planners) <= few
     shown = (point.predictions if own_columns else [point.best] for point in what_if.points)
     time = units.TimeUnit(prediction.iteration_s for row in shown for prediction in row)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = terminal.plain_table()
     table.add_column("", justify="right", no_wrap=True)
     for field in fields:
         table.add_column(f"\n{SETTINGS[field][0]}", justify="right", no_wrap=True)
@@ -117,7 +118,7 @@ def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
             cells += [point.best.planner, *_figures(point, point.best, time)]
         cells.append(BOUNDS[point.split(point.best).bound])
         chosen = index == what_if.bottleneck.point
-        table.add_row(*map(_seen, cells), style="bold" if chosen else None)
+        table.add_row(*map(terminal.plain, cells), style="bold" if chosen else None)
     return table
 
 
@@ -146,7 +147,9 @@ def _crossings(what_if: WhatIf, fields: Sequence[str]) -> RenderableType:
     for crossing in leading[:MOST_CROSSINGS]:
         others = [field for field in fields if field != crossing.axis]
         place = setting_text(what_if.points[crossing.point].setting, others)
-        lines.append(_seen(f"{place}: " if place else "") + _seen(crossing_text(crossing)))
+        lines.append(
+            terminal.plain(f"{place}: " if place else "") + terminal.plain(crossing_text(crossing))
+        )
     rest = len(what_if.crossings) - len(lines)
     if rest:
         lines.append(f"and {units.counted(rest, 'more crossing')}, all of them with --json")
@@ -158,12 +161,3 @@ def _beside_chosen(what_if: WhatIf, crossing: Crossing) -> bool:
     there = msgspec.structs.asdict(what_if.points[crossing.point].setting)
     here = msgspec.structs.asdict(what_if.chosen.setting)
     return {**there, crossing.axis: None} == {**here, crossing.axis: None}
-
-
-def _below(renderable: RenderableType) -> Padding:
-    return Padding(renderable, (1, 0, 0, 0), expand=False)
-
-
-def _seen(text: str) -> str:
-    """Return text with what would steer the terminal made visible."""
-    return "".join(c if c.isprintable() or c in "\n\u2009" else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,93 @@
+"""What tables in a terminal are made of. Names are shown as they are: no markup is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from syncline.errors import printable
+from syncline.report import units
+
+__all__ = ["below", "facts", "left_out", "plain", "plain_table", "table", "text", "title", "width"]
+
+THIN_SPACE = "\u2009"
+"""Between thousands; the one unprintable character that steers no terminal."""
+
+
+def plain(content: str) -> str:
+    """Return text with every character escaped that would steer the terminal."""
+    return printable(content, f"\n{THIN_SPACE}")
+
+
+def text(content: str, style: str = "") -> Text:
+    """Return one line of text."""
+    return Text(printable(content, THIN_SPACE), style=style)
+
+
+def title(content: str) -> Text:
+    """Return the title of a table."""
+    return text(content, "bold")
+
+
+def below(renderable: RenderableType) -> Padding:
+    """Return something with a free line above it."""
+    return Padding(renderable, (1, 0, 0, 0), expand=False)
+
+
+def left_out(number: int, noun: str) -> list[RenderableType]:
+    """Return a line that says how many rows were left out; nothing if none were."""
+    return [Text(f"and {units.counted(number, f'more {noun}')}", style="dim")] if number > 0 else []
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Return names with their values, a pair a row."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(text(name), text(value))
+    return grid
+
+
+def plain_table() -> Table:
+    """Return a table without lines and still without columns."""
+    return Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+
+
+def table(
+    columns: Sequence[str],
+    cells: Iterable[Sequence[str]],
+    *,
+    left: frozenset[int] = frozenset({0}),
+    marked: int | None = None,
+) -> Table:
+    """Return a table.
+
+    Args:
+        columns: their headings.
+        cells: the rows.
+        left: indices of the columns that hold names; the others hold numbers.
+        marked: index of the row to set in bold.
+    """
+    made = plain_table()
+    for index, column in enumerate(columns):
+        is_name = index in left
+        made.add_column(
+            column,
+            justify="left" if is_name else "right",
+            no_wrap=not is_name,
+            overflow="fold" if is_name else "ellipsis",
+        )
+    for index, row in enumerate(cells):
+        made.add_row(*map(text, row), style="bold" if index == marked else None)
+    return made
+
+
+def width(console: Console, renderable: RenderableType) -> int:
+    """Return the columns that something takes where there is room."""
+    return Measurement.get(console, console.options.update(width=1000), renderable).maximum
