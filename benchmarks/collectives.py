@@ -18,10 +18,9 @@ from benchmarks.collectives_picture import draw
 from benchmarks.common import RESULTS, save
 from syncline.bench.contest import measure
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY
-from syncline.bench.request import Local, Request
+from syncline.bench.request import Local, Request, parse_sizes
 from syncline.bench.result import Benchmark, Entry
-from syncline.bench.sizes import parse_sizes
-from syncline.bench.words import binary_size
+from syncline.bench.table import binary_size
 from syncline.collectives import PROGRAMS, Collective
 from syncline.testbed import Cluster
 

@@ -12,8 +12,8 @@ import matplotlib as mpl
 import msgspec
 
 from benchmarks.common import RESULTS, save
-from syncline.bench.topk.contest import measure
-from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
+from syncline.bench.topk import measure
+from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

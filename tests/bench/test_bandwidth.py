@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.bench.bandwidth import bus_factor, whole_size
-from syncline.bench.sizes import parse_sizes
-from syncline.bench.vectors import sizes_of
+from syncline.bench.implementations import sizes_of
+from syncline.bench.request import parse_sizes
+from syncline.bench.result import bus_factor, whole_size
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.bench.candidates import BLOCKS_BYTES, built_in_candidate, candidates
+from syncline.bench.switch_points import BLOCKS_BYTES, built_in_candidate, candidates
 from syncline.collectives import PROGRAMS, Collective
 from syncline.groups.choices import choose, require_algorithm
 from syncline.groups.compiled import compiled

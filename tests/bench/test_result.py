@@ -11,8 +11,7 @@ from rich.console import Console
 
 from syncline.bench.page import save_report
 from syncline.bench.result import Benchmark
-from syncline.bench.table import print_benchmark
-from syncline.bench.words import binary_size, headline
+from syncline.bench.table import binary_size, headline, print_benchmark
 from syncline.errors import UserError
 from tests.bench.examples import BENCHMARK, entry
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.bench.candidates import Candidate
-from syncline.bench.switch_points import MARGIN, SWITCH, Measured, is_beaten, regions_of
+from syncline.bench.switch_points import MARGIN, SWITCH, Candidate, Measured, is_beaten, regions_of
 from syncline.errors import InternalError
 from syncline.groups.choices import Region
 

@@ -9,11 +9,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from syncline.bench.topk import contestants as topk_contestants
-from syncline.bench.topk.contest import measure
-from syncline.bench.topk.contestants import contestants
-from syncline.bench.topk.page import render
-from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
+from syncline.bench import topk
+from syncline.bench.topk import contestants, measure
+from syncline.bench.topk_report import (
+    FUSED,
+    READ,
+    SELECT,
+    TORCH,
+    TORCH_FUSED,
+    Selections,
+    Timed,
+    render,
+)
 from syncline.cli.commands import cli
 from syncline.errors import UserError
 
@@ -36,7 +43,7 @@ def test_everybody_has_a_turn_in_every_round() -> None:
 def test_what_a_gpu_does_selects_the_same_on_the_cpu() -> None:
     """Its contestants, which check what they select; all of them leave zeros where they took."""
     calls = contestants(70_000, 70, torch.device("cpu"))
-    with mock.patch.object(topk_contestants, "_on_the_host", topk_contestants._on_a_device):
+    with mock.patch.object(topk, "_on_the_host", topk._on_a_device):
         theirs = contestants(70_000, 70, torch.device("cpu"))
     assert calls.keys() == theirs.keys()
     taken = theirs[SELECT]()

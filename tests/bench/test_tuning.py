@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from syncline.bench.choices_page import save_page
-from syncline.bench.choices_table import print_choices
-from syncline.bench.choices_words import rows_of
-from syncline.bench.tune_request import TuneRequest
+from syncline.bench.request import TuneRequest
 from syncline.bench.tuning import race, tune
+from syncline.bench.tuning_report import print_choices, rows_of, save_page
 from syncline.collectives import PROGRAMS
 from syncline.errors import UserError
 from syncline.groups import Choice, Choices

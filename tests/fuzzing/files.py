@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from syncline.bench.topk.result import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
+from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
 from syncline.groups.choices import Timing
 from syncline.model.document import Document
 from syncline.model.network import PRESETS

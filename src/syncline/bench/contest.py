@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from syncline.bench.bandwidth import whole_size
 from syncline.bench.crew import Crew, mpi_crew, torch_crew, worker_environment
 from syncline.bench.ground import Ground, ground_of
 from syncline.bench.messages import Failed, Lap, Order, Setup
 from syncline.bench.names import MPIS, OURS, ZERO_COPY, algorithm_of
 from syncline.bench.request import Request, transport_of
-from syncline.bench.result import Absent, Benchmark, Entry
+from syncline.bench.result import Absent, Benchmark, Entry, whole_size
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import PeerError, SynclineError, UserError
 from syncline.processes import run_folder

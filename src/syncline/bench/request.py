@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,10 @@ __all__ = [
     "PLACES",
     "Local",
     "Request",
+    "TuneRequest",
     "collective_named",
     "name_of_place",
+    "parse_sizes",
     "require_scale",
     "transport_of",
 ]
@@ -151,3 +154,87 @@ def require_scale(
     for name, value in seconds.items():
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{name} must be a finite number above 0, found {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What is to be measured.
+
+    Raises:
+        UserError: on construction, for what is unknown or out of range.
+    """
+
+    collectives: tuple[Collective, ...]
+    sizes_bytes: tuple[int, ...]
+    """Of the whole vector."""
+    workers: tuple[int, ...]
+    place: Local | Cluster
+    """This host, by shared memory or by TCP, or emulated hosts."""
+    rounds: int = 7
+    lap_s: float = 0.02
+    """How long a turn should take."""
+    timeout_s: float = 60.0
+    """For every turn."""
+    deadline_s: float = 900.0
+    """For everything; what has not been measured by then is left as it is built in."""
+
+    def __post_init__(self) -> None:
+        for number, collective in enumerate(self.collectives):
+            collective_named(collective)
+            if collective in self.collectives[:number]:
+                raise UserError(f"{collective!r} would be measured twice; name it once")
+        if not self.collectives or not self.sizes_bytes or not self.workers:
+            raise UserError("nothing to measure: name a collective, a size and a worker count")
+        for name, values in (("size", self.sizes_bytes), ("worker count", self.workers)):
+            if len(set(values)) < len(values):
+                raise UserError(f"a {name} would be measured twice; name it once")
+        require_scale(
+            self.sizes_bytes,
+            self.workers,
+            self.place,
+            self.rounds,
+            {
+                "lap_s": self.lap_s,
+                "timeout_s": self.timeout_s,
+                "deadline_s": self.deadline_s,
+            },
+        )
+
+
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+STEP = 4
+"""From one size of a range to the next."""
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes in bytes that a list says, in its order.
+
+    ``4,64KiB,1MiB``; ``4..256MiB`` stands for all sizes from one to the other by factors of 4, and
+    the other.
+
+    Raises:
+        UserError: it is no list of different sizes.
+    """
+    sizes: list[int] = []
+    for part in text.split(","):
+        low, dots, high = part.partition("..")
+        first = _size(low, text)
+        last = _size(high, text) if dots else first
+        if not 0 < first <= last:
+            raise UserError(f"sizes {text!r}: {part.strip()!r} does not go from low to high")
+        while first < last:
+            sizes.append(first)
+            first *= STEP
+        sizes.append(last)
+    if len(set(sizes)) < len(sizes):
+        raise UserError(f"sizes {text!r}: a size stands there twice")
+    return tuple(sizes)
+
+
+def _size(part: str, text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+)\s*(B|KiB|MiB|GiB|)\s*", part)
+    if match is None:
+        raise UserError(
+            f"sizes {text!r}: cannot read {part.strip()!r}; write 4, 64KiB or 4..256MiB"
+        )
+    return int(match[1]) * UNITS[match[2]]

@@ -6,14 +6,13 @@ import math
 from statistics import median
 from typing import ClassVar
 
-from syncline.bench.bandwidth import bus_factor
 from syncline.bench.names import COPY
 from syncline.collectives import Collective
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
 
-__all__ = ["Absent", "Benchmark", "Entry"]
+__all__ = ["ELEMENT_BYTES", "Absent", "Benchmark", "Entry", "bus_factor", "whole_size"]
 
 
 class Entry(Value, frozen=True, kw_only=True):
@@ -146,3 +145,32 @@ class Benchmark(Document, frozen=True, kw_only=True):
             copy = self.of(COPY, entry.workers, entry.size_bytes)
             bound = None if copy is None else copy.algorithm_bytes_per_s
         return None if bound is None else self.bus_bytes_per_s(entry) / bound
+
+
+ELEMENT_BYTES = 4
+"""All contestants exchange 32-bit floating point."""
+
+
+def bus_factor(collective: Collective, workers: int) -> float:
+    """Return the bus bandwidth over the algorithm bandwidth (size over time).
+
+    It is how many times the vector at least the busiest link direction of a rank carries, so the
+    bus bandwidth can be compared with the speed of the hardware, whatever the number of ranks.
+
+    Source: nccl-tests, PERFORMANCE.md.
+    """
+    if collective == "all-reduce":
+        return 2 * (workers - 1) / workers
+    if collective in ("reduce-scatter", "all-gather"):
+        return (workers - 1) / workers
+    return 1.0
+
+
+def whole_size(collective: Collective, workers: int, size_bytes: int) -> int:
+    """Return the smallest size of at least ``size_bytes`` that a collective can have.
+
+    The vector holds whole elements, and where every rank has a shard of it, equal shards.
+    """
+    shards = workers if collective in ("reduce-scatter", "all-gather") else 1
+    unit = ELEMENT_BYTES * shards
+    return -(-size_bytes // unit) * unit

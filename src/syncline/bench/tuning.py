@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from syncline.bench.bandwidth import whole_size
-from syncline.bench.candidates import built_in_candidate, candidates
 from syncline.bench.crew import Crew, torch_crew, worker_environment
 from syncline.bench.ground import ground_of
 from syncline.bench.messages import Failed, Order, Setup
 from syncline.bench.names import OURS
-from syncline.bench.request import name_of_place, transport_of
-from syncline.bench.switch_points import regions_of
-from syncline.bench.tune_request import TuneRequest
+from syncline.bench.request import TuneRequest, name_of_place, transport_of
+from syncline.bench.result import whole_size
+from syncline.bench.switch_points import built_in_candidate, candidates, regions_of
 from syncline.collectives import Collective
 from syncline.errors import InternalError, PeerError, UserError
 from syncline.groups import Choice, Choices

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from syncline.bench.contestant import Contestant
-from syncline.bench.memcpy import Memcpy
+from syncline.bench.implementations import Implementation, Memcpy, require_result
 from syncline.bench.messages import (
     Failed,
     Hello,
@@ -31,7 +30,6 @@ from syncline.bench.messages import (
     received_orders,
     send,
 )
-from syncline.bench.vectors import require_result
 from syncline.errors import SynclineError, UserError
 
 __all__ = ["Team", "lap", "main"]
@@ -44,7 +42,7 @@ class Team(NamedTuple):
 
     rank: int
     ranks: int
-    contestants: Mapping[str, Contestant]
+    contestants: Mapping[str, Implementation]
     barrier: Callable[[], object]
 
 
@@ -103,8 +101,7 @@ def torch_team(connection: socket.socket, rank: int) -> Team:
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
-    from syncline.bench.native import Native, ZeroCopy
-    from syncline.bench.torch_groups import TorchGroup
+    from syncline.bench.implementations import Native, TorchGroup, ZeroCopy
     from syncline.groups import Elements, Group
     from syncline.parallel.backend import Options
 
@@ -138,7 +135,7 @@ def torch_team(connection: socket.socket, rank: int) -> Team:
             "zero-copy": ZeroCopy(group),
             "torch": TorchGroup(ours),
             "gloo": TorchGroup(gloo),
-            "memcpy": Memcpy(),
+            "memcpy": Memcpy(setup.ranks),
         },
         lambda: group.all_reduce(element, attended=True).wait(),
     )
@@ -148,7 +145,7 @@ def mpi_team(connection: socket.socket, crew: str) -> Team:
     """Join the crew of an MPI, whose mpiexec has started this process."""
     mpi: Any = importlib.import_module("mpi4py.MPI")  # of an environment of its own
 
-    from syncline.bench.mpi import Mpi
+    from syncline.bench.implementations import Mpi
 
     world = mpi.COMM_WORLD
     version = mpi.Get_library_version().strip("\0").splitlines()[0]

@@ -12,11 +12,10 @@ from rich.console import Console
 from syncline.bench.contest import measure
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
 from syncline.bench.page import save_report
-from syncline.bench.request import Local, Request
-from syncline.bench.sizes import parse_sizes
+from syncline.bench.request import Local, Request, parse_sizes
 from syncline.bench.table import print_benchmark
-from syncline.bench.topk.page import save_report as save_selections
-from syncline.bench.topk.table import print_selections
+from syncline.bench.topk_report import print_selections
+from syncline.bench.topk_report import save_report as save_selections
 from syncline.cli.arguments import place_of, place_options, worker_counts
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS, Collective
@@ -184,7 +183,7 @@ def topk(
     sizes: str, densities: str, rounds: int, device: str, report: str | None, as_json: bool
 ) -> None:
     """Measure selection of the largest magnitudes beside torch.topk, on one core or a GPU."""
-    from syncline.bench.topk.contest import measure
+    from syncline.bench.topk import measure
 
     if report is not None:
         require_place(Path(report))

@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.bench.choices_table import print_choices
 from syncline.bench.result import Benchmark
 from syncline.bench.table import print_benchmark
-from syncline.bench.topk.result import Selections
-from syncline.bench.topk.table import print_selections
+from syncline.bench.topk_report import Selections, print_selections
+from syncline.bench.tuning_report import print_choices
 from syncline.errors import FileError, UserError
 from syncline.groups import Choices
 from syncline.model.document import Document, read_document

@@ -7,12 +7,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.bench.choices_page import save_page
-from syncline.bench.choices_table import print_choices
-from syncline.bench.request import Local, collective_named
-from syncline.bench.sizes import parse_sizes
-from syncline.bench.tune_request import TuneRequest
+from syncline.bench.request import Local, TuneRequest, collective_named, parse_sizes
 from syncline.bench.tuning import tune as measure
+from syncline.bench.tuning_report import print_choices, save_page
 from syncline.cli.arguments import place_of, place_options, worker_counts
 from syncline.cli.progress import Bar
 from syncline.collectives import PROGRAMS

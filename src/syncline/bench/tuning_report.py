@@ -1,22 +1,131 @@
-"""Measured choices as a page: for each collective the time of every algorithm over the size."""
+"""What measured choices gain, for the terminal and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
-from syncline.bench.choices_words import algorithm_name, rows_of, title_of
-from syncline.bench.words import binary_size
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from syncline.bench.table import WIDTH, binary_size
 from syncline.collectives import Collective
-from syncline.groups import Choices
+from syncline.errors import printable
+from syncline.groups import Choice, Choices
+from syncline.groups.choices import Region, Timing, choose
 from syncline.model.document import write_text_atomically
 from syncline.report import units
 from syncline.report.chart import Axis, Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, table, tag
 from syncline.report.page import page
 
-__all__ = ["render_choices", "save_page"]
+__all__ = [
+    "Row",
+    "algorithm_name",
+    "print_choices",
+    "render_choices",
+    "rows_of",
+    "save_page",
+    "title_of",
+]
+
+
+class Row(NamedTuple):
+    """One region of one collective, in words."""
+
+    collective: Collective
+    start: str
+    algorithm: str
+    gain: str
+
+
+def title_of(choices: Choices) -> str:
+    """Return what was measured where, in a line."""
+    rounds = len(choices.timings[0].rounds_s) if choices.timings else 0
+    return (
+        f"{choices.site} · {choices.place} · medians of {units.counted(rounds, 'round')}, in "
+        f"turns · {choices.date} · release {choices.release}"
+    )
+
+
+def algorithm_name(region: Region) -> str:
+    """Return an algorithm with its blocks."""
+    if region.block_bytes is None:
+        return region.algorithm
+    return f"{region.algorithm}, blocks of {binary_size(region.block_bytes)}"
+
+
+def rows_of(choices: Choices) -> Iterator[Row]:
+    """Yield the regions with what each gains over the built-in choice."""
+    for collective, regions in choices.regions.items():
+        stops = [region.from_bytes for region in regions[1:]]
+        for region, stop in itertools.zip_longest(regions, stops):
+            mine = {
+                timing.size_bytes: timing
+                for timing in choices.timings
+                if timing.collective == collective
+                and region.from_bytes <= timing.size_bytes < (stop or timing.size_bytes + 1)
+                and Choice(timing.algorithm, timing.blocks) == region.choice(timing.size_bytes)
+            }
+            yield Row(
+                collective,
+                binary_size(region.from_bytes),
+                algorithm_name(region),
+                _gain(choices, collective, mine),
+            )
+
+
+def _gain(choices: Choices, collective: Collective, mine: dict[int, Timing]) -> str:
+    """Return the most that a region gains at a size that was measured in it."""
+    most, at = 0.0, 0
+    hopeless = None
+    for size_bytes, timing in mine.items():
+        built_in = choose(collective, choices.site.layout, size_bytes)
+        if Choice(timing.algorithm, timing.blocks) == built_in:
+            continue
+        other = next(
+            (
+                each
+                for each in choices.timings
+                if (each.collective, each.size_bytes) == (collective, size_bytes)
+                and Choice(each.algorithm, each.blocks) == built_in
+            ),
+            None,
+        )
+        if other is None:
+            hopeless = size_bytes
+            continue
+        pairs = zip(other.rounds_s, timing.rounds_s, strict=True)
+        ratio = median(theirs / ours for theirs, ours in pairs)
+        if ratio > most:
+            most, at = ratio, size_bytes
+    if hopeless is not None:
+        return f"built-in left out at {binary_size(hopeless)}: far slower"
+    return f"{most:.2f}x at {binary_size(at)}" if at else "as built in"
+
+
+def print_choices(console: Console, choices: Choices) -> None:
+    """Print the regions of every collective, and what they gain."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("collective", no_wrap=True)
+    table.add_column("from", justify="right", no_wrap=True)
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("against the built-in choice", no_wrap=True)
+    before = ""
+    for row in rows_of(choices):
+        table.add_row("" if row.collective == before else row.collective, *row[1:])
+        before = row.collective
+    console.print(
+        Group(Text(printable(title_of(choices)), "bold"), Padding(table, (1, 0), expand=False))
+    )
+
 
 COLOURS = 6
 """How many there are; algorithms that are not taken have none."""

@@ -1,1 +1,0 @@
-"""Selection of the largest elements, measured beside torch's."""

@@ -1,0 +1,265 @@
+"""``Selections``: what selecting took, by contestant, size and density."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import ClassVar
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from syncline.bench.table import WIDTH
+from syncline.errors import UserError, printable, quoted
+from syncline.model.document import Document, Value
+from syncline.report import units
+from syncline.report.chart import Axis, Line, line_chart
+from syncline.report.markup import Column, Html, section, table, tag, typeset
+from syncline.report.page import page, save_page
+
+__all__ = [
+    "COLUMNS",
+    "FUSED",
+    "READ",
+    "SELECT",
+    "TORCH",
+    "TORCH_FUSED",
+    "Selections",
+    "Timed",
+    "print_selections",
+    "render",
+    "save_report",
+    "selection_rows",
+    "selections_table",
+]
+
+SELECT = "select"
+"""The k largest of a vector."""
+FUSED = "fused"
+"""The check for NaN, the gradient added to the residual, and the k largest taken out of it."""
+TORCH = "torch"
+"""``torch.topk`` of the magnitudes."""
+TORCH_FUSED = "torch-fused"
+"""What ``fused`` does, in operations of torch."""
+READ = "read"
+"""One read of the vector: torch's sum."""
+
+
+class Timed(Value, frozen=True, kw_only=True):
+    """What one contestant took."""
+
+    contestant: str
+    elements: int
+    density: float
+    """0 where it selects nothing."""
+    rounds_s: tuple[float, ...]
+    """In each round: seconds of one call, all contestants having a turn."""
+
+    def __post_init__(self) -> None:
+        if not self.rounds_s or min(self.rounds_s) <= 0:
+            raise UserError(
+                f"selection by {quoted(self.contestant)} of {self.elements} elements: expected "
+                f"times above 0 s, found {self.rounds_s}"
+            )
+
+    @property
+    def time_s(self) -> float:
+        """Median over the rounds."""
+        return median(self.rounds_s)
+
+
+class Selections(Document, frozen=True, kw_only=True):
+    """What a benchmark of selection measured, on one core or on a GPU."""
+
+    KIND: ClassVar[str] = "selections"
+    VERSION: ClassVar[int] = 1
+
+    machine: str
+    versions: dict[str, str]
+    instructions: str
+    """The vector instructions that were used, on the CPU."""
+    device: str = "cpu"
+    """That, or the name of a GPU."""
+    entries: tuple[Timed, ...]
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise UserError("benchmark of selection: no entries")
+        if len({len(entry.rounds_s) for entry in self.entries}) > 1:
+            raise UserError(
+                "benchmark of selection: entries were measured in different numbers of rounds"
+            )
+
+    @property
+    def place(self) -> str:
+        """What selected."""
+        return f"one core, {self.instructions}" if self.device == "cpu" else self.device
+
+    def of(self, contestant: str, elements: int, density: float) -> Timed | None:
+        """Return one entry, or None if that was not measured."""
+        wanted = contestant, elements, 0.0 if contestant == READ else density
+        return next(
+            (e for e in self.entries if (e.contestant, e.elements, e.density) == wanted), None
+        )
+
+    def times_faster(self, contestant: str, other: str, elements: int, density: float) -> float:
+        """Return the median over the rounds of the ratio: both had a turn in every round.
+
+        Raises:
+            UserError: one of them was not measured.
+        """
+        a, b = (self.of(name, elements, density) for name in (contestant, other))
+        if a is None or b is None:
+            raise UserError(
+                f"{quoted(contestant)} and {quoted(other)} were not both measured at {elements} "
+                f"elements and density {density}"
+            )
+        return median(y / x for x, y in zip(a.rounds_s, b.rounds_s, strict=True))
+
+    @property
+    def cases(self) -> tuple[tuple[int, float], ...]:
+        """Elements and density of everything measured, in the order of the entries."""
+        return tuple(dict.fromkeys((e.elements, e.density) for e in self.entries if e.density))
+
+
+COLUMNS = (
+    *("elements", "density", "torch.topk", "select", "faster", "one read", "reads"),
+    *("torch with residual", "ours with residual", "faster"),
+)
+
+
+def selection_rows(measured: Selections) -> list[tuple[str, ...]]:
+    """Return the cells of :data:`COLUMNS`: a row a size and density, times as medians."""
+    found: list[tuple[str, ...]] = []
+    for elements, density in measured.cases:
+
+        def time_of(name: str, at: tuple[int, float] = (elements, density)) -> str:
+            entry = measured.of(name, *at)
+            return "" if entry is None else units.duration(entry.time_s)
+
+        def ratio(name: str, other: str, at: tuple[int, float] = (elements, density)) -> float:
+            return measured.times_faster(name, other, *at)
+
+        row = (
+            f"{elements:,}",
+            f"{density:g}",
+            time_of(TORCH),
+            time_of(SELECT),
+            f"{ratio(SELECT, TORCH):.1f}x",
+            time_of(READ),
+            f"{ratio(READ, SELECT):.1f}",
+            time_of(TORCH_FUSED),
+            time_of(FUSED),
+            f"{ratio(FUSED, TORCH_FUSED):.1f}x",
+        )
+        found.append(row)
+    return found
+
+
+def selections_table(measured: Selections) -> RenderableType:
+    """Return the table for a terminal."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in selection_rows(measured):
+        table.add_row(*row)
+    title = f"the k largest magnitudes · {measured.place} · {measured.machine}"
+    return Group(Text(printable(title), "bold"), Padding(table, (1, 0), expand=False))
+
+
+def print_selections(console: Console, measured: Selections) -> None:
+    """Print the table, as wide as it needs where nobody reads on a screen."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(selections_table(measured))
+
+
+DRAWN = {
+    TORCH: ("torch.topk", "c-1"),
+    SELECT: ("select", "c-0"),
+    TORCH_FUSED: ("torch, with residual", "c-3"),
+    FUSED: ("ours, with residual", "c-4"),
+    READ: ("one read", "c-5"),
+}
+
+
+def save_report(measured: Selections, target: Path) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+
+    Raises:
+        FileError: the file or the directory cannot be written.
+    """
+    numbers = {"selections.json": measured}
+    save_page(target, render(measured), "selections.html", numbers)
+
+
+def render(measured: Selections) -> str:
+    """Return the page as the text of one HTML file."""
+    densities = list(dict.fromkeys(density for _, density in measured.cases))
+    versions = (f"{name}: {version}" for name, version in measured.versions.items())
+    return page(
+        title="selection",
+        subject=f"the k largest magnitudes · {measured.place} · {measured.machine}",
+        headline=_headline(measured),
+        detail="Contestants take turns; times are medians over the rounds.",
+        sections=[
+            *(_section(measured, number, density) for number, density in enumerate(densities)),
+            section(
+                "contestants",
+                "What was measured",
+                *(tag("p", typeset(line), class_="note") for line in versions),
+            ),
+        ],
+        timelines=(),
+        numbers="selections.json",
+    )
+
+
+def _headline(measured: Selections) -> str:
+    elements, density = max(measured.cases)
+    faster = measured.times_faster(SELECT, TORCH, elements, density)
+    whole = measured.times_faster(FUSED, TORCH_FUSED, elements, density)
+    return (
+        f"Of {elements:,} elements at density {density:g} selecting takes 1/{faster:.3g} of "
+        f"torch.topk's time, with the residual 1/{whole:.3g}"
+    )
+
+
+def _section(measured: Selections, number: int, density: float) -> Html:
+    sizes = sorted({elements for elements, other in measured.cases if other == density})
+    rows = [row for row in selection_rows(measured) if row[1] == f"{density:g}"]
+    return section(
+        f"density-{number}",
+        f"Density {density:g}",
+        _picture(measured, sizes, density) if len(sizes) > 1 else None,
+        table(
+            [Column(title=title.capitalize(), numeric=True) for title in COLUMNS],
+            rows,
+            caption="Times of one call, and how many times faster",
+        ),
+    )
+
+
+def _picture(measured: Selections, sizes: list[int], density: float) -> Html:
+    lines, times_s = [], []
+    for name, (label, css) in DRAWN.items():
+        points = [
+            (float(size), entry.time_s)
+            for size in sizes
+            if (entry := measured.of(name, size, density)) is not None
+        ]
+        times_s += [time_s for _, time_s in points]
+        titles = [f"{label}, {size:,.0f}: {units.duration(time_s)}" for size, time_s in points]
+        lines.append(Line(label=label, css=css, points=points, titles=titles))
+    return line_chart(
+        lines,
+        x=Axis.of([float(size) for size in sizes]),
+        y=Axis.around(times_s),
+        x_text=lambda size: f"{size:,.0f}",
+        y_text=lambda seconds: units.duration(seconds, 1),
+        title="Time",
+        x_title="Elements",
+        about=f"Time over elements at density {density:g}. The table below says the same.",
+    )
