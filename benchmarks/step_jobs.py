@@ -26,7 +26,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.processes import end_of
 from syncline.testbed import Cluster, Testbed
-from syncline.testbed.result import JobResult
+from syncline.testbed.job import JobResult
 
 __all__ = ["Ended", "Found", "probe_cell", "race_cell"]
 

@@ -16,10 +16,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.step_models import Model
-from syncline.replay.contest import Contestant
-from syncline.replay.contestants import stock_ddp
-from syncline.replay.model import Replayed
-from syncline.replay.optimizer import ReplayedOptimizer
+from syncline.replay.contest import Contestant, stock_ddp
+from syncline.replay.model import Replayed, ReplayedOptimizer
 from syncline.testbed.cluster import DEVICE
 
 __all__ = ["PEERS", "Peer"]

@@ -22,7 +22,7 @@ FORM = 1
 
 
 class Turn(Value, frozen=True, kw_only=True):
-    """One contestant's iterations in one round; see :class:`syncline.replay.lap.Lap`."""
+    """One contestant's iterations in one round; see :class:`syncline.replay.contest.Lap`."""
 
     round: int
     iteration_s: float

@@ -26,8 +26,7 @@ from benchmarks.step_results import Turn
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.probe import probe
 from syncline.model.plan import Plan
-from syncline.replay.contest import Contestant, run_contest
-from syncline.replay.contestants import planned
+from syncline.replay.contest import Contestant, planned, run_contest
 
 __all__ = ["BEGUN", "FOUND", "TURN"]
 

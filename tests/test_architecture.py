@@ -21,6 +21,7 @@ RUNTIME = TOOLS | {"measure", "report", "groups", "sparse"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "processes": BOTTOM,
+    "workers": BOTTOM | {"processes"},
     "model": BOTTOM,
     "traces": DATA,
     "collectives": CORE,
@@ -33,12 +34,12 @@ ALLOWED: dict[str, set[str]] = {
     "report": TOOLS,
     "testbed": DATA | {"processes"},
     "parallel": RUNTIME,
-    "training": RUNTIME | {"parallel", "processes"},
-    "replay": RUNTIME | {"parallel", "processes", "testbed"},
-    "bench": RUNTIME | {"parallel", "processes", "testbed", "replay"},
+    "training": RUNTIME | {"parallel", "processes", "workers"},
+    "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
+    "bench": RUNTIME | {"parallel", "processes", "workers", "testbed", "replay"},
     "hooks": RUNTIME,
     "cli": RUNTIME
-    | {"parallel", "processes", "training", "testbed", "replay", "bench"}
+    | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}
     | {"__init__"},
 }
 """What each package may import beside itself. ``__init__`` is the public surface above all but the
@@ -47,6 +48,7 @@ command line: it imports whatever it exports."""
 WITHOUT_TORCH = {
     "errors",
     "processes",
+    "workers",
     "model",
     "traces",
     "collectives",

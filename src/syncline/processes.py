@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import select
 import shutil
 import signal
@@ -17,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 __all__ = [
     "ENDING_SIGNALS",
@@ -25,6 +25,7 @@ __all__ = [
     "end_of",
     "ended_by_signals",
     "exit_code_of",
+    "machine_name",
     "place_variables",
     "received_signals",
     "restored_signals",
@@ -56,7 +57,7 @@ class Process:
     Args:
         command: and its arguments.
         environment: variables besides those of this process.
-        stdout: where its output goes; None: where that of this process goes.
+        stdout: a descriptor for its output; None: where that of this process goes.
         stderr: likewise.
 
     The kernel ties a process to the thread that started it: that must live as long.
@@ -67,8 +68,8 @@ class Process:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        stdout: IO[bytes] | None = None,
-        stderr: IO[bytes] | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
     ) -> None:
         tied = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid())]
         self._popen = subprocess.Popen(
@@ -121,8 +122,25 @@ def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, 
     """Return the variables that share out the cores; none where the user has set them."""
     if "OMP_NUM_THREADS" in environment:
         return {}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"OMP_NUM_THREADS": str(max(1, (cores or 1) // workers))}
+    return {"OMP_NUM_THREADS": str(max(1, _cores() // workers))}
+
+
+def machine_name() -> str:
+    """Return the processor and how many cores this process may use."""
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # other systems than Linux have no such file
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
+                break
+    cores = _cores()
+    return f"{processor}, {cores} core{'' if cores == 1 else 's'}"
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:

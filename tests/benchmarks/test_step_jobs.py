@@ -18,7 +18,7 @@ from rich.console import Console
 
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
-from syncline.testbed.result import JobResult, WorkerEnd
+from syncline.testbed.job import JobResult, WorkerEnd
 from tests.benchmarks.test_step_targets import cell_of, results_of
 
 CELL = TARGET_CELLS[0]

@@ -15,10 +15,8 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
-from syncline.replay.contest import Contestant, run_contest, train_step
-from syncline.replay.contestants import planned, stock_ddp
-from syncline.replay.model import Replayed, gradient_value
-from syncline.replay.optimizer import ReplayedOptimizer
+from syncline.replay.contest import Contestant, planned, run_contest, stock_ddp, train_step
+from syncline.replay.model import Replayed, ReplayedOptimizer, gradient_value
 from syncline.simulator.transformations import with_compute_scale
 from tests.replay.test_model import layers
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Profile
-from syncline.replay.model import Replayed
-from syncline.replay.names import RESERVED, module_names, renamed_plan
+from syncline.replay.model import RESERVED, Replayed, module_names, renamed_plan
 from tests import strategies as some
 from tests.replay.fake import FakeTime
 

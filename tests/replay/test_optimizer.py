@@ -6,8 +6,7 @@ import copy
 
 import torch
 
-from syncline.replay.model import Replayed
-from syncline.replay.optimizer import ReplayedOptimizer
+from syncline.replay.model import Replayed, ReplayedOptimizer
 from tests.replay.fake import FakeTime
 from tests.replay.test_model import layers
 

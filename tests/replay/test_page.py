@@ -13,11 +13,9 @@ from syncline.errors import FileError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.replay.page import render, save_report
-from syncline.replay.picture import replay_picture
+from syncline.replay.page import render, replay_picture, save_report
 from syncline.replay.result import Replay
-from syncline.replay.table import print_replay, replay_table
-from syncline.replay.words import headline
+from syncline.replay.table import headline, print_replay, replay_table
 from tests.replay.examples import entry, outcome, replay
 from tests.replay.test_model import layers
 

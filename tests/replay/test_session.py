@@ -14,10 +14,10 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
-from syncline.processes import ended_by_signals
-from syncline.replay.machine import machine_name, require_memory
+from syncline.processes import ended_by_signals, machine_name
 from syncline.replay.request import Request
 from syncline.replay.session import replay as run_replay
+from syncline.replay.session import require_memory
 from syncline.simulator.transformations import with_compute_scale
 from syncline.testbed import Cluster
 from tests.replay.test_model import layers

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners.single import Single
-from syncline.replay.timeline import measured_timeline
-from syncline.replay.work import Work
+from syncline.replay.work import Work, measured_timeline
 from syncline.simulator.predict import predict, predict_computation_s
 from tests import strategies as some
 from tests.replay.fake import FakeTime

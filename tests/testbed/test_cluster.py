@@ -8,7 +8,7 @@ import pytest
 
 from syncline.errors import UserError
 from syncline.testbed.cluster import Cluster, bit_rate
-from syncline.testbed.links import delaying, host_links, shaping, switch_links
+from syncline.testbed.testbed import delaying, host_links, shaping, switch_links
 
 
 def test_quantities_with_units() -> None:

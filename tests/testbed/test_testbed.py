@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from syncline.errors import PeerError, UserError
-from syncline.testbed import Cluster, Place, Testbed, refusal
+from syncline.testbed import Cluster, Place, Testbed, kernel
 from syncline.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS
 
 from .machine import alive, descendants, devices, networks, wait_until
@@ -280,8 +280,8 @@ def test_the_settings_that_keep_user_namespaces_closed_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = {"kernel/apparmor_restrict_unprivileged_userns": "1"}
-    monkeypatch.setattr(refusal, "_setting", values.get)
-    said = refusal.refusal("namespaces", 1, "Operation not permitted", rootless=True)
+    monkeypatch.setattr(kernel, "_setting", values.get)
+    said = kernel.refusal("namespaces", 1, "Operation not permitted", rootless=True)
     assert said == (
         "an emulated cluster needs root, or user namespaces, which this machine refuses "
         "(namespaces: Operation not permitted); run it with sudo, or allow them with: "
@@ -291,7 +291,7 @@ def test_the_settings_that_keep_user_namespaces_closed_are_named(
 
 def test_iproute2_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(refusal, "SYSTEM_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(kernel, "SYSTEM_FOLDERS", str(tmp_path))
     with pytest.raises(UserError, match="needs ip and tc of iproute2, not found on this machine"):
         Testbed(Cluster(hosts=1)).__enter__()
 

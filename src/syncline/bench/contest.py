@@ -1,25 +1,24 @@
-"""A benchmark from the outside: crews that take turns, and what they measure."""
+"""The benchmark of collectives: contestants take turns, and what they measure is collected."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from syncline.bench.crew import Crew, mpi_crew, torch_crew, worker_environment
-from syncline.bench.ground import Ground, ground_of
-from syncline.bench.messages import Failed, Lap, Order, Setup
+from syncline.bench.launch import Team, hosts_of, mpi_team, torch_team
+from syncline.bench.messages import LapTimes, Order, Refused, Setup
 from syncline.bench.names import MPIS, OURS, ZERO_COPY, algorithm_of
 from syncline.bench.request import Request, transport_of
 from syncline.bench.result import Absent, Benchmark, Entry, whole_size
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
-from syncline.errors import PeerError, SynclineError, UserError
-from syncline.processes import run_folder
-from syncline.replay.machine import machine_name
+from syncline.errors import SynclineError, UserError
+from syncline.processes import machine_name, run_folder
 from syncline.testbed import Cluster
+from syncline.workers import Progress
 
-__all__ = ["Progress", "measure"]
+__all__ = ["measure"]
 
 MOST_ITERATIONS = 5000
 TRIALS = (1, 30)
@@ -30,9 +29,6 @@ HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
 """For the number of blocks, inside a host: roughly a wake-up, and 5 GB/s."""
 NETWORK_ALPHA_S = 50e-6
 """Likewise between hosts."""
-
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, and how many of how many parts of it are done."""
 
 
 def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
@@ -57,20 +53,20 @@ def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
     done = 0
     for workers in request.workers:
         tell(f"starting {workers} workers", done, total)
-        with _crews(request, workers) as crews:
-            for name, crew in crews.present.items():
-                versions[name] = crew.version
-                if crew.ready.choices:
-                    versions[f"choices, {workers} workers"] = crew.ready.choices
+        with _teams(request, workers) as teams:
+            for name, team in teams.present.items():
+                versions[name] = team.ready.version
+                if team.ready.choices:
+                    versions[f"choices, {workers} workers"] = team.ready.choices
             for size_bytes in request.sizes_bytes:
                 whole = whole_size(request.collective, workers, size_bytes)
-                race = _Race(request, workers, whole, crews)
+                race = _Race(request, workers, whole, teams)
                 for number in range(request.rounds + 1):
                     tell(f"{workers} workers, {whole:,} B", done, total)
                     race.round(number)
                     done += 1
                 entries += race.entries()
-            absent += crews.absent
+            absent += teams.absent
     if not entries:
         reasons = "; ".join(dict.fromkeys(f"{a.contestant}: {a.reason}" for a in absent))
         raise UserError(f"nobody could be measured: {reasons}")
@@ -89,16 +85,16 @@ def _silence(stage: str, done: int, total: int) -> None:
     pass
 
 
-class _Crews:
-    """The crews of one worker count, by name, and who does not take part."""
+class _Teams:
+    """The teams of one worker count, by name, and who does not take part."""
 
     def __init__(self, workers: int) -> None:
-        self.present: dict[str, Crew] = {}
+        self.present: dict[str, Team] = {}
         self.absent: list[Absent] = []
         self._workers = workers
 
-    def of(self, contestant: str) -> Crew | None:
-        """Return the crew that a contestant belongs to, unless it is absent."""
+    def of(self, contestant: str) -> Team | None:
+        """Return the team that a contestant belongs to, unless it is absent."""
         if any(a.contestant == contestant for a in self.absent):
             return None
         return self.present.get(contestant if contestant in MPIS else "torch")
@@ -108,16 +104,15 @@ class _Crews:
 
 
 @contextlib.contextmanager
-def _crews(request: Request, workers: int) -> Iterator[_Crews]:
+def _teams(request: Request, workers: int) -> Iterator[_Teams]:
     cluster = request.place if isinstance(request.place, Cluster) else None
-    crews = _Crews(workers)
+    teams = _Teams(workers)
     if request.place == "tcp" and ZERO_COPY in request.contestants:
-        crews.leave_out(ZERO_COPY, "takes shared memory inside a host")
+        teams.leave_out(ZERO_COPY, "takes shared memory inside a host")
     elif cluster is not None and cluster.workers_per_host < 2 and ZERO_COPY in request.contestants:
-        crews.leave_out(ZERO_COPY, "hosts share no memory")
+        teams.leave_out(ZERO_COPY, "hosts share no memory")
     with run_folder() as folder, contextlib.ExitStack() as stack:
-        ground: Ground = stack.enter_context(ground_of(request.place))
-        environment = worker_environment(ground, folder)
+        hosts = stack.enter_context(hosts_of(request.place, workers))
         setup = Setup(
             ranks=workers,
             store=str(folder / "store"),
@@ -126,37 +121,35 @@ def _crews(request: Request, workers: int) -> Iterator[_Crews]:
             timeout_s=request.timeout_s,
         )
         if any(contestant not in MPIS for contestant in request.contestants):
-            crew = torch_crew(folder, setup, ground, environment)
-            crews.present["torch"] = stack.enter_context(crew)
+            teams.present["torch"] = stack.enter_context(torch_team(folder, setup, hosts))
         for mpi in (name for name in request.contestants if name in MPIS):
             try:
-                crew = mpi_crew(
+                team = mpi_team(
                     mpi,
                     request.pythons.get(mpi, Path("build") / f"bench-{mpi}" / "bin" / "python"),
                     folder,
                     setup,
-                    ground,
-                    environment,
+                    hosts,
                     tcp=request.place != "shared",
                 )
-                crews.present[mpi] = stack.enter_context(crew)
+                teams.present[mpi] = stack.enter_context(team)
             except SynclineError as error:
-                crews.leave_out(mpi, str(error))
-        yield crews
+                teams.leave_out(mpi, str(error))
+        yield teams
 
 
-def _slowest_s(laps: list[Lap]) -> float:
+def _slowest_s(laps: list[LapTimes]) -> float:
     return max(lap.wall_s for lap in laps)
 
 
 class _Race:
     """All contestants' turns for one worker count and size."""
 
-    def __init__(self, request: Request, workers: int, size_bytes: int, crews: _Crews) -> None:
+    def __init__(self, request: Request, workers: int, size_bytes: int, teams: _Teams) -> None:
         self._request = request
         self._workers = workers
         self._size_bytes = size_bytes
-        self._crews = crews
+        self._teams = teams
         self._iterations: dict[str, int] = {}
         self._laps: dict[str, list[tuple[float, float]]] = {}
 
@@ -165,21 +158,21 @@ class _Race:
         names = self._request.contestants
         first = number % len(names)
         for contestant in (*names[first:], *names[:first]):
-            crew = self._crews.of(contestant)
-            if crew is None or (number and contestant not in self._iterations):
+            team = self._teams.of(contestant)
+            if team is None or (number and contestant not in self._iterations):
                 continue
             if number == 0:
-                self._try_out(crew, contestant)
-            elif laps := self._lap(crew, contestant, self._iterations[contestant]):
+                self._try_out(team, contestant)
+            elif laps := self._lap(team, contestant, self._iterations[contestant]):
                 cpu_s = math.fsum(lap.cpu_s for lap in laps)
                 iterations = self._iterations[contestant]
                 times = _slowest_s(laps) / iterations, cpu_s / iterations
                 self._laps.setdefault(contestant, []).append(times)
 
-    def _try_out(self, crew: Crew, contestant: str) -> None:
+    def _try_out(self, team: Team, contestant: str) -> None:
         """Find out how many iterations fill a lap: from few, then, if those were quick, more."""
         for trial in TRIALS:
-            laps = self._lap(crew, contestant, trial)
+            laps = self._lap(team, contestant, trial)
             if laps is None:
                 return
             fitting = self._request.lap_s * trial / _slowest_s(laps)
@@ -187,17 +180,17 @@ class _Race:
             if fitting < TRIALS[-1]:
                 return
 
-    def _lap(self, crew: Crew, contestant: str, iterations: int) -> list[Lap] | None:
+    def _lap(self, team: Team, contestant: str, iterations: int) -> list[LapTimes] | None:
         """Return what the ranks measured, or None where the contestant leaves here."""
         try:
-            answer = crew.do(self._order(contestant, iterations), self._request.timeout_s)
-        except PeerError as error:
+            answer = team.run(self._order(contestant, iterations), self._request.timeout_s)
+        except SynclineError as error:
             if contestant not in MPIS:
                 raise
-            self._crews.leave_out(contestant, str(error))
+            self._teams.leave_out(contestant, str(error))
             return None
-        if isinstance(answer, Failed):
-            self._crews.leave_out(contestant, answer.reason)
+        if isinstance(answer, Refused):
+            self._teams.leave_out(contestant, answer.reason)
             return None
         return answer
 

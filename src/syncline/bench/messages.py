@@ -1,61 +1,19 @@
-"""What a worker of the benchmark and the process that leads it say to each other.
-
-Both ends are Unix sockets that keep messages apart, in a file system that emulated hosts share. A
-worker says hello, is told about its crew, and then does one lap after the other.
-"""
+"""What the leading process of a benchmark asks of a worker, and what that answers."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
-
-import msgspec
+from typing import Literal
 
 from syncline.collectives import Collective
-from syncline.errors import PeerError
 from syncline.groups import Transport
 from syncline.groups.site import Site
 from syncline.model.document import Value
 
-__all__ = [
-    "MOST_BYTES",
-    "Answer",
-    "Failed",
-    "Greeting",
-    "Hello",
-    "Lap",
-    "Order",
-    "Ready",
-    "Remote",
-    "Setup",
-    "connected",
-    "receive",
-    "received_orders",
-    "send",
-]
-
-MOST_BYTES = 1 << 16
-Message = TypeVar("Message")
+__all__ = ["LapTimes", "Order", "Ready", "Refused", "Setup"]
 
 
-class Hello(Value, frozen=True, kw_only=True, tag="hello"):
-    """A worker is there."""
-
-    rank: int
-    version: str
-    """Of what it measures."""
-
-
-class Remote(Value, frozen=True, kw_only=True, tag="remote"):
-    """An MPI asks for a command to be run on another host, as it would ask ssh."""
-
-    host: str
-    command: str
-
-
-class Setup(Value, frozen=True, kw_only=True):
-    """What a worker needs to meet the others of its crew."""
+class Setup(Value, frozen=True, kw_only=True, tag="setup"):
+    """The first order: meet the other workers of the team."""
 
     ranks: int
     store: str
@@ -68,16 +26,18 @@ class Setup(Value, frozen=True, kw_only=True):
 
 
 class Ready(Value, frozen=True, kw_only=True):
-    """A worker has met the others of its crew."""
+    """A worker has met the others of its team."""
 
+    version: str
+    """Of what it measures."""
     site: Site | None = None
     """Where Syncline's group is; None for others."""
     choices: str = ""
     """Where the group's choice of algorithms comes from."""
 
 
-class Order(Value, frozen=True, kw_only=True):
-    """One lap: a collective so many times."""
+class Order(Value, frozen=True, kw_only=True, tag="lap"):
+    """One lap: a collective, repeated."""
 
     contestant: str
     collective: Collective
@@ -91,7 +51,7 @@ class Order(Value, frozen=True, kw_only=True):
     """Iterations before them, that are not measured."""
 
 
-class Lap(Value, frozen=True, kw_only=True, tag="lap"):
+class LapTimes(Value, frozen=True, kw_only=True, tag="lap"):
     """What a rank measured."""
 
     wall_s: float
@@ -100,63 +60,7 @@ class Lap(Value, frozen=True, kw_only=True, tag="lap"):
     """Of all threads of the process."""
 
 
-class Failed(Value, frozen=True, kw_only=True, tag="failed"):
-    """A rank cannot do what it was told; it stays for the next order."""
+class Refused(Value, frozen=True, kw_only=True, tag="refused"):
+    """A rank cannot do what the order says; it stays for the next order."""
 
     reason: str
-
-
-Greeting: Any = Hello | Remote
-"""What comes first on a connection."""
-Answer: Any = Lap | Failed
-"""What a rank says to an order."""
-
-
-def connected(path: str, timeout_s: float) -> socket.socket:
-    """Return a connection to the leading process."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(timeout_s)
-    connection.connect(path)
-    return connection
-
-
-def send(connection: socket.socket, message: Value) -> None:
-    """Send a message.
-
-    Raises:
-        PeerError: the other end is gone.
-    """
-    try:
-        connection.sendall(msgspec.json.encode(message))
-    except OSError as error:
-        raise PeerError(f"the other end of the benchmark is gone: {error}") from error
-
-
-def receive(connection: socket.socket, kind: type[Message], timeout_s: float | None) -> Message:
-    """Return the next message.
-
-    Args:
-        connection: where it comes from.
-        kind: what it must be; a union for one of several.
-        timeout_s: how long to wait; None: as long as the other end is there.
-
-    Raises:
-        PeerError: none came in time, or the other end is gone.
-    """
-    connection.settimeout(timeout_s)
-    try:
-        data = connection.recv(MOST_BYTES)
-    except TimeoutError:
-        raise PeerError(f"no answer within {timeout_s:g} s") from None
-    except OSError as error:
-        raise PeerError(f"the other end of the benchmark is gone: {error}") from error
-    if not data:
-        raise PeerError("the other end of the benchmark is gone")
-    return msgspec.json.decode(data, type=kind)
-
-
-def received_orders(connection: socket.socket) -> Iterator[Order]:
-    """Yield orders until the leading process closes the connection."""
-    connection.settimeout(None)
-    while data := connection.recv(MOST_BYTES):
-        yield msgspec.json.decode(data, type=Order)

@@ -12,17 +12,16 @@ import torch
 from syncline import _native
 from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
 from syncline.errors import UserError
-from syncline.replay.machine import machine_name
+from syncline.processes import machine_name
 from syncline.sparse.memory import Tracked
 from syncline.sparse.selection import INSTRUCTIONS, Part, first_not_finite, select
 from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
+from syncline.workers import Progress
 
 __all__ = ["Call", "contestants", "measure"]
 
 LEAST_LAP_S = 0.02
 """Calls are repeated until a turn takes so long, so that the clock's grain does not matter."""
-
-Progress = Callable[[str, int, int], None]
 
 
 def measure(

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from syncline.bench.crew import Crew, torch_crew, worker_environment
-from syncline.bench.ground import ground_of
-from syncline.bench.messages import Failed, Order, Setup
+from syncline.bench.launch import Team, hosts_of, torch_team
+from syncline.bench.messages import Order, Refused, Setup
 from syncline.bench.names import OURS
 from syncline.bench.request import TuneRequest, name_of_place, transport_of
 from syncline.bench.result import whole_size
@@ -20,8 +19,8 @@ from syncline.errors import InternalError, PeerError, UserError
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, release
 from syncline.groups.site import Site
-from syncline.processes import run_folder
-from syncline.replay.machine import machine_name
+from syncline.processes import machine_name, run_folder
+from syncline.workers import Progress
 
 __all__ = ["Tuned", "race", "tune"]
 
@@ -34,8 +33,6 @@ WARM_SHARE = 0.1
 HOPELESS = 4.0
 """Who took so many times as long as the fastest in both trials is not measured any further."""
 
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, and how many of how many parts of it are done."""
 Seconds = Callable[[Choice, int], float]
 """Has a collective run so many times; returns the seconds of one."""
 
@@ -71,13 +68,13 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
     unfinished: list[str] = []
     for workers in request.workers:
         told.say(f"starting {workers} workers")
-        with _crew(request, workers) as (crew, site):
+        with _team(request, workers) as (team, site):
             timings: list[Timing] = []
             regions: dict[Collective, tuple[Region, ...]] = {}
             for collective in request.collectives:
                 told.what = f"{collective}, {workers} workers"
                 try:
-                    mine = _measured(request, collective, crew, site, told, deadline_s)
+                    mine = _measured(request, collective, team, site, told, deadline_s)
                 except OutOfTime:
                     unfinished.append(f"{collective} with {workers} workers")
                     continue
@@ -125,9 +122,9 @@ class _Told:
 
 
 @contextmanager
-def _crew(request: TuneRequest, workers: int) -> Iterator[tuple[Crew, Site]]:
+def _team(request: TuneRequest, workers: int) -> Iterator[tuple[Team, Site]]:
     """Start workers whose groups have met, and say where these are."""
-    with run_folder() as folder, ground_of(request.place) as ground:
+    with run_folder() as folder, hosts_of(request.place, workers) as hosts:
         setup = Setup(
             ranks=workers,
             store=str(folder / "store"),
@@ -135,10 +132,10 @@ def _crew(request: TuneRequest, workers: int) -> Iterator[tuple[Crew, Site]]:
             choices="built-in",  # whatever is in the cache, and be it damaged
             timeout_s=request.timeout_s,
         )
-        with torch_crew(folder, setup, ground, worker_environment(ground, folder)) as crew:
-            if crew.ready.site is None:
+        with torch_team(folder, setup, hosts) as team:
+            if team.ready.site is None:
                 raise InternalError("the workers do not say where they are")
-            yield crew, crew.ready.site
+            yield team, team.ready.site
 
 
 Measured = dict[int, dict[Choice, Timing]]
@@ -148,7 +145,7 @@ Measured = dict[int, dict[Choice, Timing]]
 def _measured(
     request: TuneRequest,
     collective: Collective,
-    crew: Crew,
+    team: Team,
     site: Site,
     told: _Told,
     deadline_s: float,
@@ -169,7 +166,7 @@ def _measured(
         def seconds(choice: Choice, iterations: int, size: int = whole) -> float:
             if time.monotonic() > deadline_s:
                 raise OutOfTime
-            return _seconds(crew, collective, choice, size, iterations, request.timeout_s)
+            return _seconds(team, collective, choice, size, iterations, request.timeout_s)
 
         entrants = dict.fromkeys(c.choice(whole) for c in candidates(collective, site.layout))
         rounds = race(
@@ -228,7 +225,7 @@ def race(
 
 
 def _seconds(
-    crew: Crew,
+    team: Team,
     collective: Collective,
     choice: Choice,
     size_bytes: int,
@@ -245,8 +242,8 @@ def _seconds(
         iterations=iterations,
         warmup=round(iterations * WARM_SHARE) or 1,
     )
-    answer = crew.do(order, timeout_s)
-    if isinstance(answer, Failed):
+    answer = team.run(order, timeout_s)
+    if isinstance(answer, Refused):
         raise PeerError(f"{collective} by {choice.algorithm}, {size_bytes} bytes: {answer.reason}")
     return max(lap.wall_s for lap in answer) / iterations
 

@@ -1,14 +1,13 @@
-"""A worker process of the benchmark: ``python -m syncline.bench.worker SOCKET CREW [RANK]``.
+"""A worker process of the benchmark: ``python -m syncline.bench.worker SOCKET TEAM [RANK]``.
 
-It does one lap after the other, as it is told through the socket, and ends when that is closed.
-Between laps it sleeps there, so that it takes nothing from others whose turn it is.
+It does one lap after the other, as its orders say. Between laps it waits for the next order, so
+that it takes nothing from others whose turn it is. Where an MPI has started it, the rank is the
+MPI's.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,28 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from syncline.bench.implementations import Implementation, Memcpy, require_result
-from syncline.bench.messages import (
-    Failed,
-    Hello,
-    Lap,
-    Order,
-    Ready,
-    Setup,
-    connected,
-    receive,
-    received_orders,
-    send,
-)
+from syncline.bench.implementations import Implementation, Memcpy, Mpi, require_result
+from syncline.bench.messages import LapTimes, Order, Ready, Refused, Setup
 from syncline.errors import SynclineError, UserError
+from syncline.workers import leave, serve
 
-__all__ = ["Team", "lap", "main"]
-
-HELLO_S = 120.0
+__all__ = ["Member", "lap", "main"]
 
 
-class Team(NamedTuple):
-    """This rank among those of its crew."""
+class Member(NamedTuple):
+    """This rank in its team."""
 
     rank: int
     ranks: int
@@ -46,57 +33,36 @@ class Team(NamedTuple):
     barrier: Callable[[], object]
 
 
-def lap(team: Team, order: Order) -> Lap:
-    """Do a collective so many times, after checking its result once.
+def lap(member: Member, order: Order) -> LapTimes:
+    """Run a collective as often as ordered, after checking its result once.
 
     Raises:
         SynclineError: the contestant cannot do it, or its result is wrong.
     """
-    contestant = team.contestants[order.contestant]
+    contestant = member.contestants[order.contestant]
     vectors = contestant.vectors(order)
     try:
         run = contestant.prepared(order, vectors)
-        vectors.given.fill(team.rank + 1)
+        vectors.given.fill(member.rank + 1)
         run()
         if not isinstance(contestant, Memcpy):
-            require_result(order.collective, vectors, team.rank, team.ranks)
+            require_result(order.collective, vectors, member.rank, member.ranks)
         vectors.given.fill(0)  # sums of sums stay finite
         for _ in range(order.warmup):
             run()
-        team.barrier()
+        member.barrier()
         cpu_s, began_s = time.process_time(), time.perf_counter()
         for _ in range(order.iterations):
             run()
-        took = Lap(wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - cpu_s)
-        team.barrier()
+        took = LapTimes(wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - cpu_s)
+        member.barrier()
     finally:
         contestant.release(vectors)
     return took
 
 
-def main(arguments: list[str]) -> int:
-    """Do as the leading process says; return the exit code."""
-    path, crew, *rest = arguments
-    try:
-        with connected(path, HELLO_S) as connection:
-            team = torch_team(connection, int(rest[0])) if rest else mpi_team(connection, crew)
-            for order in received_orders(connection):
-                send(connection, _answer(team, order))
-    except SynclineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-def _answer(team: Team, order: Order) -> Lap | Failed:
-    try:
-        return lap(team, order)
-    except (SynclineError, RuntimeError) as error:  # torch's refusals are RuntimeErrors
-        return Failed(reason=str(error).splitlines()[0])
-
-
-def torch_team(connection: socket.socket, rank: int) -> Team:
-    """Join the crew of Syncline's groups and torch's backends."""
+def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
+    """Join the team of Syncline's groups and torch's backends."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
@@ -106,7 +72,6 @@ def torch_team(connection: socket.socket, rank: int) -> Team:
     from syncline.parallel.backend import Options
 
     torch.set_num_threads(1)
-    setup = _introduced(connection, rank, f"torch {torch.__version__}")
     store: Any = FileStore(setup.store, setup.ranks)
     timeout = timedelta(seconds=setup.timeout_s)
     store.set_timeout(timeout)
@@ -123,49 +88,55 @@ def torch_team(connection: socket.socket, rank: int) -> Team:
         transport=setup.transport,
         choices=setup.choices,
     )
-    send(connection, Ready(site=group.site, choices=group.chooser.source))
-    native = Native(group)
     flag = np.zeros(1, np.float32)
     element = Elements(flag.ctypes.data, 1, "float32", flag)
-    return Team(
-        rank,
-        setup.ranks,
-        {
-            "syncline": native,
-            "zero-copy": ZeroCopy(group),
-            "torch": TorchGroup(ours),
-            "gloo": TorchGroup(gloo),
-            "memcpy": Memcpy(setup.ranks),
-        },
-        lambda: group.all_reduce(element, attended=True).wait(),
+    contestants = {
+        "syncline": Native(group),
+        "zero-copy": ZeroCopy(group),
+        "torch": TorchGroup(ours),
+        "gloo": TorchGroup(gloo),
+        "memcpy": Memcpy(setup.ranks),
+    }
+    ready = Ready(
+        version=f"torch {torch.__version__}", site=group.site, choices=group.chooser.source
     )
+    barrier = lambda: group.all_reduce(element, attended=True).wait()  # noqa: E731
+    return Member(rank, setup.ranks, contestants, barrier), ready
 
 
-def mpi_team(connection: socket.socket, crew: str) -> Team:
-    """Join the crew of an MPI, whose mpiexec has started this process."""
-    mpi: Any = importlib.import_module("mpi4py.MPI")  # of an environment of its own
-
-    from syncline.bench.implementations import Mpi
-
+def mpi_member(mpi: Any, name: str, setup: Setup) -> tuple[Member, Ready]:
+    """Join the team of an MPI, whose mpiexec has started this process."""
     world = mpi.COMM_WORLD
-    version = mpi.Get_library_version().strip("\0").splitlines()[0]
-    setup = _introduced(connection, world.Get_rank(), version)
     if world.Get_size() != setup.ranks:
         raise UserError(f"mpiexec started {world.Get_size()} ranks of {setup.ranks}")
-    send(connection, Ready())
-    return Team(world.Get_rank(), setup.ranks, {crew: Mpi(mpi)}, world.Barrier)
+    version = mpi.Get_library_version().strip("\0").splitlines()[0]
+    member = Member(world.Get_rank(), setup.ranks, {name: Mpi(mpi)}, world.Barrier)
+    return member, Ready(version=version)
 
 
-def _introduced(connection: socket.socket, rank: int, version: str) -> Setup:
-    send(connection, Hello(rank=rank, version=version))
-    return receive(connection, Setup, HELLO_S)
+def main(path: str, team: str, *rest: str) -> None:
+    """Carry out the orders of the leading process."""
+    # mpi4py is installed in an environment of its own.
+    mpi: Any = None if rest else importlib.import_module("mpi4py.MPI")
+    rank = int(rest[0]) if rest else mpi.COMM_WORLD.Get_rank()
+    members: list[Member] = []
+
+    def act(order: Setup | Order, _: object) -> Ready | LapTimes | Refused:
+        if isinstance(order, Setup):
+            member, ready = (
+                torch_member(order, rank) if mpi is None else mpi_member(mpi, team, order)
+            )
+            members.append(member)
+            return ready
+        try:
+            return lap(members[0], order)
+        except (SynclineError, RuntimeError) as error:  # torch's refusals are RuntimeErrors
+            return Refused(reason=str(error).splitlines()[0])
+
+    serve(path, rank, Setup | Order, act)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    main(*sys.argv[1:])
     if sys.argv[3:]:  # an MPI is finalized at the end of the interpreter
-        # At once: threads of a process group whose peers are gone would hold up the interpreter.
-        os._exit(code)
-    sys.exit(code)
+        leave()

@@ -16,9 +16,8 @@ from syncline.errors import UserError
 from syncline.processes import end_of, received_signals
 from syncline.report.units import counted, percent, size
 from syncline.testbed.cluster import Cluster, bit_rate
-from syncline.testbed.job import GRACE_S
+from syncline.testbed.job import GRACE_S, JobResult, WorkerEnd, name_of
 from syncline.testbed.output import Printer
-from syncline.testbed.result import JobResult, WorkerEnd, name_of
 from syncline.testbed.testbed import Testbed, Traffic
 
 __all__ = ["emulate"]

@@ -10,15 +10,100 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
+from torch.optim import Optimizer
 
 from syncline.errors import UserError, quoted
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.replay.clock import Clock
-from syncline.replay.names import module_names
-from syncline.replay.optimizer import ReplayedOptimizer
 from syncline.replay.work import Work
 
-__all__ = ["Replayed", "gradient_value"]
+__all__ = [
+    "OWN_ATTRIBUTES",
+    "Replayed",
+    "ReplayedOptimizer",
+    "gradient_value",
+    "module_names",
+    "renamed_plan",
+]
+
+OWN_ATTRIBUTES = ("clock", "gradient_names", "optimizer", "profile", "work")
+"""Public attributes of :class:`~syncline.replay.model.Replayed`; the others have underscores."""
+RESERVED = frozenset([*dir(nn.Module()), *OWN_ATTRIBUTES])
+"""Attributes that modules have; torch refuses a parameter or submodule of such a name."""
+
+
+def module_names(names: Sequence[str]) -> dict[str, str]:
+    """Return the name under which each gradient's parameter stands in a module.
+
+    The parts between dots name submodules, the last one the parameter. Names stay as they are, with
+    spaces and slashes too, but for those that cannot: a name of one part, whose parameter would
+    belong to the outermost module and so be needed before everything else, gets the part
+    ``weight``; a part that is empty, begins with an underscore or is an attribute of every module
+    gets an underscore behind it; and so does the parameter, as often as it takes, where another
+    has its name or a submodule has.
+
+    Args:
+        names: all different.
+
+    Returns:
+        A name for each, all different, in the same order.
+    """
+    paths = [[_allowed(part) for part in name.split(".")] for name in names]
+    for path in paths:
+        if len(path) == 1:
+            path.append("weight")
+    modules = {tuple(path[:depth]) for path in paths for depth in range(1, len(path))}
+    taken: set[tuple[str, ...]] = set()
+    # Names that can stay are placed first, so that only the others give way.
+    for _, path in sorted(zip(names, paths, strict=True), key=lambda p: ".".join(p[1]) != p[0]):
+        while tuple(path) in modules or tuple(path) in taken:
+            path[-1] += "_"
+        taken.add(tuple(path))
+    return {name: ".".join(path) for name, path in zip(names, paths, strict=True)}
+
+
+def _allowed(part: str) -> str:
+    return f"{part}_" if not part or part in RESERVED or part.startswith("_") else part
+
+
+def renamed_plan(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return the plan with other names of its tensors, which must all be among ``names``."""
+    tensors = tuple(msgspec.structs.replace(t, name=names[t.name]) for t in plan.tensors)
+    return msgspec.structs.replace(plan, tensors=tensors)
+
+
+class ReplayedOptimizer(Optimizer):
+    """Takes as long as the profile's update, for the parameters that have a gradient.
+
+    Like any optimizer that updates each parameter from its own gradient alone, it may be stepped
+    for some of its parameters at a time; each takes its share of the time by its bytes.
+
+    Args:
+        params: as for every optimizer.
+        work: whose update it is; may be left out where every group of ``params`` names it, as
+            groups of another such optimizer do.
+    """
+
+    def __init__(self, params: Any, work: Work | None = None) -> None:
+        # A setting of the groups, not an attribute: wrappers that make an optimizer of their own
+        # class hand over the groups and nothing else.
+        super().__init__(params, {"work": work})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Let the device wait for as long as the update takes; the host goes on."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            work: Work = group["work"]
+            stepped = [p for p in group["params"] if p.grad is not None]
+            if stepped:
+                work.update(sum(p.nbytes for p in stepped), len(stepped))
+        return loss
+
 
 VALUES = 7
 """Different values that elements of gradients have: small whole numbers, exact in every dtype."""

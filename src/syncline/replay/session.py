@@ -16,24 +16,24 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
-from syncline.processes import end_of, run_folder
+from syncline.processes import end_of, machine_name, run_folder
 from syncline.replay.job import (
     Contender,
     ContestJob,
     Job,
+    Lap,
     LapDone,
     ProbeJob,
     load_laps,
     save_job,
 )
-from syncline.replay.lap import Lap
-from syncline.replay.machine import machine_name, require_memory
 from syncline.replay.request import Request
 from syncline.replay.result import Entry, Replay
+from syncline.report.units import size
 from syncline.simulator.predict import Forecast, predict
 from syncline.testbed import JobResult, Testbed
 
-__all__ = ["Outcome", "replay"]
+__all__ = ["Outcome", "replay", "require_memory"]
 
 PATIENCE = 3.0
 """Without a deadline of the user's, a replay may take this many times as long as is predicted."""
@@ -45,6 +45,11 @@ LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
 """Size of the largest message that is probed; no larger than all gradients, if in between."""
 LAST_LINES = 20
 """Lines of a failed worker's standard error that are passed on where it gave no reason."""
+COPIES = 3.5
+"""Copies of all gradients that a worker holds at most: the gradients, their buckets, those that are
+being rebuilt, and what a backend needs for itself. Parameters are zeros that take no memory."""
+WORKER_BYTES = 300e6
+"""What Python and torch take in each worker."""
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, and how many of how many parts of it are done."""
@@ -124,6 +129,27 @@ def replay(
         forecasts=forecasts,
         timelines=tuple(laps[name][-1].timeline for name in names),
     )
+
+
+def require_memory(profile: Profile, workers: int) -> None:
+    """Check that all workers' gradients fit into memory.
+
+    Raises:
+        UserError: they do not.
+    """
+    needed = workers * (COPIES * profile.gradient_bytes + WORKER_BYTES)
+    free = Path("/proc/meminfo")
+    if not free.exists():
+        return  # not Linux: the testbed refuses it
+    for line in free.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+            if needed > available:
+                raise UserError(
+                    f"{workers} workers with {size(profile.gradient_bytes)} of gradients each need "
+                    f"about {size(needed)} of memory, and {size(available)} are free; emulate "
+                    "fewer hosts"
+                )
 
 
 def _silence(stage: str, done: int, total: int) -> None:

@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError, SynclineError
 from syncline.measure.probe import probe
-from syncline.replay.contest import run_contest
-from syncline.replay.contestants import planned, stock_ddp
+from syncline.replay.contest import planned, run_contest, stock_ddp
 from syncline.replay.job import Job, LapDone, ProbeJob, load_job, save_laps
 
 __all__ = ["main", "run_job"]

@@ -1,14 +1,18 @@
-"""The caller's side of a sandbox: starting it, and running commands in its places."""
+"""A sandbox from the caller's side: its places, and the commands that run there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,11 +20,135 @@ from syncline.errors import PeerError, UserError
 from syncline.processes import end_of
 from syncline.testbed import kernel
 from syncline.testbed.cluster import Cluster
-from syncline.testbed.process import START_S, Process, lost
-from syncline.testbed.refusal import refusal, require_tools
-from syncline.testbed.sandbox import FAILED, READY
+from syncline.testbed.kernel import refusal, require_tools
+from syncline.testbed.sandbox import FAILED, READY, SMALL_BYTES
 
-__all__ = ["Sandbox", "absent_because"]
+__all__ = [
+    "COMMAND_S",
+    "START_S",
+    "Completed",
+    "Place",
+    "Process",
+    "Sandbox",
+    "absent_because",
+    "lost",
+]
+
+START_S = 30.0
+"""For the kernel to make and remove namespaces and processes; it takes far below a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A command that has ended."""
+
+    code: int
+    """Its exit code, or minus the number of the signal that ended it."""
+    stdout: str
+    stderr: str
+
+
+class Process:
+    """A command that was started in a place.
+
+    It can be selected on: it is readable once the command has ended.
+    """
+
+    def __init__(self, control: socket.socket, what: str) -> None:
+        self._control = control
+        self.what = what
+        self.code: int | None = None
+        """None while it runs; then its exit code, or minus the signal that ended it."""
+        self.ended_at_ns = 0
+        """On the monotonic clock."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to select on."""
+        return self._control.fileno()
+
+    def confirm(self) -> None:
+        """Wait until it runs.
+
+        Raises:
+            UserError: it cannot be run.
+        """
+        answer = self._receive(START_S, "start")
+        if "failed" in answer:
+            self._control.close()
+            raise UserError(f"{self.what} cannot be run: {answer['failed']}; check the command")
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command and all that it has started, as a terminal does."""
+        if self.code is None:
+            try:
+                self._control.send(str(int(number)).encode())
+            except OSError:
+                return  # it has just ended, and says so itself
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for its end; return :attr:`code`.
+
+        Raises:
+            PeerError: it has not ended by then, or the cluster has; either way it does not go on.
+        """
+        if self.code is None:
+            answer = self._receive(timeout_s, "end")
+            self.code, self.ended_at_ns = answer["ended"], answer["at_ns"]
+            self._control.close()
+        return self.code
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the command and all that it has started."""
+        self.send_signal(signal.SIGTERM)
+
+    def close(self, deadline_s: float = 0.0) -> int:
+        """Let the command end by itself until then; then kill it and all that it has started.
+
+        Args:
+            deadline_s: on the monotonic clock.
+
+        Returns:
+            :attr:`code`, as of SIGKILL where it was killed or was killed before.
+        """
+        if self.code is None and self.fileno() >= 0:
+            with contextlib.suppress(PeerError):
+                return self.wait(deadline_s - time.monotonic())
+        self._control.close()
+        return -signal.SIGKILL if self.code is None else self.code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _receive(self, timeout_s: float, what: str) -> dict[str, Any]:
+        self._control.settimeout(max(timeout_s, 1e-3))
+        try:
+            message = self._control.recv(SMALL_BYTES)
+        except TimeoutError:
+            self._control.close()
+            raise PeerError(
+                f"{self.what} did not {what} within {timeout_s:g} s and was killed"
+            ) from None
+        except ConnectionError:
+            message = b""
+        if not message:
+            self._control.close()
+            raise PeerError(lost(self.what))
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+
+def lost(what: str) -> str:
+    """Return the message for a command whose cluster has ended."""
+    return f"{what} was lost: the emulated cluster was ended from outside"
+
 
 PROGRAM = "import sys; from syncline.testbed.sandbox import main; sys.exit(main())"
 LARGEST_ANSWER_BYTES = 1 << 16
@@ -157,3 +285,91 @@ class Sandbox:
         # Held here, so that one whose handle is dropped goes on running until the cluster ends.
         self._processes = [p for p in self._processes if p.code is None] + [process]
         return process
+
+
+COMMAND_S = 60.0
+"""How long a command may take unless said otherwise."""
+
+
+class Place:
+    """The switch or a host: somewhere to run commands.
+
+    Attributes:
+        name: ``switch``, ``host0``, ...
+    """
+
+    def __init__(self, sandbox: Sandbox, number: int, name: str) -> None:
+        self._sandbox = sandbox
+        self._number = number
+        self.name = name
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> Process:
+        """Start a command.
+
+        Args:
+            command: and its arguments.
+            environment: variables besides those of this process.
+            stdin: a descriptor; None is empty.
+            stdout: a descriptor; None drops the output.
+            stderr: a descriptor; None drops the output.
+
+        Raises:
+            UserError: the command cannot be run.
+            PeerError: the cluster has ended.
+        """
+        variables = {**os.environ, **(environment or {})}
+        what = f"{command[0]!r} on {self.name}"
+        nothing = os.open(os.devnull, os.O_RDWR)
+        try:
+            streams = [nothing if s is None else s for s in (stdin, stdout, stderr)]
+            return self._sandbox.start(self._number, command, variables, streams, what)
+        finally:
+            os.close(nothing)
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        text: str = "",
+        timeout_s: float = COMMAND_S,
+    ) -> Completed:
+        """Run a command to its end; return how it ended and what it printed.
+
+        Args:
+            command: and its arguments.
+            environment: variables besides those of this process.
+            text: its standard input.
+            timeout_s: after this long it is killed.
+
+        Raises:
+            UserError: the command cannot be run.
+            PeerError: it did not end in time, or the cluster has ended.
+        """
+        with (
+            tempfile.TemporaryFile() as given,
+            tempfile.TemporaryFile() as out,
+            tempfile.TemporaryFile() as err,
+        ):
+            given.write(text.encode())
+            given.seek(0)
+            with self.start(
+                command,
+                environment=environment,
+                stdin=given.fileno(),
+                stdout=out.fileno(),
+                stderr=err.fileno(),
+            ) as process:
+                code = process.wait(timeout_s)
+            out.seek(0)
+            err.seek(0)
+            said = [file.read().decode(errors="replace") for file in (out, err)]
+        return Completed(code=code, stdout=said[0], stderr=said[1])
