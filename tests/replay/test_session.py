@@ -68,7 +68,7 @@ def test_a_replay_of_names_that_torch_refuses() -> None:
         # Waiting cannot be shorter than what is waited for, but for what is caught up.
         assert entry.measured_s > 0
     stages = list(dict.fromkeys(stage for stage, _, _ in told))
-    assert stages[:3] == ["probing the network", "planning", "starting the workers"]
+    assert stages[:3] == ["starting the workers", "probing the network", "planning"]
     assert set(stages[3:]) == {"replaying ddp", "replaying tictac", "replaying mine"}
     assert told[-1][1:] == (6, 6)
     for timeline in found.timelines:
@@ -83,7 +83,7 @@ def test_a_replay_of_names_that_torch_refuses() -> None:
 @pytest.mark.usefixtures("_namespaces")
 def test_a_plan_that_the_workers_refuse_is_the_users_mistake() -> None:
     mixed = with_compute_scale(layers(dtypes=("float32", "bfloat16", "float32", "float32")), 0.05)
-    with pytest.raises(UserError, match=r"worker [01]: the plan of 'tictac' did not run: "):
+    with pytest.raises(UserError, match=r"^the plan of 'tictac' did not run: "):
         run_replay(request(profile=mixed, planners=("tictac",)))
 
 

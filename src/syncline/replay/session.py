@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import sys
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import msgspec
 
-from syncline.errors import PeerError, SynclineError, UserError
+from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
-from syncline.processes import end_of, machine_name, run_folder
-from syncline.replay.job import (
-    Contender,
-    ContestJob,
-    Job,
-    Lap,
-    LapDone,
-    ProbeJob,
-    load_laps,
-    save_job,
-)
+from syncline.processes import machine_name, run_folder
+from syncline.replay.job import Answer, Contender, ContestJob, Job, Lap, ProbeJob
 from syncline.replay.request import Request
 from syncline.replay.result import Entry, Replay
 from syncline.report.units import size
 from syncline.simulator.predict import Forecast, predict
-from syncline.testbed import JobResult, Testbed
+from syncline.testbed import Testbed
+from syncline.testbed.job import worker_environment
+from syncline.workers import START_S, Progress, Workers, module_command
 
 __all__ = ["Outcome", "replay", "require_memory"]
 
 PATIENCE = 3.0
-"""Without a deadline of the user's, a replay may take this many times as long as is predicted."""
-START_S = 120.0
-"""And so much longer: workers import torch and connect."""
+"""Without a deadline of the user's, a replay may take this many times as long as is predicted, and
+:data:`~syncline.workers.START_S` more."""
 PROBE_S = 600.0
-"""Likewise, the probe may take so long: what it takes is not known before."""
+"""Likewise the time that the probe may take, which is not known beforehand."""
 LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
 """Size of the largest message that is probed; no larger than all gradients, if in between."""
-LAST_LINES = 20
-"""Lines of a failed worker's standard error that are passed on where it gave no reason."""
 COPIES = 3.5
 """Copies of all gradients that a worker holds at most: the gradients, their buckets, those that are
 being rebuilt, and what a backend needs for itself. Parameters are zeros that take no memory."""
 WORKER_BYTES = 300e6
 """What Python and torch take in each worker."""
-
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, and how many of how many parts of it are done."""
 
 
 class Outcome(NamedTuple):
@@ -88,12 +77,8 @@ def replay(
     """
     require_memory(request.profile, request.cluster.workers)
     tell = progress or _silence
-    with run_folder() as folder, Testbed(request.cluster) as bed:
-        workers = _Workers(bed, folder, tell)
-        network = request.network
-        if network is None:
-            tell("probing the network", 0, 1)
-            network = workers.probe(request)
+    with _Workers(request, tell) as workers:
+        network = request.network or workers.probe()
         # What waits takes no core from the exchange, so nothing slows down beside it.
         network = msgspec.structs.replace(network, contention=1.0)
         tell("planning", 0, 1)
@@ -103,7 +88,7 @@ def replay(
         )
         forecasts = tuple(predict(request.profile, network, plan) for plan in plans)
         names = (*request.planners, *(plan.planner for plan in request.plans))
-        laps = workers.contest(request, names, plans, _deadline_s(request, forecasts))
+        laps = workers.contest(names, plans, forecasts)
     entries = tuple(
         _entry(name, plan, forecast, laps[name])
         for name, plan, forecast in zip(names, plans, forecasts, strict=True)
@@ -156,102 +141,89 @@ def _silence(stage: str, done: int, total: int) -> None:
     pass
 
 
-def _deadline_s(request: Request, forecasts: Sequence[Forecast]) -> float:
-    if request.timeout_s is not None:
-        return request.timeout_s
-    iterations = request.rounds * (request.warmup + request.iterations)
-    predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
-    return START_S + PATIENCE * predicted_s
-
-
 class _Workers:
-    """Runs jobs on the hosts of a testbed."""
+    """The workers of a replay, on the hosts of a testbed."""
 
-    def __init__(self, bed: Testbed, folder: Path, progress: Progress) -> None:
-        self._bed = bed
-        self._folder = folder
+    def __init__(self, request: Request, progress: Progress) -> None:
+        self._request = request
         self._progress = progress
+        self._stack = contextlib.ExitStack()
 
-    def probe(self, request: Request) -> Network:
-        result = self._folder / "network.json"
-        gradient_bytes = request.profile.gradient_bytes
-        self._run(
-            ProbeJob(
-                result=str(result),
-                timeout_s=request.timeout_s or PROBE_S,
-                largest_bytes=min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES),
+    def __enter__(self) -> Self:
+        self._progress("starting the workers", 0, 1)
+        cluster, timeout_s = self._request.cluster, self._request.timeout_s
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(run_folder())
+            bed = stack.enter_context(Testbed(cluster))
+            self._workers = stack.enter_context(Workers(folder))
+            command = module_command(
+                "syncline.replay.worker", self._workers.path, str(timeout_s or PROBE_S)
             )
-        )
-        return Network.load(result)
+            for rank in range(cluster.workers):
+                environment = {
+                    **worker_environment(cluster, rank, os.environ),
+                    "OMP_NUM_THREADS": "1",
+                    "TMPDIR": str(folder),
+                }
+                host = bed.hosts[rank // cluster.workers_per_host]
+                self._workers.start(host, command, environment, rank=rank)
+            start_s = timeout_s or START_S
+            self._workers.gather(cluster.workers, timeout_s=start_s, overdue=_overdue(start_s))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def probe(self) -> Network:
+        """Measure the network."""
+        self._progress("probing the network", 0, 1)
+        gradient_bytes = self._request.profile.gradient_bytes
+        largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
+        network = self._ask(ProbeJob(largest_bytes=largest_bytes), PROBE_S).network
+        assert network is not None
+        return network
 
     def contest(
-        self, request: Request, names: Sequence[str], plans: Sequence[Plan], timeout_s: float
+        self, names: Sequence[str], plans: Sequence[Plan], forecasts: Sequence[Forecast]
     ) -> dict[str, tuple[Lap, ...]]:
-        result = self._folder / "laps.json"
-        self._progress("starting the workers", 0, 1)
-        self._run(
-            ContestJob(
-                result=str(result),
-                timeout_s=timeout_s,
-                profile=request.profile,
-                contenders=tuple(
-                    # Asked for by that name, DDP is torch's own class, not its buckets as a plan.
-                    Contender(name=name, plan=None if name in request.stock else plan)
-                    for name, plan in zip(names, plans, strict=True)
-                ),
-                rounds=request.rounds,
-                iterations=request.iterations,
-                warmup=request.warmup,
-            )
+        """Let the plans take turns; return the laps of each."""
+        request = self._request
+        iterations = request.rounds * (request.warmup + request.iterations)
+        predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
+        job = ContestJob(
+            profile=request.profile,
+            contenders=tuple(
+                # Asked for by that name, DDP is torch's own class, not its buckets as a plan.
+                Contender(name=name, plan=None if name in request.stock else plan)
+                for name, plan in zip(names, plans, strict=True)
+            ),
+            rounds=request.rounds,
+            iterations=request.iterations,
+            warmup=request.warmup,
         )
-        return load_laps(result)
+        laps = self._ask(job, START_S + PATIENCE * predicted_s).laps
+        assert laps is not None
+        return laps
 
-    def _run(self, job: Job) -> None:
-        path = self._folder / "job.json"
-        save_job(path, job)
-        said: dict[int, list[str]] = {}
-
-        def take(rank: int, is_error: bool, line: bytes) -> None:
-            if is_error:
-                said.setdefault(rank, []).append(line.decode(errors="replace"))
-            else:
-                self._read(line)
-
-        # -P: a module in the working folder must not take the place of one of Python's.
-        command = [sys.executable, "-P", "-m", "syncline.replay.worker", str(path)]
-        result = self._bed.run(
-            command,
-            environment={"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)},
-            timeout_s=job.timeout_s,
-            output=take,
+    def _ask(self, job: Job, usual_s: float) -> Answer:
+        timeout_s = self._request.timeout_s or usual_s
+        answers: list[Answer] = self._workers.ask(
+            job, Answer, timeout_s=timeout_s, overdue=_overdue(timeout_s), progress=self._progress
         )
-        _require_success(result, said, job.timeout_s)
-
-    def _read(self, line: bytes) -> None:
-        try:
-            lap = msgspec.json.decode(line, type=LapDone)
-        except msgspec.DecodeError:  # something that a library says
-            return
-        self._progress(f"replaying {lap.name}", lap.done, lap.total)
+        return answers[0]
 
 
-def _require_success(result: JobResult, said: dict[int, list[str]], timeout_s: float) -> None:
-    """Raise what ended a job, in the class of the worker's own error where it gave one."""
-    if result.timed_out:
-        raise PeerError(
-            f"the replay was stopped after {timeout_s:.0f} s; take fewer rounds or iterations, or "
-            "give it more with --timeout"
-        )
-    cause = result.cause
-    if cause is None:
-        return
-    lines = said.get(cause.rank, [])
-    reason = next((line for line in reversed(lines) if line.startswith("error: ")), None)
-    if reason is None:
-        last = "\n".join([", and said:", *lines[-LAST_LINES:]]) if lines else ""
-        raise SynclineError(f"worker {cause.rank} {end_of(cause.code)}{last}")
-    kind = UserError if cause.code == UserError.exit_code else PeerError
-    raise kind(f"worker {cause.rank}: {reason.removeprefix('error: ')}")
+def _overdue(timeout_s: float) -> str:
+    return (
+        f"the replay was stopped after {timeout_s:.0f} s; take fewer rounds or iterations, or "
+        "give it more with --timeout"
+    )
 
 
 def _entry(name: str, plan: Plan, forecast: Forecast, laps: Sequence[Lap]) -> Entry:
