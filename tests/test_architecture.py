@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "parallel": RUNTIME,
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
-    "bench": RUNTIME | {"parallel", "processes", "workers", "testbed", "replay"},
+    "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
     "cli": RUNTIME
     | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}

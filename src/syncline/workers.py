@@ -33,10 +33,12 @@ __all__ = [
     "START_S",
     "Failure",
     "Host",
+    "Lost",
     "Progress",
     "Running",
     "ThisHost",
     "Workers",
+    "error_of",
     "leave",
     "module_command",
     "serve",
@@ -138,7 +140,7 @@ class Reply(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-class _Lost(NamedTuple):
+class Lost(NamedTuple):
     """A worker that has ended."""
 
     code: int | None
@@ -175,6 +177,8 @@ class Workers:
         self._started: list[_Started] = []
         self._ranks: dict[int, Connection] = {}
         self._agents: list[Connection] = []
+        self._busy = False
+        """Whether workers may be carrying out an order, or starting."""
 
     def __enter__(self) -> Self:
         self._listening.bind(self.path)
@@ -191,7 +195,7 @@ class Workers:
             connection.close()
         self._listening.close()
         Path(self.path).unlink(missing_ok=True)
-        if kind is not None:
+        if kind is not None or self._busy:
             for started in self._started:
                 started.process.terminate()
         deadline_s = time.monotonic() + END_S
@@ -237,6 +241,7 @@ class Workers:
         Raises:
             PeerError: one has ended instead, or it took too long.
         """
+        self._busy = True
         deadline_s = time.monotonic() + timeout_s
         while len(self._ranks) < ranks:
             processes = [started.process for started in self._started]
@@ -248,6 +253,7 @@ class Workers:
                 raise self._error({ended.rank or 0: self._lost(ended)})
             else:
                 raise PeerError(overdue or f"{self.name}s did not start within {timeout_s:g} s")
+        self._busy = False
 
     def _accept(self) -> None:
         accepted, _ = self._listening.accept()
@@ -288,13 +294,15 @@ class Workers:
                 cause is raised, not those of workers that have lost another.
             PeerError: a worker has ended, or it took too long.
         """
+        assert not self._busy, "an order was given up; workers that carry it out take no other"
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         waiting = {rank: self._ranks[rank] for rank in range(ranks or len(self._ranks))}
         for connection in waiting.values():
             with contextlib.suppress(OSError):  # it has ended, which is noticed below
                 connection.send_bytes(msgspec.json.encode(order))
         answers: dict[int, Any] = {}
-        failures: dict[int, Failure | _Lost] = {}
+        failures: dict[int, Failure | Lost] = {}
+        self._busy = True
         while waiting:
             wait_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0)
             news = list(self._news(waiting, wait_s))
@@ -319,13 +327,14 @@ class Workers:
                     if isinstance(reply, Reply)
                     else reply
                 )
+        self._busy = bool(waiting)
         if failures:
             raise self._error(failures)
         return [answers[rank] for rank in sorted(answers)]
 
     def _news(
         self, waiting: Mapping[int, Connection], wait_s: float | None
-    ) -> Iterator[tuple[int, Reply | _Lost]]:
+    ) -> Iterator[tuple[int, Reply | Lost]]:
         """Yield what workers say, or that they have ended; nothing after ``wait_s``."""
         started = [s for s in self._started if s.rank is None or s.rank in waiting]
         ready = _ready([*waiting.values(), *(s.process for s in started)], wait_s)
@@ -335,7 +344,7 @@ class Workers:
                 yield rank, msgspec.json.decode(waiting[rank].recv_bytes(), type=Reply)
             except (EOFError, OSError):
                 own = next((s for s in self._started if s.rank == rank), None)
-                yield rank, _Lost(None) if own is None else self._lost(own)
+                yield rank, Lost(None) if own is None else self._lost(own)
         # A worker's own processes can keep its connection open after its end.
         for each in started:
             if each.process in ready:
@@ -344,16 +353,16 @@ class Workers:
                         spoken.add(rank)
                         yield rank, self._lost(each)
 
-    def _lost(self, started: _Started) -> _Lost:
+    def _lost(self, started: _Started) -> Lost:
         code = started.process.close(time.monotonic() + 1)
         if started.output is None:
-            return _Lost(code)
+            return Lost(code)
         descriptor = started.output.fileno()
         start = max(os.fstat(descriptor).st_size - OUTPUT_BYTES, 0)
         text = os.pread(descriptor, OUTPUT_BYTES, start).decode(errors="replace")
-        return _Lost(code, "\n".join(text.splitlines()[-OUTPUT_LINES:]))
+        return Lost(code, "\n".join(text.splitlines()[-OUTPUT_LINES:]))
 
-    def _error(self, failures: Mapping[int, Failure | _Lost]) -> SynclineError:
+    def _error(self, failures: Mapping[int, Failure | Lost]) -> SynclineError:
         return error_of(self.name, failures)
 
 
@@ -362,7 +371,7 @@ def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
     return wait(sources, wait_s)
 
 
-def error_of(name: str, failures: Mapping[int, Failure | _Lost]) -> SynclineError:
+def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
     """Return the error that stands for the failed workers: the cause, not its consequences.
 
     Args:
@@ -371,7 +380,7 @@ def error_of(name: str, failures: Mapping[int, Failure | _Lost]) -> SynclineErro
     """
     rank = min(failures, key=lambda rank: (_remoteness(failures[rank]), rank))
     failure = failures[rank]
-    if isinstance(failure, _Lost):
+    if isinstance(failure, Lost):
         end = "was lost" if failure.code is None else end_of(failure.code)
         silent = " and no message" if failure.code is not None and failure.code >= 0 else ""
         said = f", and said:\n{failure.output}" if failure.output else silent
@@ -385,9 +394,9 @@ def error_of(name: str, failures: Mapping[int, Failure | _Lost]) -> SynclineErro
     return error
 
 
-def _remoteness(failure: Failure | _Lost) -> int:
+def _remoteness(failure: Failure | Lost) -> int:
     """Return how far a failure is from the cause of all; 0 is the cause."""
-    if isinstance(failure, _Lost):
+    if isinstance(failure, Lost):
         return 0
     return 2 if failure.kind == PeerError.__name__ else 1
 

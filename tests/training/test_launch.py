@@ -13,62 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from syncline.errors import FileError, PeerError, SynclineError
 from syncline.processes import threads_a_worker
 from syncline.training.checkpoint import FILE_NAME, load_checkpoint
-from syncline.training.launch import End, error_of
-from syncline.training.worker import Failure
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")
 
 DEADLINE_S = 60.0
-
-
-# ------------------------------------------------------------------ which failure is the cause
-
-
-def told(kind: str, message: str, *, exit_code: int = 1, trace: str | None = None) -> Failure:
-    return Failure(message=message, timestamp=0, kind=kind, exit_code=exit_code, traceback=trace)
-
-
-LOST = told("PeerError", "the connection to another worker was lost")
-
-
-def test_a_killed_worker_is_the_cause_of_lost_connections() -> None:
-    error = error_of(
-        {
-            0: End(1, LOST),
-            1: End(-signal.SIGTERM),
-            2: End(-signal.SIGKILL),
-        }
-    )
-    assert type(error) is PeerError
-    assert str(error).startswith("worker 2 was ended by SIGKILL (signal 9); all workers were sto")
-
-
-def test_an_error_of_ours_keeps_its_class_and_message() -> None:
-    broken = told("FileError", "x.png: expected an image", exit_code=2)
-    error = error_of({0: End(1, LOST), 1: End(2, broken)})
-    assert (type(error), str(error)) == (FileError, "x.png: expected an image")
-
-
-def test_another_error_is_shown_with_its_traceback_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    bug = told("ValueError", "ValueError: no", trace="Traceback ...\nValueError: no\n")
-    error = error_of({r: End(1, bug) for r in (0, 1)})
-    assert (type(error), str(error)) == (SynclineError, "worker 0 failed: ValueError: no")
-    assert capsys.readouterr().err == "Traceback ...\nValueError: no\n"
-
-
-def test_lost_connections_alone_are_said_as_they_are() -> None:
-    error = error_of({0: End(-signal.SIGTERM), 1: End(1, LOST)})
-    assert str(error).startswith("worker 1: the connection to another worker was lost; all work")
-
-
-def test_an_end_without_a_word_names_the_exit_code() -> None:
-    error = error_of({1: End(7)})
-    assert str(error).startswith("worker 1 ended with exit code 7 and no message")
 
 
 def test_cores_are_shared_out_unless_the_user_has_done_it() -> None:

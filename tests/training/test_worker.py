@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from syncline.training.worker import is_lost_peer
+from syncline.measure.exchange import is_lost_peer
 from tests.workers import WorkerError, WorkerPool
 
 

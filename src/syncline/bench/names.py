@@ -1,4 +1,4 @@
-"""What contestants are called, and which crew each belongs to."""
+"""The names of the contestants."""
 
 from __future__ import annotations
 

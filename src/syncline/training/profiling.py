@@ -1,13 +1,12 @@
 """Profiling one of our models: a worker process of ``syncline profile``.
 
-``python -m syncline.training.profiling CONFIG STORE``, with a
-:class:`~syncline.training.config.TrainingConfig` as JSON, of which ``steps`` is the number of
-iterations that give the durations, and ``report`` the folder of the results.
+``python -m syncline.training.profiling SOCKET STORE``. Its order is a
+:class:`~syncline.training.config.TrainingConfig`, of which ``steps`` is the number of iterations
+that give the durations, and ``report`` the folder of the results.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,8 @@ from syncline.training.config import TrainingConfig
 from syncline.training.data.sampling import seed_from
 from syncline.training.group import Worker, process_group
 from syncline.training.task import Task, task_of
-from syncline.training.worker import main, telling_lost_peers
+from syncline.training.worker import lost_peers_as_errors, main
+from syncline.workers import leave
 
 __all__ = ["run_profiling"]
 
@@ -57,7 +57,7 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
     assert config.steps is not None
     iterations = config.steps
     with (
-        telling_lost_peers(config.timeout_s),
+        lost_peers_as_errors(config.timeout_s),
         process_group(config.device, config.timeout_s, store) as worker,
     ):
         if worker.workers != config.workers:
@@ -156,8 +156,5 @@ def _message_times(sizes: Sequence[int], worker: Worker, repetitions: int) -> li
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:], run_profiling)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # At once: threads of a process group whose peers are gone would hold up the interpreter.
-    os._exit(code)
+    main(sys.argv[1:], run_profiling)
+    leave()
