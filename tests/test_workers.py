@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from syncline.errors import FileError, PeerError, SynclineError, UserError
-from syncline.workers import Failure, Lost, ThisHost, Workers, error_of
+from syncline.workers import Failure, Lost, ThisHost, WorkerGroup, error_of
 
 PROGRAM = """
 import os, signal, sys, time
@@ -44,14 +44,14 @@ class Order(msgspec.Struct):
     text: str
 
 
-def add(workers: Workers, rank: int) -> None:
+def add(workers: WorkerGroup, rank: int) -> None:
     command = [sys.executable, "-c", PROGRAM, workers.path, str(rank)]
     workers.start(ThisHost(), command, {}, rank=rank)
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Workers]:
-    with Workers(tmp_path) as workers:
+def pair(tmp_path: Path) -> Iterator[WorkerGroup]:
+    with WorkerGroup(tmp_path) as workers:
         add(workers, 0)
         add(workers, 1)
         workers.gather(2)
@@ -59,13 +59,13 @@ def pair(tmp_path: Path) -> Iterator[Workers]:
     assert not list(tmp_path.iterdir())
 
 
-def ask(workers: Workers, text: str, **options: object) -> list[str]:
+def ask(workers: WorkerGroup, text: str, **options: object) -> list[str]:
     given = {"timeout_s": 60.0, **options}
     answers = workers.ask(Order(text), Order, **given)  # type: ignore[arg-type]
     return [answer.text for answer in answers]
 
 
-def test_answers_come_by_rank_and_large_orders_arrive(pair: Workers) -> None:
+def test_answers_come_by_rank_and_large_orders_arrive(pair: WorkerGroup) -> None:
     told: list[tuple[str, int, int]] = []
     assert ask(pair, "a", progress=lambda *now: told.append(now)) == ["a0", "a1"]
     assert sorted(told) == [("at it", 0, 2), ("at it", 1, 2)]
@@ -78,7 +78,7 @@ def test_answers_come_by_rank_and_large_orders_arrive(pair: Workers) -> None:
 
 
 def test_a_failure_is_raised_in_its_class_and_the_workers_stay(
-    pair: Workers, capsys: pytest.CaptureFixture[str]
+    pair: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match=r"^take another$"):
         ask(pair, "user")
@@ -88,20 +88,20 @@ def test_a_failure_is_raised_in_its_class_and_the_workers_stay(
     assert ask(pair, "a") == ["a0", "a1"]
 
 
-def test_a_killed_worker_is_named_and_the_others_are_not_waited_for(pair: Workers) -> None:
+def test_a_killed_worker_is_named_and_the_others_are_not_waited_for(pair: WorkerGroup) -> None:
     with pytest.raises(
         PeerError, match=r"^worker 1 was ended by SIGKILL \(signal 9\), and said:\n"
     ):
         ask(pair, "die")
 
 
-def test_an_order_that_takes_too_long(pair: Workers) -> None:
+def test_an_order_that_takes_too_long(pair: WorkerGroup) -> None:
     with pytest.raises(PeerError, match=r"^stopped \(no answer from worker 0, 1\)$"):
         ask(pair, "wait", timeout_s=0.5, overdue="stopped")
 
 
 def test_a_worker_that_ends_at_its_start_is_quoted(tmp_path: Path) -> None:
-    with Workers(tmp_path, name="odd worker") as workers:
+    with WorkerGroup(tmp_path, name="odd worker") as workers:
         add(workers, 7)
         with pytest.raises(
             PeerError, match=r"^odd worker 7 ended with exit code 3, and said:\nhello"
@@ -110,7 +110,7 @@ def test_a_worker_that_ends_at_its_start_is_quoted(tmp_path: Path) -> None:
 
 
 def test_workers_that_do_not_connect(tmp_path: Path) -> None:
-    with Workers(tmp_path) as workers:
+    with WorkerGroup(tmp_path) as workers:
         workers.start(ThisHost(), ["sleep", "5"], {}, rank=0)
         with pytest.raises(PeerError, match=r"^workers did not start within 0\.2 s$"):
             workers.gather(1, timeout_s=0.2)

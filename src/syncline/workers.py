@@ -37,7 +37,7 @@ __all__ = [
     "Progress",
     "Running",
     "ThisHost",
-    "Workers",
+    "WorkerGroup",
     "error_of",
     "leave",
     "module_command",
@@ -157,7 +157,7 @@ class _Started(NamedTuple):
     output: IO[bytes] | None
 
 
-class Workers:
+class WorkerGroup:
     """Worker processes, each with a rank; on exit all of them have ended.
 
     Args:

@@ -14,7 +14,7 @@ from syncline.bench.messages import LapTimes, Order, Ready, Refused, Setup
 from syncline.errors import UserError
 from syncline.testbed import Cluster, Testbed
 from syncline.testbed.cluster import DEVICE
-from syncline.workers import START_S, Host, ThisHost, Workers, module_command
+from syncline.workers import START_S, Host, ThisHost, WorkerGroup, module_command
 
 __all__ = ["Hosts", "Team", "hosts_of", "mpi_team", "torch_team"]
 
@@ -56,7 +56,7 @@ def hosts_of(place: str | Cluster, workers: int) -> Iterator[Hosts]:
 class Team:
     """Workers that have met: those of Syncline and torch's backends, or those of an MPI."""
 
-    def __init__(self, workers: Workers, setup: Setup) -> None:
+    def __init__(self, workers: WorkerGroup, setup: Setup) -> None:
         workers.gather(setup.ranks)
         self._workers = workers
         [self.ready, *_] = workers.ask(setup, Ready, timeout_s=START_S)
@@ -84,7 +84,7 @@ def torch_team(folder: Path, setup: Setup, hosts: Hosts) -> Iterator[Team]:
     Raises:
         PeerError: they do not start or do not meet.
     """
-    with Workers(folder, name="torch worker") as workers:
+    with WorkerGroup(folder, name="torch worker") as workers:
         for rank, host in enumerate(hosts.of_rank):
             command = _worker(sys.executable, workers.path, "torch", str(rank))
             workers.start(host, command, hosts.environment(folder), rank=rank)
@@ -113,7 +113,7 @@ def mpi_team(
     for needed in (python, mpiexec):
         if not needed.exists():
             raise UserError(f"no {needed}; tools/bench-mpi installs it")
-    with Workers(folder, name=f"{mpi} worker", hosts=hosts.by_name) as workers:
+    with WorkerGroup(folder, name=f"{mpi} worker", hosts=hosts.by_name) as workers:
         # Called as ssh is, to start commands on other hosts.
         agent = folder / f"{mpi}-agent"
         call = module_command("syncline.workers", workers.path)

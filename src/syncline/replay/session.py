@@ -26,7 +26,7 @@ from syncline.report.units import size
 from syncline.simulator.predict import Forecast, predict
 from syncline.testbed import Testbed
 from syncline.testbed.job import worker_environment
-from syncline.workers import START_S, Progress, Workers, module_command
+from syncline.workers import START_S, Progress, WorkerGroup, module_command
 
 __all__ = ["Outcome", "replay", "require_memory"]
 
@@ -155,7 +155,7 @@ class _Workers:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(run_folder())
             bed = stack.enter_context(Testbed(cluster))
-            self._workers = stack.enter_context(Workers(folder))
+            self._workers = stack.enter_context(WorkerGroup(folder))
             command = module_command(
                 "syncline.replay.worker", self._workers.path, str(timeout_s or PROBE_S)
             )

@@ -12,7 +12,7 @@ from rich.console import Console
 from syncline.errors import PeerError
 from syncline.processes import ended_by_signals, place_variables, run_folder, threads_a_worker
 from syncline.training.config import TrainingConfig
-from syncline.workers import ThisHost, Workers, module_command
+from syncline.workers import ThisHost, WorkerGroup, module_command
 
 __all__ = ["launch"]
 
@@ -45,7 +45,7 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
             "TMPDIR": str(folder),
         }
         try:
-            with Workers(folder) as workers:
+            with WorkerGroup(folder) as workers:
                 command = module_command(program, workers.path, str(store))
                 for rank in range(count):
                     place = place_variables(rank=rank, workers=count, workers_per_host=count)
