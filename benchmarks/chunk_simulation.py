@@ -19,8 +19,8 @@ from rich.table import Table
 from syncline.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
 from syncline.model.collective_costs import all_reduce_line
 from syncline.model.pipeline_costs import pipeline_all_reduce
-from syncline.simulator.chunks import Order, simulate_chunks
-from syncline.simulator.fabric import Fabric, Slowdown, Wire
+from syncline.simulator.chunks import TransferOrder, simulate_chunks
+from syncline.simulator.fabric import Fabric, FabricWire, Slowdown
 
 RUNS = 5
 ALGORITHMS = (
@@ -35,7 +35,7 @@ RANKS = (4, 16, 64, 256, 1024)
 SIZE_BYTES = 64 << 20
 # 10 Gbit/s with 20 us of startup; memory adds eight times as fast.
 ALPHA_S, BETA_S_PER_BYTE, GAMMA_S_PER_BYTE = 20e-6, 8e-10, 1e-10
-WIRE = Wire(alpha_s=ALPHA_S, beta_s_per_byte=BETA_S_PER_BYTE)
+WIRE = FabricWire(alpha_s=ALPHA_S, beta_s_per_byte=BETA_S_PER_BYTE)
 COSTS = {
     "alpha_s": ALPHA_S,
     "beta_s_per_byte": BETA_S_PER_BYTE,
@@ -172,7 +172,7 @@ def linear_pipeline(console: Console) -> list[dict[str, Any]]:
     table = Table(title="linear pipeline, blocks of 64 KiB, 64 MiB")
     for column in ("ranks", "predicted", "ring", "recursive doubling"):
         table.add_column(column, justify="right")
-    order: Order = "program"
+    order: TransferOrder = "program"
     for ranks in (2, 3, 4, 6, 8, 16, 32, 64):
         fabric = Fabric.flat(ranks, **COSTS)
         predicted_s = {

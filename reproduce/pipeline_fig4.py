@@ -20,7 +20,7 @@ from reproduce.pipeline_table1 import (
 )
 from syncline.collectives import Collective, program
 from syncline.simulator.chunks import simulate_chunks
-from syncline.simulator.fabric import Fabric, Wire
+from syncline.simulator.fabric import Fabric, FabricWire
 
 NAME = "pipeline_fig4"
 RANKS = (2, 3, 4, 6, 8, 16, 32, 64)
@@ -33,7 +33,7 @@ ALPHA_S = 1e-7
 """Section 3.2, as are the block size and ``BETA``."""
 A_SWITCH = 4
 """Ranks behind one."""
-WIRE = Wire(alpha_s=ALPHA_S, beta_s_per_byte=BETA)
+WIRE = FabricWire(alpha_s=ALPHA_S, beta_s_per_byte=BETA)
 
 
 def own_links(ranks: int) -> Fabric:

@@ -13,7 +13,7 @@ from syncline.model.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
     BROADCAST_ALGORITHMS,
     REDUCE_ALGORITHMS,
-    Line,
+    LineFormula,
 )
 from syncline.model.pipeline_costs import pipeline_steps
 from tests.collectives.programs import NAMES, PIPELINED, each, make, own
@@ -21,7 +21,7 @@ from tests.test_docs import evaluate, table_rows, text_of
 
 POWERS = [1 << k for k in range(1, 8)]
 OTHERS = [3, 5, 6, 7, 11, 12, 31, 33, 63, 100]
-PAPERS: dict[Collective, dict[str, Line]] = {
+PAPERS: dict[Collective, dict[str, LineFormula]] = {
     "broadcast": BROADCAST_ALGORITHMS,
     "reduce": REDUCE_ALGORITHMS,
     "all-reduce": {n: f for n, f in ALL_REDUCE_ALGORITHMS.items() if "tree" not in n},
@@ -32,7 +32,7 @@ ROWS = [(collective, name) for collective, table in PAPERS.items() for name in t
 FOR_ANY_NUMBER = ("minimum-spanning-tree", "binary-tree", "ring", "scatter-ring")
 
 
-def of_formula(formula: Line, ranks: int) -> Cost:
+def of_formula(formula: LineFormula, ranks: int) -> Cost:
     """Take a formula apart: alpha, beta and gamma alone, their shares as the fractions they are."""
     (a, _), (_, b), (_, c) = (formula(ranks, *(float(i == j) for j in range(3))) for i in range(3))
     transmitted, added = (Fraction(share).limit_denominator(1000) for share in (b, c))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, all_reduce_line
-from syncline.model.cost import Choice, CostCurve, cheapest, crossings, lower_envelope
+from syncline.model.cost import CheapestFrom, CostCurve, cheapest, crossings, lower_envelope
 from syncline.model.quantities import LARGEST_BYTES
 from tests import strategies as some
 
@@ -23,7 +23,11 @@ LINES = {
 
 def test_crossings_by_hand() -> None:
     # 10 M = 16 + 3 M at 2.29; 16 + 3 M = 100 at 28.
-    assert crossings(LINES) == (Choice(0, "steep"), Choice(3, "middle"), Choice(28, "flat"))
+    assert crossings(LINES) == (
+        CheapestFrom(0, "steep"),
+        CheapestFrom(3, "middle"),
+        CheapestFrom(28, "flat"),
+    )
     assert [cheapest(size, LINES) for size in (0, 2, 3, 27, 29)] == [
         "steep",
         "steep",
@@ -90,13 +94,13 @@ def test_small_messages_double_and_large_ones_halve(workers: int) -> None:
 
 def test_equal_curves_name_the_first() -> None:
     same = {"one": CostCurve.line(1.0, 1.0), "two": CostCurve.line(1.0, 1.0)}
-    assert crossings(same) == (Choice(0, "one"),)
+    assert crossings(same) == (CheapestFrom(0, "one"),)
     assert cheapest(5, same) == "one"
 
 
 def test_a_crossing_beyond_every_message_is_none() -> None:
     near = {"a": CostCurve.line(0.0, 1e-9), "b": CostCurve.line(1e30, 0.0)}
-    assert crossings(near) == (Choice(0, "a"),)
+    assert crossings(near) == (CheapestFrom(0, "a"),)
     assert lower_envelope(near).seconds(LARGEST_BYTES) == pytest.approx(LARGEST_BYTES * 1e-9)
 
 

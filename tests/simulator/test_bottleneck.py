@@ -10,7 +10,7 @@ from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.whatif import Bottleneck
 from syncline.planners import PLANNERS
 from syncline.simulator.bottleneck import LADDER_GBIT_S, bottleneck, layers_of
-from syncline.simulator.critical import Step
+from syncline.simulator.critical import PathStep
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.whatif import Change, WhatIfSimulator
 from syncline.simulator.workers import Workers
@@ -208,8 +208,8 @@ def plan_of(*names: str) -> Plan:
     )
 
 
-def on_path(*durations_ns: int) -> list[Step]:
-    return [Step(0, ns, "message", "", message=index) for index, ns in enumerate(durations_ns)]
+def on_path(*durations_ns: int) -> list[PathStep]:
+    return [PathStep(0, ns, "message", "", message=index) for index, ns in enumerate(durations_ns)]
 
 
 def test_layers_are_named_in_forward_order() -> None:

@@ -15,13 +15,13 @@ from syncline.collectives import PROGRAMS, Collective, Schedule, best_blocks
 from syncline.errors import MismatchError, UserError
 from syncline.model.collective_costs import all_reduce_line
 from syncline.simulator.chunks import ChunkTimes, simulate_chunks, simulated_curve
-from syncline.simulator.fabric import Fabric, Slowdown, Wire
+from syncline.simulator.fabric import Fabric, FabricWire, Slowdown
 from tests.collectives.programs import NAMES, PIPELINED, every_pipelined, every_program, make
 from tests.strategies import few
 
 ALPHA_S, BETA, GAMMA = 2e-5, 8e-10, 1e-10
 SIZE_BYTES = 1 << 20
-WIRE = Wire(alpha_s=ALPHA_S, beta_s_per_byte=BETA)
+WIRE = FabricWire(alpha_s=ALPHA_S, beta_s_per_byte=BETA)
 
 
 FIXED = ("binary-tree", "recursive-doubling", "halving-doubling", "ring")
@@ -221,7 +221,7 @@ class TestContention:
 
     def test_a_faster_wire_inside(self) -> None:
         """Halving over the far half first sends most bytes between the hosts."""
-        fast = Wire(alpha_s=1e-6, beta_s_per_byte=1e-11)
+        fast = FabricWire(alpha_s=1e-6, beta_s_per_byte=1e-11)
         fabric = Fabric.of_hosts(2, 4, inside=fast, between=WIRE)
         assert self.total_s(all_reduce("ring", 8), fabric) < self.total_s(
             all_reduce("halving-doubling", 8), fabric
@@ -318,10 +318,14 @@ fabrics = st.integers(1, 9).flatmap(
         Fabric,
         hosts=st.lists(st.integers(0, 3), min_size=ranks, max_size=ranks).map(tuple),
         inside=st.builds(
-            Wire, alpha_s=st.integers(0, 5).map(lambda n: n * 1e-6), beta_s_per_byte=st.just(1e-9)
+            FabricWire,
+            alpha_s=st.integers(0, 5).map(lambda n: n * 1e-6),
+            beta_s_per_byte=st.just(1e-9),
         ),
         between=st.builds(
-            Wire, alpha_s=st.integers(0, 50).map(lambda n: n * 1e-6), beta_s_per_byte=st.just(4e-9)
+            FabricWire,
+            alpha_s=st.integers(0, 50).map(lambda n: n * 1e-6),
+            beta_s_per_byte=st.just(4e-9),
         ),
         gamma_s_per_byte=st.sampled_from([0.0, 1e-10, 5e-9]),
         nic_s_per_byte=st.sampled_from([None, 1e-9, 4e-9, 9e-9]),

@@ -14,7 +14,7 @@ from syncline.errors import InternalError
 from syncline.model.network import Link, Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
-from syncline.simulator.critical import Step, critical_path, critical_tasks, path_parts
+from syncline.simulator.critical import PathStep, critical_path, critical_tasks, path_parts
 from syncline.simulator.graph import TaskGraph
 from syncline.simulator.predict import simulate_plan
 from syncline.simulator.strategy import STRATEGIES
@@ -240,11 +240,11 @@ def test_the_straggler_is_on_the_path() -> None:
 
 def test_neighbours_of_a_kind_become_one_part() -> None:
     steps = [
-        Step(0, 5, "forward", "a"),
-        Step(5, 9, "forward", "b"),
-        Step(9, 10, "backward", "c"),
-        Step(10, 12, "message", "m", message=0),
-        Step(12, 15, "message", "n", message=1),
+        PathStep(0, 5, "forward", "a"),
+        PathStep(5, 9, "forward", "b"),
+        PathStep(9, 10, "backward", "c"),
+        PathStep(10, 12, "message", "m", message=0),
+        PathStep(12, 15, "message", "n", message=1),
     ]
     parts = [(p.kind, p.label, p.time_s) for p in path_parts(steps)]
     assert parts == [

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from syncline.errors import UserError
-from syncline.simulator.fabric import Fabric, Slowdown, Wire
+from syncline.simulator.fabric import Fabric, FabricWire, Slowdown
 
-INSIDE = Wire(alpha_s=1e-6, beta_s_per_byte=1e-10)
-BETWEEN = Wire(alpha_s=1e-5, beta_s_per_byte=1e-9)
+INSIDE = FabricWire(alpha_s=1e-6, beta_s_per_byte=1e-10)
+BETWEEN = FabricWire(alpha_s=1e-5, beta_s_per_byte=1e-9)
 
 
 def two_hosts(**changes: Any) -> Fabric:
@@ -94,7 +94,7 @@ def test_fabrics_that_cannot_be(changes: dict[str, Any], said: str) -> None:
 
 def test_wires_and_slowdowns_that_cannot_be() -> None:
     with pytest.raises(UserError, match="wire: alpha_s must be finite and at least 0, found -1"):
-        Wire(alpha_s=-1, beta_s_per_byte=0)
+        FabricWire(alpha_s=-1, beta_s_per_byte=0)
     with pytest.raises(UserError, match="factor must be at least 1"):
         Slowdown(factor=0.5)
     with pytest.raises(UserError, match="at least 1 host with 1 rank"):

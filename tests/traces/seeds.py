@@ -9,7 +9,7 @@ from reproduce.inputs import TABLE_VI
 from syncline.model.network import PRESETS
 from syncline.model.profile import Profile
 from syncline.traces.chakra import write_chakra
-from syncline.traces.chakra_nodes import Collective, Metadata, Node, NodeType, encode
+from syncline.traces.chakra_nodes import CollectiveType, Metadata, Node, NodeType, encode
 from syncline.traces.layer_table import write_layer_table
 from syncline.traces.layers import Layer, profile_of
 from tests.traces import kineto_seeds
@@ -90,7 +90,7 @@ def chakra_of_pytorch() -> bytes:
         cpu=False,
         duration_us=700,
         thread=14,
-        comm_type=Collective.ALL_REDUCE,
+        comm_type=CollectiveType.ALL_REDUCE,
         comm_size=8196,
     )
     more = add("aten::mm", comp, back, cpu=True, duration_us=40, thread=2)
@@ -103,7 +103,7 @@ def chakra_of_pytorch() -> bytes:
         cpu=False,
         duration_us=1400,
         thread=14,
-        comm_type=Collective.ALL_REDUCE,
+        comm_type=CollectiveType.ALL_REDUCE,
         comm_size=16392,
     )
     add(
@@ -113,7 +113,7 @@ def chakra_of_pytorch() -> bytes:
         cpu=False,
         duration_us=9,
         thread=14,
-        comm_type=Collective.BROADCAST,
+        comm_type=CollectiveType.BROADCAST,
         comm_size=424,
     )
     step = add("aten::_foreach_add_", comp, sent, cpu=True, duration_us=60, thread=1)

@@ -17,7 +17,7 @@ from syncline.model.network import PRESETS
 from syncline.model.profile import Operation, Profile
 from syncline.traces.chakra import Graph, read_chakra, write_chakra
 from syncline.traces.chakra_nodes import (
-    Collective,
+    CollectiveType,
     Metadata,
     Node,
     NodeType,
@@ -47,7 +47,7 @@ def _node(
 
 
 def _sum(node_id: int, *data: int, size: int = 400, **about: int) -> Node:
-    about = {"comm_type": Collective.ALL_REDUCE, "comm_size": size} | about
+    about = {"comm_type": CollectiveType.ALL_REDUCE, "comm_size": size} | about
     return _node(node_id, NodeType.COMM_COLL, *data, **about)
 
 
@@ -104,7 +104,7 @@ def test_a_feeder_finds_what_it_asks_for() -> None:
         assert known.issuperset(node.ctrl_deps)
         known.add(node.id)
         if node.type == NodeType.COMM_COLL:
-            assert node.attributes["comm_type"] == Collective.ALL_REDUCE
+            assert node.attributes["comm_type"] == CollectiveType.ALL_REDUCE
             size = node.integer("comm_size", "x")
             assert node.duration_us == round(network.all_reduce.seconds(size) * 1e6)
             sent.append(node.id)

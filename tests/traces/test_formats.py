@@ -17,7 +17,7 @@ from syncline.planners.wfbp import Wfbp
 from syncline.simulator.predict import predict
 from syncline.traces.formats import (
     FORMATS,
-    Options,
+    TraceOptions,
     detect,
     format_named,
     read_trace,
@@ -107,9 +107,9 @@ def test_a_step_is_for_traces_with_steps(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(ASTRASIM)
     with pytest.raises(UserError, match="has no steps to choose from"):
-        read_trace([path], options=Options(step=3))
+        read_trace([path], options=TraceOptions(step=3))
     path.write_bytes(kineto(steps=2))
-    assert read_trace([path], options=Options(step=4))[1].steps == 1
+    assert read_trace([path], options=TraceOptions(step=4))[1].steps == 1
 
 
 def test_formats_that_are_only_read_or_only_written() -> None:

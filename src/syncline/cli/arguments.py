@@ -17,7 +17,7 @@ from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
 from syncline.testbed import Cluster
-from syncline.traces.formats import Options, detect, read_trace
+from syncline.traces.formats import TraceOptions, detect, read_trace
 
 __all__ = [
     "NETWORK_HELP",
@@ -217,7 +217,7 @@ def profile_argument(path: str) -> tuple[Profile, tuple[str, ...]]:
     if form.name == "json":
         return Profile.load(path), ()
     with ReadingProgress() as progress:
-        _, trace = read_trace([path], form, Options(progress=progress))
+        _, trace = read_trace([path], form, TraceOptions(progress=progress))
     return trace.known_profile(), trace.notes
 
 

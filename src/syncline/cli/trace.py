@@ -22,7 +22,7 @@ from syncline.traces.astrasim import DEFAULT_CLOCK_HZ
 from syncline.traces.formats import (
     FORMATS,
     Format,
-    Options,
+    TraceOptions,
     format_named,
     read_trace,
     write_trace,
@@ -122,12 +122,12 @@ def convert(
         click.echo(f"  lost: {sentence}")
 
 
-def _options(clock_hz: float | None, step: int | None) -> Options:
-    return Options(clock_hz=DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz, step=step)
+def _options(clock_hz: float | None, step: int | None) -> TraceOptions:
+    return TraceOptions(clock_hz=DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz, step=step)
 
 
 def _read(
-    files: tuple[str, ...], from_format: str | None, options: Options
+    files: tuple[str, ...], from_format: str | None, options: TraceOptions
 ) -> tuple[Format, Trace]:
     form = None if from_format is None else format_named(from_format)
     with ReadingProgress() as progress:

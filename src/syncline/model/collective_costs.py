@@ -29,7 +29,7 @@ __all__ = [
     "ALL_REDUCE_ALGORITHMS",
     "BROADCAST_ALGORITHMS",
     "REDUCE_ALGORITHMS",
-    "Line",
+    "LineFormula",
     "all_reduce_line",
     "doubling_rounds",
     "folded_rounds",
@@ -69,7 +69,7 @@ def folded_rounds(workers: int) -> int:
     return exact if workers == 1 << exact else exact + 2
 
 
-Line = Callable[[int, float, float, float], tuple[float, float]]
+LineFormula = Callable[[int, float, float, float], tuple[float, float]]
 """(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte) -> (a_s, b_s_per_byte)."""
 
 
@@ -105,7 +105,7 @@ def _ring(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float,
     return 2 * (workers - 1) * alpha, share * (2 * beta + gamma)
 
 
-ALL_REDUCE_ALGORITHMS: dict[str, Line] = {
+ALL_REDUCE_ALGORITHMS: dict[str, LineFormula] = {
     "binary-tree": _binary_tree,
     "recursive-doubling": _recursive_doubling,
     "halving-doubling": _halving_doubling,
@@ -121,7 +121,7 @@ for the minimum spanning tree, and ``halving-doubling`` its bidirectional exchan
 """
 
 
-def line_formula(algorithm: str) -> Line:
+def line_formula(algorithm: str) -> LineFormula:
     """Return the formula of an all-reduce algorithm whose cost is a line.
 
     Raises:
@@ -239,14 +239,14 @@ def _exchange_reduce(workers: int, alpha: float, beta: float, gamma: float) -> t
     return 2 * doubling_rounds(workers) * alpha, share * (2 * beta + gamma)
 
 
-BROADCAST_ALGORITHMS: dict[str, Line] = {
+BROADCAST_ALGORITHMS: dict[str, LineFormula] = {
     "minimum-spanning-tree": _tree_broadcast,
     "bidirectional-exchange": _exchange_broadcast,
     "scatter-ring": _scatter_ring_broadcast,
 }
 """name -> (workers, alpha, beta, gamma) -> (a, b). Source: linear-pipeline, Table 1."""
 
-REDUCE_ALGORITHMS: dict[str, Line] = {
+REDUCE_ALGORITHMS: dict[str, LineFormula] = {
     "minimum-spanning-tree": _tree_reduce,
     "bidirectional-exchange": _exchange_reduce,
 }

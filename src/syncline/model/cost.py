@@ -18,7 +18,7 @@ from syncline.errors import UserError
 from syncline.model.document import Value
 from syncline.model.quantities import LARGEST_BYTES
 
-__all__ = ["Choice", "CostCurve", "CostSegment", "cheapest", "crossings", "lower_envelope"]
+__all__ = ["CheapestFrom", "CostCurve", "CostSegment", "cheapest", "crossings", "lower_envelope"]
 
 
 class CostSegment(Value, frozen=True, kw_only=True):
@@ -100,10 +100,10 @@ class CostCurve(Value, frozen=True, kw_only=True):
         )
 
     def less(self, line: CostCurve) -> CostCurve:
-        """Return what is left of a curve without a straight part of it; what rounds below 0 is 0.
+        """Return the curve less a straight line that is part of it; what rounds below 0 is 0.
 
         Args:
-            line: of a single segment, that ``in_turn`` has put in.
+            line: a curve of a single segment that ``in_turn`` has added.
         """
         a_s, b = line.linearised(0)
         if a_s == b == 0:
@@ -218,7 +218,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return rate * total_bytes
 
 
-class Choice(NamedTuple):
+class CheapestFrom(NamedTuple):
     """From a message size on, one name is the cheapest."""
 
     start_bytes: int
@@ -244,7 +244,7 @@ def cheapest(size_bytes: int, curves: Mapping[str, CostCurve]) -> str:
     return min(curves, key=lambda name: curves[name].seconds(size_bytes))
 
 
-def crossings(curves: Mapping[str, CostCurve]) -> tuple[Choice, ...]:
+def crossings(curves: Mapping[str, CostCurve]) -> tuple[CheapestFrom, ...]:
     """Return which curve is the cheapest from which message size on.
 
     The first entry starts at 0 bytes. Exact at every whole number of bytes: where two lines cross
@@ -254,10 +254,10 @@ def crossings(curves: Mapping[str, CostCurve]) -> tuple[Choice, ...]:
     Raises:
         UserError: there are no curves.
     """
-    found: list[Choice] = []
+    found: list[CheapestFrom] = []
     for start, line in _pieces(curves):
         if not found or found[-1].name != line.name:
-            found.append(Choice(start, line.name))
+            found.append(CheapestFrom(start, line.name))
     return tuple(found)
 
 

@@ -78,7 +78,7 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
 
 FORMAT_PREFIX = "syncline/"
 LONGEST_HEADER_BYTES = 1000
-"""Of the kind or the version; what is longer is neither, and may be large."""
+"""Longest kind or version in a header; longer text is no header."""
 LARGEST_FILE_BYTES = 64 << 20
 """The largest file that is read: what it decodes to then stays below 2 GB."""
 

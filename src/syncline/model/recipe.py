@@ -12,7 +12,14 @@ import msgspec
 from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
 
-__all__ = ["PAPER_WARMUP", "Compression", "Recipe", "Rounded", "SparseAlgorithm", "told"]
+__all__ = [
+    "PAPER_WARMUP",
+    "Compression",
+    "Recipe",
+    "Rounded",
+    "SparseAlgorithm",
+    "compression_name",
+]
 
 SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
 Unit = Literal["layer", "message", "model"]
@@ -132,6 +139,6 @@ Compression = Recipe | Rounded
 """A lossy way to exchange gradients."""
 
 
-def told(compression: Compression) -> str:
+def compression_name(compression: Compression) -> str:
     """Return a few words for a compression, such as ``"gtop-k-butterfly"``."""
     return compression.algorithm if isinstance(compression, Recipe) else compression

@@ -59,7 +59,7 @@ class Sent(Value, frozen=True, kw_only=True):
     sent_bytes: int
     """In all of them."""
     gradient_bytes: int
-    """Of the gradients of one step, uncompressed."""
+    """Bytes of the gradients of one step, uncompressed."""
 
     def __post_init__(self) -> None:
         if min(self.steps, self.sent_bytes, self.gradient_bytes) < 0:

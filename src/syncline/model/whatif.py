@@ -37,7 +37,7 @@ class Setting(Value, frozen=True, kw_only=True):
     algorithm: str
     """By which gradients are exchanged."""
     bandwidth_bytes_per_s: float | None = None
-    """Of the link; None: as the network has it."""
+    """Of the link; None for that of the network."""
     latency_s: float | None = None
     """Startup of one message over the link; None: as the network has it."""
     density: float | None = None
@@ -82,7 +82,7 @@ class Split(Value, frozen=True, kw_only=True):
 
     computing_s: float
     loading_s: float
-    """Reading and copying the batch, as far as computing does not hide it."""
+    """Reading and copying the batch, where computing does not hide it."""
     straggling_s: float
     """Waiting for workers that are slower than the profile."""
     exposed_s: float

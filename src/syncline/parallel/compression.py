@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.plan import Plan
-from syncline.model.recipe import Compression, Recipe, Rounded, told
+from syncline.model.recipe import Compression, Recipe, Rounded, compression_name
 from syncline.model.run import Sent
 from syncline.parallel.compressor import Compressor, RoundedCompressor, SparseCompressor
 from syncline.planners.auto import Auto
@@ -185,7 +185,8 @@ class Compressing:
         if saved != (self.compression if self._session is None else "a recipe"):
             raise MismatchError(
                 f"the state is of a compression by {saved}, the wrapper's is "
-                f"{told(self.compression)}; give the wrapper the compression that it was saved with"
+                f"{compression_name(self.compression)}; give the wrapper the compression that it "
+                "was saved with"
             )
         if self._session is not None:
             self._session.load_state_dict(state)

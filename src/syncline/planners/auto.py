@@ -27,7 +27,7 @@ __all__ = [
     "CONFIDENCE",
     "SUGGESTED_DENSITY",
     "Auto",
-    "Choice",
+    "ChosenPlan",
     "choose",
     "suggestion",
 ]
@@ -85,7 +85,7 @@ CONFIDENCE = 2.0
 """Standard errors that a predicted gain must exceed: two, for 95 %."""
 
 
-class Choice(NamedTuple):
+class ChosenPlan(NamedTuple):
     """What was compared, and what is taken."""
 
     comparison: Comparison
@@ -106,7 +106,7 @@ def choose(
     ddp: Ddp | None = None,
     others: Sequence[Planner] = (),
     defers: bool = True,
-) -> Choice:
+) -> ChosenPlan:
     """Simulate the plans of several planners, and choose.
 
     The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
@@ -161,7 +161,7 @@ def choose(
         reason=reason,
         suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
     )
-    return Choice(comparison, plans[chosen], forecasts[chosen], plans, deferring)
+    return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, deferring)
 
 
 class Auto(Planner, frozen=True, kw_only=True):

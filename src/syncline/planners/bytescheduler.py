@@ -19,7 +19,7 @@ DEFAULT_CREDIT_ELEMENTS = 16_000_000
 
 
 class ByteScheduler(Planner, frozen=True, kw_only=True):
-    """Cut large tensors; of what is ready, hand over what is needed first while credit lasts.
+    """Cut large tensors; send the ready piece that is needed first, while credit lasts.
 
     The credit is what may be under way at once. More of it hides the startup of one message behind
     the transmission of another, and lets urgent messages wait longer, because what has been handed

@@ -14,7 +14,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Payload, Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
-from syncline.model.recipe import Compression, Recipe, told
+from syncline.model.recipe import Compression, Recipe, compression_name
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.planners.base import Planner
 from syncline.planners.ddp import Ddp
@@ -64,7 +64,7 @@ def compressing(network: Network, compression: Compression) -> Network:
 
 
 def compressed(plan: Plan, compression: Compression) -> Plan:
-    """Return a plan with the same messages as far as they can be, compressed.
+    """Return the plan with its messages compressed, with as few other changes as possible.
 
     Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
     nearest end of a tensor. Messages of tensors that the recipe exchanges whole stay dense. One
@@ -79,7 +79,7 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
         if payloads != {expected}:
             raise UserError(
                 f"the plan's messages travel as {', '.join(sorted(payloads))}, compression is "
-                f"{told(compression)}; give the one that the plan was made for"
+                f"{compression_name(compression)}; give the one that the plan was made for"
             )
         return plan
     whole = _without_cuts(plan)
@@ -93,7 +93,7 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
     )
     return msgspec.structs.replace(
         plan,
-        planner=f"{plan.planner}+{told(compression)}",
+        planner=f"{plan.planner}+{compression_name(compression)}",
         messages=messages,
         in_flight=1,
     )
@@ -167,15 +167,14 @@ def choose_compressed(
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
     dense = predict(profile, network, ddp.plan(profile, network)).prediction
     gain_s = dense.iteration_s - best.iteration_s
+    name = compression_name(compression)
     if gain_s > 0:
         reason = (
-            f"{told(compression)} was asked for, and is predicted to take {gain_s * 1e3:.2f} ms "
+            f"{name} was asked for, and is predicted to take {gain_s * 1e3:.2f} ms "
             f"({gain_s / dense.iteration_s:.1%}) less an iteration than DDP's dense buckets"
         )
     else:
-        reason = (
-            f"{told(compression)} was asked for; DDP's dense buckets are predicted to be as fast"
-        )
+        reason = f"{name} was asked for; DDP's dense buckets are predicted to be as fast"
     comparison = Comparison(
         model=profile.model,
         network=network.name,

@@ -12,7 +12,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.slices import Layout, Slice, plan_of, whole_tensors
+from syncline.planners.slices import ByteLayout, Slice, plan_of, whole_tensors
 from syncline.simulator.bound import terms
 
 __all__ = ["MOST_TENSORS", "Pace", "Piece", "PreemptiveOrder", "preemptive_order"]
@@ -65,14 +65,14 @@ def preemptive_order(
 
 
 MOST_TENSORS = 1 << 14
-"""Of a model whose every number of groups is tried: the table takes a quarter of a gigabyte."""
+"""Most tensors that are planned: the table of all groupings then takes 256 MiB."""
 
 
 class Pace(Planner, frozen=True, kw_only=True):
     """Fuse tensors into groups of similar size, and interrupt a group for a more urgent one.
 
     For every number of groups R the chain of tensors is cut so that the smallest group is as large
-    as possible, and the groups are ordered preemptively so that the next iteration is held up
+    as possible, and the groups are ordered preemptively so that they delay the next iteration
     least. The R whose iteration ends first is taken. A group is ready with its last tensor, and
     whatever needs one of its tensors waits for all of it.
 
@@ -105,7 +105,7 @@ class Pace(Planner, frozen=True, kw_only=True):
         """Return the plan for one iteration of ``profile`` on ``network``."""
         groups = self.groups(profile, network)
         return plan_of(
-            self.NAME, profile, network.workers, _pieces(groups, network, Layout(profile))
+            self.NAME, profile, network.workers, _pieces(groups, network, ByteLayout(profile))
         )
 
     def groups(self, profile: Profile, network: Network) -> list[Slice]:
@@ -132,7 +132,7 @@ class Pace(Planner, frozen=True, kw_only=True):
         return groups
 
 
-def _pieces(groups: Sequence[Slice], network: Network, layout: Layout) -> list[Message]:
+def _pieces(groups: Sequence[Slice], network: Network, layout: ByteLayout) -> list[Message]:
     """Return the pieces of the optimal order as slices that end between two elements."""
     costs_ns = _native.costs([g.size_bytes for g in groups], network.all_reduce.rows())
     order = preemptive_order(
@@ -146,7 +146,7 @@ def _pieces(groups: Sequence[Slice], network: Network, layout: Layout) -> list[M
         sent_ns[job] += stop_ns - start_ns
         sent_bytes = group.size_bytes * sent_ns[job] // cost_ns if cost_ns else group.size_bytes
         stop = layout.element_at(group.start, sent_bytes)
-        if stop == cut[job]:  # less than an element: it goes with the next piece
+        if stop == cut[job]:  # less than an element: the next piece takes it
             continue
         if messages and messages[-1].stop == cut[job] > group.start:
             messages[-1] = Message(start=messages[-1].start, stop=stop)

@@ -19,7 +19,7 @@ from syncline.simulator.bound import terms
 
 __all__ = [
     "MOST_SLICES",
-    "Layout",
+    "ByteLayout",
     "Slice",
     "most_urgent_first",
     "plan_of",
@@ -117,7 +117,7 @@ def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
             "planned; "
             f"give the planner slices of at least {-(-elements // (MOST_SLICES // 2))} elements"
         )
-    layout = Layout(profile)
+    layout = ByteLayout(profile)
     found: list[Slice] = []
     for tensor in tensors:
         cuts = [*range(tensor.start, tensor.stop, most_elements)] or [tensor.start]
@@ -128,7 +128,7 @@ def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
     return found
 
 
-class Layout:
+class ByteLayout:
     """Where the elements of concatenated gradients lie in bytes."""
 
     def __init__(self, profile: Profile) -> None:
@@ -201,7 +201,7 @@ def most_urgent_first(
     order: list[Slice] = []
     now_ns = sent_ns = 0
     ends_ns: deque[int] = deque(maxlen=in_flight)
-    """Of the last ``in_flight`` messages: the next waits for the first of them."""
+    """Ends of the last ``in_flight`` messages: the next message waits for the first of them."""
     while arrivals or waiting:
         if len(ends_ns) == in_flight:
             now_ns = max(now_ns, ends_ns[0])

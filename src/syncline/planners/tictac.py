@@ -14,7 +14,7 @@ __all__ = ["TicTac"]
 
 
 class TicTac(Planner, frozen=True, kw_only=True):
-    """Of the tensors that are ready, send the one that the next forward pass needs first.
+    """Send the ready tensor that the next forward pass needs first.
 
     No fusion, no slices, no interruption: a large tensor holds up those that follow it.
 

@@ -55,7 +55,8 @@ class Axis:
     def of(cls, values: Sequence[float]) -> Axis:
         """Return the logarithmic axis from the first to the last value, with ticks at some of them.
 
-        At every value, or every second and so on, with the last; else at those that have room.
+        At every n-th value including the last, with the least n that leaves room for labels; if
+        there is none, at those values that have room.
         """
         axis = cls.log(values[0], values[-1], values)
         last = len(values) - 1
@@ -128,7 +129,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 96, 30, 44
 LABEL_STEP = 15
 """Least distance of two labels at the right."""
 BAR_SHARE = 0.76
-"""Of the room that a bar has."""
+"""Width of a bar, as a share of the room for it."""
 THIN = 0.02
 """Share of the last bar below which a part has no label."""
 FIT_STEPS = 120
@@ -146,8 +147,8 @@ class Line:
     css: str
     points: Sequence[tuple[float, float]]
     titles: Sequence[str] = ()
-    """What to say of each point, where it is pointed at; without them points are not drawn, and
-    what is off the axis is cut off."""
+    """The tooltip of each point. Without titles, points are not drawn and the line is clipped to
+    the axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +170,7 @@ class Bar:
     parts: Sequence[tuple[str, str, float]]
     """(name, class, height) of each; names are written beside the last bar."""
     titles: Sequence[str]
-    """What to say of each part, where it is pointed at."""
+    """The tooltip of each part."""
 
 
 def line_chart(
@@ -194,7 +195,7 @@ def line_chart(
         y_text: writes a tick of the axis at the left.
         title: what the lines show, above the axis at the left.
         x_title: what the axis below shows.
-        about: what the chart shows, for those who cannot see it.
+        about: what the chart shows, for screen readers.
         marks: numbered places.
     """
 
@@ -266,14 +267,14 @@ def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, ab
 
 
 def _inside(drawn: Html) -> Html:
-    """Return what is drawn without what is outside of the axes."""
+    """Return a drawing clipped to the axes."""
     x, y, width, height = LEFT, TOP - 1, WIDTH - RIGHT - LEFT, HEIGHT - BOTTOM - TOP + 2
     box = f"{x} {y} {width} {height}"
     return tag("svg", drawn, x=x, y=y, width=width, height=height, viewBox=box, class_="inside")
 
 
 def _every(values: Sequence[object]) -> int:
-    """Return at which distance values are labelled: so that the last is, if that can be."""
+    """Return n such that every n-th value is labelled, with the last one if possible."""
     least, last = math.ceil(len(values) / MOST_TICKS), len(values) - 1
     return next((n for n in range(least, last // 2 + 1) if last % n == 0), least)
 

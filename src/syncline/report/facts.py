@@ -40,7 +40,7 @@ class TimelineFacts(Value, frozen=True):
     """While a message is under way and nothing computes."""
     spans: int
     stall_s: float = 0.0
-    """While the computation waits for messages, as far as that was noted."""
+    """While the computation waits for messages, where the timeline records waits."""
     order_stall_s: float = 0.0
     """While nothing is under way, the next message is not ready and a later one is."""
     line_share: float = 0.0
@@ -175,7 +175,7 @@ class RunFacts(Value, frozen=True):
 
 
 class Verdict(Value, frozen=True):
-    """The outcome: what happened, then what was expected and why it was decided so."""
+    """The outcome: what happened, what was expected, and the reason for the decision."""
 
     headline: str
     detail: str = ""

@@ -101,8 +101,8 @@ def table(
     Args:
         columns: the columns.
         rows: one cell a column.
-        caption: what the table shows, for those who cannot see the section around it.
-        marked: index of the row to set off.
+        caption: what the table shows, for screen readers.
+        marked: index of the row to highlight.
     """
     head = tag("tr", [tag("th", c.title, scope="col", class_=c.classes) for c in columns])
     body = []

@@ -102,7 +102,7 @@ def page(
         title: of the window; may be empty.
         subject: what the page is about, in a line.
         headline: what was found, without its full stop.
-        detail: why, likewise; may be empty.
+        detail: why, without its full stop; may be empty.
         sections: of the page.
         timelines: those that a section draws.
         numbers: name of the file that holds the same numbers.

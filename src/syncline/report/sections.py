@@ -113,7 +113,7 @@ def _planner_bar(row: PlannerRow, longest_s: float) -> Html:
 
 
 def checks_section(_: Bundle, summary: Summary) -> Html | None:
-    """Return what was predicted beside what was measured."""
+    """Return the table of predicted and measured times."""
     checks = summary.checks
     if not checks:
         return None

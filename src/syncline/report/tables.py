@@ -204,7 +204,7 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
 
 
 def _waits(timeline: Timeline) -> list[RenderableType]:
-    """Return what waited for what, where the timeline tells."""
+    """Return a line on waiting, where the timeline records it."""
     if not timeline.tells_waits:
         return []
     facts = timeline_facts(timeline)

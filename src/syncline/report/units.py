@@ -26,7 +26,7 @@ def _significant(value: float, digits: int) -> str:
     """Return ``value`` with ``digits`` significant digits, as people write them."""
     if value == 0:
         return "0"
-    if math.isinf(value):  # a rate of what takes hardly any time
+    if math.isinf(value):  # a rate whose time is close to 0
         return "∞" if value > 0 else "-∞"
     # The exponent after rounding: 0.99996 has one digit before the point, as 1.00 does.
     scientific = f"{value:.{digits - 1}e}"

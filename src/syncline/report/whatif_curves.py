@@ -15,20 +15,20 @@ from syncline.report.markup import Html, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
-__all__ = ["Group", "Panel", "axis_section", "coloured"]
+__all__ = ["Panel", "PlannerGroup", "axis_section", "coloured"]
 
 
 ALIKE = 0.005
 """Planners whose iterations differ by less than this share everywhere are one line."""
 COLOURS = 6
 NAMED = 5
-"""Planners with a colour where there are more than colours, if no more of them lead."""
+"""Planners with a colour, if there are more planners than colours and no more than this lead."""
 TINY_S = 1e-9
 STOCK = "ddp"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PlannerGroup:
     """Planners that are one line."""
 
     planners: tuple[str, ...]
@@ -54,7 +54,7 @@ class Panel:
     what_if: WhatIf
     axis: str
     indices: Sequence[int]
-    """Of the points, in the order of the axis."""
+    """Indices of the points, in the order of the axis."""
 
     @property
     def points(self) -> list[Point]:
@@ -68,7 +68,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """What the points have in common, of what differs elsewhere."""
+        """The swept settings that these points share."""
         others = [field for field in self.what_if.swept if field != self.axis]
         return setting_text(self.points[0].setting, others)
 
@@ -97,8 +97,8 @@ class Panel:
         ]
         return sorted(mine, key=lambda c: (c.at, c.kind, c.planner))
 
-    def groups(self) -> list[Group]:
-        """Return the planners in lines, the fastest in the end first."""
+    def groups(self) -> list[PlannerGroup]:
+        """Return the planners grouped into lines; the fastest at the last point comes first."""
         points, colours = self.points, coloured(self.what_if)
         by_speed = sorted(points[-1].predictions, key=lambda p: (p.iteration_s, p.messages))
         gathered: list[list[str]] = []
@@ -111,7 +111,7 @@ class Panel:
         found = []
         for members in gathered:
             members.sort(key=lambda planner: colours.get(planner, "pale"))
-            found.append(Group(tuple(members), colours.get(members[0], "pale")))
+            found.append(PlannerGroup(tuple(members), colours.get(members[0], "pale")))
         return found
 
     def _leaders(self) -> set[str]:
@@ -121,8 +121,8 @@ class Panel:
 def coloured(what_if: WhatIf) -> dict[str, str]:
     """Return the class of the colour of planners that have one: the same in every panel.
 
-    Of more planners than colours, those that lead at most points, stock DDP, and those that are
-    fastest on average.
+    If there are more planners than colours, these have one: planners that lead at most points,
+    stock DDP, and those that are fastest on average.
     """
     points = what_if.points
     leads = Counter(point.best.planner for point in points)
@@ -200,7 +200,7 @@ def _panel(panel: Panel) -> list[Html | None]:
     ]
 
 
-def _legend(groups: Sequence[Group]) -> list[Html]:
+def _legend(groups: Sequence[PlannerGroup]) -> list[Html]:
     coloured = [(group.css, group.names) for group in groups if group.css != "pale"]
     pale = ", ".join(group.names for group in groups if group.css == "pale")
     entries = [*coloured, ("pale", pale)] if pale else coloured
@@ -211,9 +211,9 @@ def _legend(groups: Sequence[Group]) -> list[Html]:
 
 
 def _lines(
-    panel: Panel, groups: Sequence[Group], figure: Callable[[Point, Prediction], float]
+    panel: Panel, groups: Sequence[PlannerGroup], figure: Callable[[Point, Prediction], float]
 ) -> list[Line]:
-    """Return a line a group, pale ones and slow ones below the others."""
+    """Return one line per group; pale and slow lines are drawn below the others."""
     lines = []
     slowest_first = list(reversed(groups))
     for group in sorted(slowest_first, key=lambda g: g.css != "pale"):
@@ -238,7 +238,7 @@ def _lines(
 
 
 def _everything(lines: Sequence[Line]) -> list[float]:
-    """Return the heights that an axis must show: pale lines may leave it."""
+    """Return the values that the axis must show; pale lines may leave it."""
     shown = [line for line in lines if line.css != "pale"] or lines
     return [y for line in shown for _, y in line.points]
 
@@ -265,20 +265,22 @@ def _chart(
     )
 
 
-def _speed_up(panel: Panel, groups: Sequence[Group]) -> Html:
+def _speed_up(panel: Panel, groups: Sequence[PlannerGroup]) -> Html:
     ideal = Line(label="ideal", css="ideal", points=[(v, v) for v in panel.values])
     lines = [ideal, *_lines(panel, groups, lambda point, p: max(point.speed_up(p), 1e-9))]
     y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=lambda v: f"{v:g}", title="Speed-up")
 
 
-def _iteration(panel: Panel, groups: Sequence[Group]) -> Html:
+def _iteration(panel: Panel, groups: Sequence[PlannerGroup]) -> Html:
     lines = _lines(panel, groups, lambda _, p: max(p.iteration_s, 1e-9))
     y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=_duration, title="Iteration")
 
 
-def _efficiency(panel: Panel, groups: Sequence[Group], crossings: Sequence[Crossing]) -> Html:
+def _efficiency(
+    panel: Panel, groups: Sequence[PlannerGroup], crossings: Sequence[Crossing]
+) -> Html:
     lines = _lines(panel, groups, lambda point, p: point.efficiency(p))
     top = max(1.0, math.ceil(max(_everything(lines)) * 4) / 4)
     return _chart(
@@ -304,7 +306,7 @@ def _between(panel: Panel, crossing: Crossing) -> float:
     return low + (high - low) * share
 
 
-def _exposed(panel: Panel, groups: Sequence[Group], crossings: Sequence[Crossing]) -> Html:
+def _exposed(panel: Panel, groups: Sequence[PlannerGroup], crossings: Sequence[Crossing]) -> Html:
     limit = [_limit_s(point) for point in panel.points]
     floor_s = 10.0 ** math.floor(math.log10(max(*limit, 1e-8) / 20))
     bound = Line(label="5 %", css="ideal", points=list(zip(panel.values, limit, strict=True)))

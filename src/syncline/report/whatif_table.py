@@ -30,7 +30,7 @@ MOST_CROSSINGS = 12
 
 
 def print_what_if(console: Console, what_if: WhatIf) -> None:
-    """Print the table: whole where nobody reads on a screen, else as much of it as has room."""
+    """Print the table: all columns to a file or a pipe, else as many as fit the screen."""
     table = what_if_table(what_if)
     points = _points(what_if, _fields(what_if), FEW)
     if not console.is_terminal:

@@ -38,7 +38,7 @@ BOUNDS = {
 """What limits an iteration -> how a table names it."""
 
 
-class Part(NamedTuple):
+class IterationPart(NamedTuple):
     """How a part of an iteration is named and coloured."""
 
     name: str
@@ -47,10 +47,10 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "computing_s": Part("computing", "computing", "k-backward"),
-    "loading_s": Part("waiting for the batch", "the batch", "k-data"),
-    "straggling_s": Part("waiting for slower workers", "stragglers", "k-finalize"),
-    "exposed_s": Part("exposed communication", "exposed", "exposed"),
+    "computing_s": IterationPart("computing", "computing", "k-backward"),
+    "loading_s": IterationPart("waiting for the batch", "the batch", "k-data"),
+    "straggling_s": IterationPart("waiting for slower workers", "stragglers", "k-finalize"),
+    "exposed_s": IterationPart("exposed communication", "exposed", "exposed"),
 }
 """Field of a split -> how it is shown, in the order in which the parts are stacked."""
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}

@@ -15,7 +15,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.model.whatif import BOUND_SHARE, Bottleneck, Bound, Point
-from syncline.simulator.critical import Step, critical_path, path_parts
+from syncline.simulator.critical import PathStep, critical_path, path_parts
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.whatif import Change, Planned, WhatIfSimulator
 from syncline.simulator.workers import ALIKE
@@ -142,7 +142,7 @@ def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) 
 
 def _communication(
     planned: Planned,
-    steps: Sequence[Step],
+    steps: Sequence[PathStep],
     share: float,
     bandwidth: float | None,
     workers: int | None,
@@ -207,7 +207,7 @@ def _straggler(
     )
 
 
-def _compute(steps: Sequence[Step], share: float, exposed: float) -> str:
+def _compute(steps: Sequence[PathStep], share: float, exposed: float) -> str:
     time_ns: dict[str, int] = {}
     for step in steps:
         if step.kind in ("forward", "backward", "finalize", "update"):
@@ -228,7 +228,7 @@ def _percent(share: float) -> str:
 # --- the layers in a sentence ---
 
 
-def layers_of(plan: Plan, steps: Sequence[Step]) -> str:
+def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:
     """Return the layers whose messages make up most of the messages' time on a path.
 
     In the order of the forward pass, such as ``"layers fc6-fc7"``.

@@ -17,9 +17,9 @@ from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.simulator.fabric import Fabric
 from syncline.simulator.graph import TaskGraph, Times
 
-__all__ = ["ChunkTimes", "Order", "simulate_chunks", "simulated_curve"]
+__all__ = ["ChunkTimes", "TransferOrder", "simulate_chunks", "simulated_curve"]
 
-Order = Literal["ready", "program"]
+TransferOrder = Literal["ready", "program"]
 """In which order a port takes its transfers; see :func:`simulate_chunks`."""
 
 
@@ -37,7 +37,7 @@ class ChunkTimes:
     """When its result was there: for a reduction once it was added, else ``stop_ns``."""
     busy_ns: dict[str, int]
     """How long each port, card and switch was held, by name: ``"rank 3 out"``, ``"host 0 NIC in"``,
-    ``"switch"``, ``"rank 3 reduce"``. Of one that carries c transfers at once, summed over them."""
+    ``"switch"``, ``"rank 3 reduce"``. The sum over all transfers that it carries at once."""
 
     @property
     def total_ns(self) -> int:
@@ -58,7 +58,7 @@ class ChunkTimes:
 
 
 def simulate_chunks(
-    schedule: Schedule, fabric: Fabric, *, size_bytes: int, order: Order = "ready"
+    schedule: Schedule, fabric: Fabric, *, size_bytes: int, order: TransferOrder = "ready"
 ) -> ChunkTimes:
     """Run a schedule for a vector of ``size_bytes`` on a fabric.
 
@@ -95,8 +95,10 @@ def simulate_chunks(
         )
     if not 0 <= size_bytes <= LARGEST_BYTES:
         raise UserError(f"a vector has 0 to {LARGEST_BYTES} bytes, found {size_bytes}")
-    if order not in get_args(Order):
-        raise UserError(f"unknown order {quoted(order)} (known: {', '.join(get_args(Order))})")
+    if order not in get_args(TransferOrder):
+        raise UserError(
+            f"unknown order {quoted(order)} (known: {', '.join(get_args(TransferOrder))})"
+        )
     offsets = schedule.block_offsets(size_bytes)
     transfer_bytes = offsets[schedule.block_stop] - offsets[schedule.block_start]
     reductions = np.flatnonzero(schedule.reduces)
@@ -142,7 +144,11 @@ def simulate_chunks(
 
 
 def simulated_curve(
-    schedule: Schedule, fabric: Fabric, sizes_bytes: Sequence[int], *, order: Order = "ready"
+    schedule: Schedule,
+    fabric: Fabric,
+    sizes_bytes: Sequence[int],
+    *,
+    order: TransferOrder = "ready",
 ) -> CostCurve:
     """Return the cost of a collective as planners read it, from simulations of several sizes.
 

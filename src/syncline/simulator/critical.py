@@ -24,12 +24,12 @@ from syncline.simulator.dag import Dag
 from syncline.simulator.graph import TaskGraph, Times
 from syncline.simulator.steady import Steady
 
-__all__ = ["Step", "critical_path", "critical_tasks", "path_parts"]
+__all__ = ["PathStep", "critical_path", "critical_tasks", "path_parts"]
 
 NONE = -1
 
 
-class Step(NamedTuple):
+class PathStep(NamedTuple):
     """A task on the critical path of an iteration."""
 
     start_ns: int
@@ -130,7 +130,7 @@ def _freed(
     cause[own[binding]] = found[binding]
 
 
-def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[Step]:
+def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[PathStep]:
     """Return the critical path of one iteration in the steady state, in the order of time.
 
     Steps that began in the iteration before are cut at its end, and those without duration are left
@@ -162,7 +162,7 @@ def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[Step]:
     return steps
 
 
-def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, task: int) -> Step:
+def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, task: int) -> PathStep:
     """Return what a task is, without its times."""
     place = task % dag.block
     count, early = len(dag.classes), dag.layout.before_exchange
@@ -170,7 +170,7 @@ def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, tas
         part = dag.messages[place - count * early]
         label = plan.label(tensors[part.message])
         kind = "delay" if part.lane == "delay" else "message"
-        return Step(0, 0, kind, label, message=part.message)
+        return PathStep(0, 0, kind, label, message=part.message)
     if place < count * early:
         number, index = divmod(place, early)
     else:
@@ -180,14 +180,14 @@ def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, tas
     slot = dag.layout.slots[index]
     rank = dag.classes[number].first if count > 1 else None
     if slot.operation is None:
-        return Step(0, 0, "join", "", rank)
+        return PathStep(0, 0, "join", "", rank)
     operation = profile.operations[slot.operation]
     if slot.gate:
-        return Step(0, 0, "update", f"update before {operation.name}", rank)
-    return Step(0, 0, operation.phase, operation.name, rank)
+        return PathStep(0, 0, "update", f"update before {operation.name}", rank)
+    return PathStep(0, 0, operation.phase, operation.name, rank)
 
 
-def path_parts(steps: Sequence[Step]) -> tuple[PathPart, ...]:
+def path_parts(steps: Sequence[PathStep]) -> tuple[PathPart, ...]:
     """Return the path with neighbouring steps of one kind and worker as one; messages stay apart.
 
     Such a part is named after its first and last step.

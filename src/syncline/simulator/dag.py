@@ -25,21 +25,21 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.graph import TaskGraph, Times
-from syncline.simulator.layout import Layout, layout_of
+from syncline.simulator.layout import IterationLayout, layout_of
 from syncline.simulator.messages import MessageTask, message_tasks
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass, Workers
 
-__all__ = ["Dag", "Indices", "build", "connect"]
+__all__ = ["Dag", "TaskIndices", "build", "connect"]
 
-Indices = NDArray[np.int64]
+TaskIndices = NDArray[np.int64]
 
 
 class Dag(NamedTuple):
     """A task graph, and where in it everything is."""
 
     graph: TaskGraph
-    layout: Layout
+    layout: IterationLayout
     messages: tuple[MessageTask, ...]
     classes: tuple[WorkerClass, ...]
     iterations: int
@@ -49,7 +49,7 @@ class Dag(NamedTuple):
         """Tasks of one iteration."""
         return len(self.classes) * len(self.layout.slots) + len(self.messages)
 
-    def slot_tasks(self, slot: int) -> Indices:
+    def slot_tasks(self, slot: int) -> TaskIndices:
         """Return the tasks of a slot: shape ``(iterations, classes)``."""
         early = self.layout.before_exchange
         late = len(self.layout.slots) - early
@@ -60,13 +60,13 @@ class Dag(NamedTuple):
         iterations = np.arange(self.iterations, dtype=np.int64)[:, None] * self.block
         return iterations + first + np.arange(count, dtype=np.int64) * width
 
-    def message_tasks(self, task: int) -> Indices:
+    def message_tasks(self, task: int) -> TaskIndices:
         """Return the tasks of one of :attr:`messages`: shape ``(iterations, 1)``."""
         first = len(self.classes) * self.layout.before_exchange
         return np.arange(self.iterations, dtype=np.int64)[:, None] * self.block + first + task
 
     @property
-    def joins(self) -> Indices:
+    def joins(self) -> TaskIndices:
         """The tasks that end the workers' iterations: shape ``(iterations, classes)``."""
         return self.slot_tasks(len(self.layout.slots) - 1)
 
@@ -189,7 +189,7 @@ def connect(dag: Dag, profile: Profile, plan: Plan | None, strategy: Strategy) -
     _connect_loading(dag, profile, strategy)
 
 
-def _add_edges(dag: Dag, before: Indices, after: Indices) -> None:
+def _add_edges(dag: Dag, before: TaskIndices, after: TaskIndices) -> None:
     before, after = np.broadcast_arrays(before, after)
     dag.graph.add_edges(before, after)
 

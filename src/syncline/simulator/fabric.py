@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from syncline.errors import UserError
 from syncline.model.document import Value
 
-__all__ = ["Fabric", "Slowdown", "Wire"]
+__all__ = ["Fabric", "FabricWire", "Slowdown"]
 
 LARGEST_FACTOR = 1e6
 
 
-class Wire(Value, frozen=True, kw_only=True):
+class FabricWire(Value, frozen=True, kw_only=True):
     """What a transfer over a port costs when it is alone: ``alpha + beta M`` (MG-WFBP, 2.5)."""
 
     alpha_s: float
@@ -61,9 +61,9 @@ class Fabric(Value, frozen=True, kw_only=True):
 
     hosts: tuple[int, ...]
     """The host of each rank."""
-    inside: Wire
+    inside: FabricWire
     """Between ranks of one host."""
-    between: Wire
+    between: FabricWire
     """Between hosts."""
     gamma_s_per_byte: float = 0.0
     """Time in which a rank adds a byte that it received to its own."""
@@ -97,7 +97,7 @@ class Fabric(Value, frozen=True, kw_only=True):
         cls, ranks: int, *, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
     ) -> Fabric:
         """Return a fabric in which every rank reaches every other at the same cost."""
-        wire = Wire(alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte)
+        wire = FabricWire(alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte)
         return cls(
             hosts=tuple(range(ranks)),
             inside=wire,
@@ -111,8 +111,8 @@ class Fabric(Value, frozen=True, kw_only=True):
         hosts: int,
         ranks_per_host: int,
         *,
-        inside: Wire,
-        between: Wire,
+        inside: FabricWire,
+        between: FabricWire,
         gamma_s_per_byte: float = 0.0,
         oversubscription: float | None = None,
     ) -> Fabric:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from syncline.model.profile import Profile
 from syncline.simulator.strategy import Strategy
 
-__all__ = ["Layout", "Slot", "layout_of", "runs_in_turn"]
+__all__ = ["IterationLayout", "Slot", "layout_of", "runs_in_turn"]
 
 
 class Slot(NamedTuple):
@@ -22,7 +22,7 @@ class Slot(NamedTuple):
     """The share of the update that is done just before this operation."""
 
 
-class Layout(NamedTuple):
+class IterationLayout(NamedTuple):
     """One worker's iteration: slots before and after the exchange, and the edges among them."""
 
     slots: tuple[Slot, ...]
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     """Slot of the gate before each operation that has one."""
 
 
-def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
+def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> IterationLayout:
     """Lay out the operations of a profile, with gates where parameters are updated on need."""
     gates = profile.gates_ns() if on_need else {}
     has_host = profile.has_host
@@ -52,7 +52,7 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
     def add(slot: Slot, after: Iterable[int]) -> int:
         here = len(slots)
         slots.append(slot)
-        # Where one runs at a time in order, what comes earlier is done earlier.
+        # A lane that runs one slot at a time in order needs no edges of its own.
         in_turn = runs_in_turn(slot.lane, strategy)
         needed = {b for b in after if not (in_turn and slots[b].lane == slot.lane)}
         edges.extend((b, here) for b in sorted(needed))
@@ -88,7 +88,7 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Layout:
     join = len(slots)
     slots.append(Slot("join", 0, None))
     edges.extend((end, join) for end in sorted(ends))
-    return Layout(tuple(slots), before_exchange, tuple(edges), slot_of, gate_of)
+    return IterationLayout(tuple(slots), before_exchange, tuple(edges), slot_of, gate_of)
 
 
 def runs_in_turn(lane: str, strategy: Strategy) -> bool:

@@ -1,6 +1,6 @@
 """``Profile + Network + Plan -> Timeline`` and the iteration time.
 
-By default one worker stands for all: they compute the same and every message waits for all of
+By default one worker represents all: they compute the same and every message waits for all of
 them. The device runs one operation at a time in the profile's order; the network sends one message
 at a time in the plan's order, each as soon as its last gradient is ready and the one before it is
 done (MG-WFBP, Eq. 7); unpacking and the update begin when all messages are done (dag-model, Fig. 1)
@@ -318,13 +318,13 @@ STEPS = 40
 def calibrate_contention(
     profile: Profile, network: Network, measured: Sequence[tuple[Plan, float]]
 ) -> Network:
-    """Return the network with the contention that explains measured iterations best.
+    """Return the network with the contention that fits measured iterations best.
 
     The profile's operations were timed with nothing in flight and the network's messages with
-    nothing computed. What an iteration that overlaps them takes beyond the simulation of both is
-    put down to one factor by which they slow each other, between 1 and 4: on a host whose cores all
-    compute, the exchange takes them from the computation. The factor minimises the squared
-    relative error over the measured plans (golden-section search on a fine grid of the simulator).
+    nothing computed. Where both overlap, an iteration takes longer than the simulation says: on a
+    host whose cores all compute, the exchange takes cores from the computation. One factor between
+    1 and 4, by which they slow each other, explains that. It minimises the squared relative error
+    over the measured plans (golden-section search on a fine grid of the simulator).
 
     Args:
         profile: the profile.

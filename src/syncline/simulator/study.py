@@ -23,8 +23,8 @@ from syncline.simulator.whatif import Change, WhatIfSimulator
 
 __all__ = ["AXES", "chosen_index", "crossings", "series", "study"]
 
-Axis = Literal["workers", "bandwidth_bytes_per_s"]
-AXES: tuple[Axis, ...] = ("workers", "bandwidth_bytes_per_s")
+SweepAxis = Literal["workers", "bandwidth_bytes_per_s"]
+AXES: tuple[SweepAxis, ...] = ("workers", "bandwidth_bytes_per_s")
 NOTICEABLE = 1e-3
 """Relative difference of iteration times from which on one planner is faster than another."""
 
@@ -60,7 +60,9 @@ def crossings(points: Sequence[Point]) -> tuple[Crossing, ...]:
     return tuple(found)
 
 
-def _overtakings(points: Sequence[Point], indices: Sequence[int], axis: Axis) -> Iterator[Crossing]:
+def _overtakings(
+    points: Sequence[Point], indices: Sequence[int], axis: SweepAxis
+) -> Iterator[Crossing]:
     leader = points[indices[0]].best.planner
     for before, after in itertools.pairwise(indices):
         best, led = points[after].best, points[after].of(leader)
@@ -75,7 +77,7 @@ def _overtakings(points: Sequence[Point], indices: Sequence[int], axis: Axis) ->
         leader = best.planner
 
 
-def _turns(points: Sequence[Point], indices: Sequence[int], axis: Axis) -> Iterator[Crossing]:
+def _turns(points: Sequence[Point], indices: Sequence[int], axis: SweepAxis) -> Iterator[Crossing]:
     for prediction in points[indices[0]].predictions:
         planner = prediction.planner
         for before, after in itertools.pairwise(indices):
@@ -98,7 +100,7 @@ def _crossing(
     points: Sequence[Point],
     before: int,
     after: int,
-    axis: Axis,
+    axis: SweepAxis,
     values: tuple[float, float],
     planner: str,
     kind: Literal["overtakes", "communication-bound", "compute-bound"],
@@ -139,7 +141,7 @@ def study(
         chosen: index of the point of which to say what limits it; None: the first of those with the
             most workers.
         notes: what else to say of the figures.
-        track: told of the points, so that it can show how far the sweep is.
+        track: wraps the points, so that a progress bar can follow the sweep.
 
     Raises:
         UserError: a point is impossible, or there is no point of that index.

@@ -1,4 +1,4 @@
-"""What stood still in a simulated run: lanes until messages came, messages until they were sent."""
+"""Waiting in a simulated run: lanes for messages, and messages to be sent."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from syncline.model.plan import Plan
 from syncline.simulator.dag import Dag
 from syncline.simulator.steady import Steady
 
-__all__ = ["Wait", "ready_ns", "waits"]
+__all__ = ["LaneWait", "ready_ns", "waits"]
 
 Before = dict[int, list[int]]
 """Task -> those that it waits for."""
 
 
-class Wait(NamedTuple):
-    """A lane stood still before a slot because messages had not arrived."""
+class LaneWait(NamedTuple):
+    """A lane was idle before a slot because messages had not arrived."""
 
     slot: int
     worker_class: int
@@ -26,10 +26,10 @@ class Wait(NamedTuple):
     stop_ns: int
 
 
-def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> Iterator[Wait]:
-    """Yield where lanes that run their slots in order stood still for messages alone.
+def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> Iterator[LaneWait]:
+    """Yield the times in which a lane that runs its slots in order waited only for messages.
 
-    That is from when the slot before on the lane, and all else that is waited for, were done.
+    Such a wait begins when the slot before it on the lane is done, and all else that it needs.
 
     Args:
         steady: the run.
@@ -47,7 +47,7 @@ def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> 
         for row in range(len(rows)):
             for slot, shape in enumerate(slots):
                 task = int(tasks[slot, row, column])
-                # Where nothing is updated, the next iteration's first operation is held up.
+                # Without an update, the next iteration's first operation waits.
                 lane = "device" if shape.operation is None else shape.lane
                 arrived_ns, other_ns = 0, free_ns.get(lane, 0)
                 for earlier in before.get(task, ()):
@@ -57,7 +57,7 @@ def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> 
                     else:
                         arrived_ns = max(arrived_ns, stop_ns)
                 if arrived_ns > other_ns:
-                    yield Wait(slot, number, other_ns, arrived_ns)
+                    yield LaneWait(slot, number, other_ns, arrived_ns)
                 free_ns[lane] = max(free_ns.get(lane, 0), int(steady.stop_ns[task]))
 
 

@@ -51,9 +51,9 @@ __all__ = [
 MOST_POINTS = 5000
 """Points of one sweep."""
 ELEMENT_BYTES = 4
-"""Of the elements that the cost of a sparse exchange counts."""
+"""Type of the elements in the cost of a sparse exchange."""
 
-Planner = Callable[[Profile, Network], Plan]
+PlanFunction = Callable[[Profile, Network], Plan]
 
 
 class Change(NamedTuple):
@@ -154,7 +154,7 @@ class WhatIfSimulator:
         self,
         profile: Profile,
         network: Network,
-        planners: Mapping[str, Planner],
+        planners: Mapping[str, PlanFunction],
         *,
         replans: bool = True,
     ) -> None:

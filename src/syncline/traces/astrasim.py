@@ -20,7 +20,7 @@ from syncline.errors import FileError, UserError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
-from syncline.traces.reading import Progress, open_trace, text_lines
+from syncline.traces.reading import ReadProgress, open_trace, text_lines
 from syncline.traces.trace import Trace, Written, in_file, number
 
 __all__ = ["DEFAULT_CLOCK_HZ", "is_astrasim", "read_astrasim", "write_astrasim"]
@@ -55,14 +55,14 @@ def read_astrasim(
     path: str | os.PathLike[str],
     *,
     clock_hz: float = DEFAULT_CLOCK_HZ,
-    progress: Progress | None = None,
+    progress: ReadProgress | None = None,
 ) -> Trace:
     """Read a data-parallel workload.
 
     Args:
         path: the file.
         clock_hz: cycles a second of the simulated accelerator.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
 
     Raises:
         UserError: the clock is no positive number.

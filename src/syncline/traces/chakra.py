@@ -3,8 +3,8 @@
 A trace is a graph of nodes of one rank: ``COMP`` and ``MEM`` nodes with durations in microseconds,
 ``COMM_COLL`` nodes with bytes. Two kinds are read. Those that :func:`write_chakra` makes carry the
 phase of each operation and what needs each gradient in attributes that others ignore, and come
-back as they were. Of others (recorded from PyTorch, or synthetic) the phases are inferred, see
-:func:`phases_of`.
+back as they were. In other traces (recorded from PyTorch, or synthetic) the phases are inferred,
+see :func:`phases_of`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from syncline.errors import FileError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Phase, Profile
 from syncline.model.quantities import bytes_per_element
-from syncline.traces.chakra_nodes import Collective, Metadata, Node, NodeType, encode, read_nodes
-from syncline.traces.reading import Progress, open_trace
+from syncline.traces.chakra_nodes import (
+    CollectiveType,
+    Metadata,
+    Node,
+    NodeType,
+    encode,
+    read_nodes,
+)
+from syncline.traces.reading import ReadProgress, open_trace
 from syncline.traces.trace import (
     Names,
     Trace,
@@ -54,12 +61,12 @@ WANTED = (
 )
 
 
-def read_chakra(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Trace:
+def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
     """Read a Chakra trace of one rank.
 
     Args:
         path: the file, packed or not.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
 
     Returns:
         The profile, with a gradient for each message that sums; and the messages that were timed.
@@ -241,7 +248,7 @@ def _message(gradient: Gradient, own_id: int, ready_id: int, network: Network | 
     seconds = message_s(network, gradient.size_bytes)
     attributes: dict[str, int | float | str] = {
         "is_cpu_op": 0,
-        "comm_type": int(Collective.ALL_REDUCE),
+        "comm_type": int(CollectiveType.ALL_REDUCE),
         "comm_size": gradient.size_bytes,
         "syncline.dtype": gradient.dtype,
     }
@@ -260,7 +267,11 @@ def _message(gradient: Gradient, own_id: int, ready_id: int, network: Network | 
 
 COMPUTING = (NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE, NodeType.STORAGE)
 MESSAGES = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
-SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)
+SUMMING = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.REDUCE_SCATTER_BLOCK,
+)
 """Collectives that a gradient is exchanged by."""
 
 
@@ -329,7 +340,7 @@ def read_foreign(graph: Graph, model: str, source: str) -> Trace:
     points = measured_points(
         (sizes[place], graph.nodes[place].seconds(source))
         for place in messages
-        if graph.nodes[place].attributes.get("comm_type") == Collective.ALL_REDUCE
+        if graph.nodes[place].attributes.get("comm_type") == CollectiveType.ALL_REDUCE
     )
     notes = [
         *graph.notes,
@@ -395,8 +406,8 @@ def _sums(node: Node) -> bool:
 
 def _kind(node: Node) -> str:
     kind = node.attributes.get("comm_type")
-    if node.type == NodeType.COMM_COLL and kind in Collective.__members__.values():
-        return Collective(cast(int, kind)).name
+    if node.type == NodeType.COMM_COLL and kind in CollectiveType.__members__.values():
+        return CollectiveType(cast(int, kind)).name
     return node.type.name
 
 
@@ -506,8 +517,8 @@ def phases_of(
     ready backward, and after that unpacking (``finalize``), or update where its name says so.
     Backward is what is named so, what runs on a thread of the autograd engine (one on which only
     backward operations are named, other than the first thread), and what such an operation
-    launches. Before the first backward operation, reading and copying of the batch are told by name
-    and by type.
+    launches. Before the first backward operation, reading and copying of the batch are recognised
+    by name and by type.
 
     Args:
         nodes: the operations in the order in which they run.

@@ -2,7 +2,7 @@
 
 A file is a length-delimited sequence: one ``GlobalMetadata``, then a ``Node`` each. Field numbers
 are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``; inputs and outputs (the values of
-tensors) and attributes that nobody here asks for are skipped unread.
+tensors) and attributes that no reader asks for are skipped.
 
 The wire format is read here and not by the ``protobuf`` package, whose classes are untyped and
 whose errors do not name the byte at which a message is broken. Tests compare the two.
@@ -22,7 +22,7 @@ from syncline.errors import FileError
 from syncline.model.quantities import LONGEST_NS
 
 __all__ = [
-    "Collective",
+    "CollectiveType",
     "Field",
     "Metadata",
     "Node",
@@ -194,7 +194,7 @@ def delimited(message: bytes) -> bytes:
     return varint(len(message)) + message
 
 
-Value = int | float | str
+AttributeValue = int | float | str
 """What an attribute holds; lists are skipped."""
 
 MOST_NODES = 1_000_000
@@ -218,7 +218,7 @@ class NodeType(enum.IntEnum):
     CHECKPOINT = 10
 
 
-class Collective(enum.IntEnum):
+class CollectiveType(enum.IntEnum):
     """``ChakraProtoMsg.CollectiveCommType``."""
 
     ALL_REDUCE = 0
@@ -237,7 +237,7 @@ class Metadata(NamedTuple):
     """``ChakraProtoMsg.GlobalMetadata``."""
 
     version: str = ""
-    attributes: Mapping[str, Value] = {}
+    attributes: Mapping[str, AttributeValue] = {}
 
 
 class Node(NamedTuple):
@@ -251,7 +251,7 @@ class Node(NamedTuple):
     ctrl_deps: array[int]
     """Ids of the nodes after which it runs for another reason."""
     duration_us: int = 0
-    attributes: Mapping[str, Value] = {}
+    attributes: Mapping[str, AttributeValue] = {}
 
     @property
     def title(self) -> str:
@@ -260,7 +260,7 @@ class Node(NamedTuple):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the CPU runs it, be it to launch work on a device."""
+        """Whether the CPU runs it; it may only launch work on a device."""
         return bool(self.attributes.get("is_cpu_op", 0))
 
     def integer(self, attribute: str, source: str) -> int:
@@ -360,7 +360,7 @@ def read_nodes(stream: BinaryIO, source: str, wanted: Collection[str]) -> Iterat
 
 def _metadata(message: bytes, where: str) -> Metadata:
     version = ""
-    attributes: dict[str, Value] = {}
+    attributes: dict[str, AttributeValue] = {}
     for field in fields(message, where):
         if field.wire != BYTES or field.number not in (1, 2):
             raise FileError(
@@ -378,7 +378,7 @@ def _node(message: bytes, wanted: Mapping[bytes, str], where: str) -> Node:
     node_id = node_type = duration_us = 0
     name = ""
     data_deps, ctrl_deps = array("Q"), array("Q")
-    attributes: dict[str, Value] = {}
+    attributes: dict[str, AttributeValue] = {}
     for field in fields(message, where):
         if field.number == 10:
             _expect(field, BYTES, where)
@@ -416,14 +416,16 @@ def _numbers(field: Field, where: str) -> list[int]:
     return packed(field, where)
 
 
-def _attribute(content: bytes, wanted: Mapping[bytes, str] | None, where: str) -> dict[str, Value]:
+def _attribute(
+    content: bytes, wanted: Mapping[bytes, str] | None, where: str
+) -> dict[str, AttributeValue]:
     """Return the attribute as a dictionary of one, or of none if it is not wanted or a list."""
     # The name comes first, so most attributes need no further look.
     short = content[:1] == b"\x0a" and len(content) > 1 and content[1] < 0x80
     if wanted is not None and short and content[2 : 2 + content[1]] not in wanted:
         return {}
     name: str | None = None
-    value: Value | None = None
+    value: AttributeValue | None = None
     for field in fields(content, where):
         number = field.number
         if number == 1 and field.wire == BYTES:
@@ -467,7 +469,7 @@ def encode(message: Metadata | Node) -> bytes:
     return delimited(b"".join(parts))
 
 
-def _encoded(name: str, value: Value) -> bytes:
+def _encoded(name: str, value: AttributeValue) -> bytes:
     named = bytes_field(1, name.encode())
     if isinstance(value, str):
         return named + bytes_field(_STRING, value.encode())

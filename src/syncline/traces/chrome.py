@@ -25,7 +25,7 @@ class Flow(NamedTuple):
 
 
 class _Runs:
-    """The spans that are runs of one thing, which other things may share its label with."""
+    """The spans by label and lane; several operations may share a label."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._by_label: dict[str, dict[str, list[Span]]] = {}
@@ -48,7 +48,7 @@ class _Runs:
 
 
 def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
-    """Return what each message waited for and what waited for it, as far as spans can be told.
+    """Return arrows from what each message waited for, and to what waited for it.
 
     Into a message: from the operation that made its last gradient ready, or, for an all-gather,
     from the reduce-scatters that it completes. Out of it: to the first unpacking or update after

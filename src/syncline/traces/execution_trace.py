@@ -20,10 +20,10 @@ from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.quantities import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
-from syncline.traces.reading import Progress, json_elements, open_trace
+from syncline.traces.reading import ReadProgress, json_elements, open_trace
 from syncline.traces.trace import Trace
 
-__all__ = ["ExecutionTrace", "Iteration", "SizedNode", "read_execution_trace"]
+__all__ = ["ExecutionTrace", "SizedNode", "TracedIteration", "read_execution_trace"]
 
 SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\.\d+\.\d+\.\d+)?$")
 KNOWN = "1.0.x and 1.1.x"
@@ -44,7 +44,7 @@ class SizedNode(NamedTuple):
     dtype: str
 
 
-class Iteration(NamedTuple):
+class TracedIteration(NamedTuple):
     """What one training iteration does with gradients, in order."""
 
     gradients: tuple[SizedNode, ...]
@@ -58,7 +58,7 @@ class ExecutionTrace(NamedTuple):
     schema: str
     workers: int | None
     """Size of the process group; None where the trace does not say."""
-    iterations: tuple[Iteration, ...]
+    iterations: tuple[TracedIteration, ...]
     record_ids: dict[int, SizedNode]
     """Every sized node by record function id."""
     notes: tuple[str, ...]
@@ -182,13 +182,13 @@ def _with_sizes(
 
 
 def read_execution_trace(
-    path: str | os.PathLike[str], *, progress: Progress | None = None
+    path: str | os.PathLike[str], *, progress: ReadProgress | None = None
 ) -> ExecutionTrace:
     """Read an execution trace.
 
     Args:
         path: the file, JSON, packed with gzip or not.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
 
     Raises:
         FileError: the file cannot be read, is no execution trace or of an unknown schema, or a node
@@ -277,9 +277,9 @@ class _Reader:
             notes=tuple(notes),
         )
 
-    def _iterations(self) -> list[Iteration]:
+    def _iterations(self) -> list[TracedIteration]:
         """Return the iterations: what lies before each step of the optimizer."""
-        iterations: list[Iteration] = []
+        iterations: list[TracedIteration] = []
         gradients: list[SizedNode] = []
         messages: list[SizedNode] = []
         ordered = sorted(self._found, key=lambda found: found.order)
@@ -287,7 +287,7 @@ class _Reader:
             if node is not None:
                 (gradients if kind == "gradient" else messages).append(node)
             elif gradients or messages:
-                iterations.append(Iteration(tuple(gradients), tuple(messages)))
+                iterations.append(TracedIteration(tuple(gradients), tuple(messages)))
                 gradients, messages = [], []
         return iterations
 

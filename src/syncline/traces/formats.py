@@ -1,6 +1,6 @@
 """The trace formats: how each is recognised, read and written.
 
-A file's format is told by its beginning, not by its name.
+A file's format is recognised by its first bytes, not by its name.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from syncline.traces.execution_trace import ExecutionTrace, read_execution_trace
 from syncline.traces.kineto import read_kineto
 from syncline.traces.layer_table import is_layer_table, read_layer_table, write_layer_table
 from syncline.traces.pipedream import is_pipedream, read_pipedream
-from syncline.traces.reading import Progress, open_trace
+from syncline.traces.reading import ReadProgress, open_trace
 from syncline.traces.trace import Trace, Written, in_file
 
-__all__ = ["FORMATS", "Format", "Options", "detect", "format_named", "read_trace", "write_trace"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "TraceOptions",
+    "detect",
+    "format_named",
+    "read_trace",
+    "write_trace",
+]
 
 HEAD_BYTES = 1 << 16
 KINETO = "kineto"
@@ -35,14 +43,14 @@ EXECUTION_TRACE = "execution-trace"
 Paths = Sequence[str | os.PathLike[str]]
 
 
-class Options(NamedTuple):
-    """What some formats need to know, and readers report to."""
+class TraceOptions(NamedTuple):
+    """Options that some formats need, and the progress callback of readers."""
 
     clock_hz: float = DEFAULT_CLOCK_HZ
     """Cycles a second, where times are cycles."""
     step: int | None = None
     """The only ``ProfilerStep`` to take, of a trace that has several; None for all."""
-    progress: Progress | None = None
+    progress: ReadProgress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +61,8 @@ class Format:
     summary: str
     detects: Callable[[bytes], bool] | None = None
     """Says whether bytes, at most the first 64 KiB, begin such a file."""
-    read: Callable[[Paths, Options], Trace] | None = None
-    write: Callable[[Trace, Network | None, Options], Written] | None = None
+    read: Callable[[Paths, TraceOptions], Trace] | None = None
+    write: Callable[[Trace, Network | None, TraceOptions], Written] | None = None
     several: bool = False
     """Whether several files are read together, such as those of the ranks."""
 
@@ -98,14 +106,14 @@ def format_named(name: str) -> Format:
 
 
 def read_trace(
-    paths: Paths, form: Format | None = None, options: Options | None = None
+    paths: Paths, form: Format | None = None, options: TraceOptions | None = None
 ) -> tuple[Format, Trace]:
     """Read one trace.
 
     Args:
         paths: its file; for formats that take several, all of them.
         form: the format; None to recognise it.
-        options: see :class:`Options`.
+        options: see :class:`TraceOptions`.
 
     Returns:
         The format that was read, and the trace.
@@ -116,7 +124,7 @@ def read_trace(
     """
     if not paths:
         raise UserError("no trace file was named")
-    options = options or Options()
+    options = options or TraceOptions()
     found = [form or detect(path) for path in paths]
     if {one.name for one in found} == {KINETO, EXECUTION_TRACE}:
         return FORMATS[KINETO], _read_joined(found, paths, options)
@@ -135,7 +143,7 @@ def read_trace(
     return chosen, chosen.read(paths, options)
 
 
-def _read_joined(found: Sequence[Format], paths: Paths, options: Options) -> Trace:
+def _read_joined(found: Sequence[Format], paths: Paths, options: TraceOptions) -> Trace:
     """Read profiler traces together with the execution trace of the same job."""
     structure = [p for p, form in zip(paths, found, strict=True) if form.name == EXECUTION_TRACE]
     if len(structure) > 1:
@@ -161,7 +169,7 @@ def _common(found: Sequence[Format], paths: Paths) -> Format:
 
 
 def write_trace(
-    trace: Trace, form: Format, network: Network | None = None, options: Options | None = None
+    trace: Trace, form: Format, network: Network | None = None, options: TraceOptions | None = None
 ) -> Written:
     """Return the content of a file of that format.
 
@@ -169,14 +177,14 @@ def write_trace(
         trace: what to write.
         form: the format.
         network: what messages cost, for formats that hold it.
-        options: see :class:`Options`.
+        options: see :class:`TraceOptions`.
 
     Raises:
         UserError: the format cannot be written, or the trace does not hold what it needs.
     """
     if form.write is None:
         raise UserError(f"{form.name} traces are read only, not written")
-    return form.write(trace, network, options or Options())
+    return form.write(trace, network, options or TraceOptions())
 
 
 def _begins_text(test: Callable[[str], bool]) -> Callable[[bytes], bool]:
@@ -205,7 +213,7 @@ def _is_ours(head: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and b'"syncline/' in head[:256]
 
 
-def _read_ours(paths: Paths, options: Options) -> Trace:  # noqa: ARG001
+def _read_ours(paths: Paths, options: TraceOptions) -> Trace:  # noqa: ARG001
     document = read_document(paths[0], (Profile, Timeline))
     if isinstance(document, Timeline):
         return Trace(model=document.name, profile=None, timeline=document)
@@ -213,13 +221,13 @@ def _read_ours(paths: Paths, options: Options) -> Trace:  # noqa: ARG001
     return Trace(model=document.model, profile=document, steps=document.iterations)
 
 
-def _read_execution_trace(paths: Paths, options: Options) -> Trace:
+def _read_execution_trace(paths: Paths, options: TraceOptions) -> Trace:
     with in_file(str(paths[0])):
         return read_execution_trace(paths[0], progress=options.progress).trace()
 
 
 def _read_kineto(
-    paths: Paths, options: Options, execution_trace: ExecutionTrace | None = None
+    paths: Paths, options: TraceOptions, execution_trace: ExecutionTrace | None = None
 ) -> Trace:
     found = read_kineto(
         paths, step=options.step, execution_trace=execution_trace, progress=options.progress
@@ -228,11 +236,11 @@ def _read_kineto(
         return found.trace()
 
 
-def _write_ours(trace: Trace, network: Network | None, options: Options) -> Written:  # noqa: ARG001
+def _write_ours(trace: Trace, network: Network | None, options: TraceOptions) -> Written:  # noqa: ARG001
     return Written(trace.known_profile().to_json().encode())
 
 
-def _write_chrome(trace: Trace, network: Network | None, options: Options) -> Written:  # noqa: ARG001
+def _write_chrome(trace: Trace, network: Network | None, options: TraceOptions) -> Written:  # noqa: ARG001
     if trace.timeline is None:
         raise UserError(
             f"{trace.model}: the trace says what operations cost, not when they ran; predict a "

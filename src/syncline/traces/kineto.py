@@ -25,7 +25,7 @@ from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
 from syncline.traces.kineto_profile import (
-    Exchange,
+    TracedExchange,
     exchange_of,
     make_plan,
     make_profile,
@@ -33,7 +33,7 @@ from syncline.traces.kineto_profile import (
     same_shape,
 )
 from syncline.traces.kineto_steps import StepTasks, outline_steps
-from syncline.traces.reading import Progress
+from syncline.traces.reading import ReadProgress
 from syncline.traces.trace import Trace, in_file
 
 __all__ = ["KinetoTrace", "read_kineto"]
@@ -152,7 +152,7 @@ class KinetoTrace(NamedTuple):
         kept = {id(tasks) for tasks in same_shape([s.tasks for s in found])}
         return [s for s in found if id(s.tasks) in kept]
 
-    def _exchange(self, step: KinetoStep) -> Exchange:
+    def _exchange(self, step: KinetoStep) -> TracedExchange:
         notes: list[str] = []
         exchange = exchange_of(step.tasks, notes)
         if exchange is None:
@@ -165,7 +165,7 @@ def read_kineto(
     *,
     step: int | None = None,
     execution_trace: ExecutionTrace | None = None,
-    progress: Progress | None = None,
+    progress: ReadProgress | None = None,
 ) -> KinetoTrace:
     """Read the profiler traces of one job.
 
@@ -178,7 +178,7 @@ def read_kineto(
         paths: a trace file, or one file for each rank.
         step: only this ``ProfilerStep``; None for all.
         execution_trace: of the same job, to give operators the sizes that the profiler left out.
-        progress: told how far the reading of the current file is.
+        progress: called with how far the reading of the current file is.
 
     Raises:
         FileError: a file cannot be read or is no usable profiler trace.

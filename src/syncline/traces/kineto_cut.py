@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from syncline.model.profile import Resource
-from syncline.traces.kineto_events import Call, DeviceTask, HostOp, KinetoEvents
+from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
     EVALUATE,
-    Collective,
+    MeasuredCollective,
     Outline,
     ReadyPoint,
     StepTasks,
-    Task,
+    TracedTask,
     elements_of,
     find_collectives,
     is_accumulation,
@@ -60,14 +60,14 @@ class _Cutter:
         self,
         outline: Outline,
         launched: Mapping[int, list[DeviceTask]],
-        collectives: list[Collective],
+        collectives: list[MeasuredCollective],
     ) -> None:
         self._step = outline
         self._launched = launched
         self._on_device = bool(launched)
         self._work: Resource = "host" if self._on_device else "device"
         self._cursor_ns = outline.start_ns
-        self._tasks: list[Task] = []
+        self._tasks: list[TracedTask] = []
         self._parameters: list[ReadyPoint] = []
         self._messages: list[ReadyPoint] = []
         self._notes: list[str] = []
@@ -115,14 +115,14 @@ class _Cutter:
         """Return the step's tasks."""
         for mark in find_marks(self._step, self._launched, self._collectives, self._notes):
             cause = mark.cause
-            if isinstance(cause, Collective):
+            if isinstance(cause, MeasuredCollective):
                 self._message(mark.at_ns, cause)
             elif isinstance(cause, HostOp):
                 if is_accumulation(cause):
                     self._parameter(mark.at_ns, cause)
                 else:
                     self._load(cause)
-            elif isinstance(cause, Call):
+            elif isinstance(cause, LaunchCall):
                 self._call(cause, mark.launched)
             else:
                 self._work_until(mark.at_ns)
@@ -161,7 +161,7 @@ class _Cutter:
         if not self._on_device:
             after += (self._last_host,) if self._last_host >= 0 else ()
         self._last_host = self._add(
-            Task(
+            TracedTask(
                 name=self._step.label(max(at_ns - 1, start)),
                 phase=self._step.phase(min(start, at_ns - 1)),
                 resource=self._work,
@@ -194,7 +194,7 @@ class _Cutter:
         start = max(op.start_ns, self._cursor_ns)
         self._cursor_ns = max(op.stop_ns, start)
         self._add(
-            Task(
+            TracedTask(
                 name="data loading",
                 phase="data",
                 resource="host",
@@ -208,7 +208,7 @@ class _Cutter:
 
     # What the device does
 
-    def _call(self, call: Call, tasks: tuple[DeviceTask, ...]) -> None:
+    def _call(self, call: LaunchCall, tasks: tuple[DeviceTask, ...]) -> None:
         """Add what a call launched and whether the host waited for it."""
         if not tasks:
             self._synchronise(call)
@@ -231,7 +231,7 @@ class _Cutter:
         for task in tasks:
             self._launch(task)
 
-    def _synchronise(self, call: Call) -> None:
+    def _synchronise(self, call: LaunchCall) -> None:
         """Let the host wait for what it waited for: what was last to end before the call did."""
         index = bisect.bisect_right(self._done, call.stop_ns, key=lambda t: t.stop_ns) - 1
         while index >= 0 and not self._is_launched(self._done[index]):
@@ -271,7 +271,7 @@ class _Cutter:
         elif task.kind == "kernel":
             self._first_kernel = True
         index = self._add(
-            Task(
+            TracedTask(
                 name=_short(task.name) if self._on_device else task.name,
                 phase=phase,
                 resource="device",
@@ -293,7 +293,7 @@ class _Cutter:
         if at_ns <= self._step.backward_ns:
             self._forward.append((at_ns, len(self._tasks) - 1))
 
-    def _add(self, task: Task) -> int:
+    def _add(self, task: TracedTask) -> int:
         self._tasks.append(task)
         return len(self._tasks) - 1
 
@@ -303,7 +303,7 @@ class _Cutter:
         Behind what was launched before; from ``finalize`` on the device waits for the messages.
         """
         return self._add(
-            Task(
+            TracedTask(
                 name=name,
                 phase=self._step.phase(at_ns - 1),
                 resource="device",
@@ -342,7 +342,7 @@ class _Cutter:
         place = bisect.bisect_right(self._forward, begin, key=lambda f: f[0])
         return self._forward[place][1] if place < len(self._forward) else None
 
-    def _message(self, at_ns: int, collective: Collective) -> None:
+    def _message(self, at_ns: int, collective: MeasuredCollective) -> None:
         """Add the place from which a message may leave: launched, and its gradients computed."""
         self._work_until(at_ns)
         self._queued_until_ns = max(self._queued_until_ns, collective.stop_ns)
@@ -363,7 +363,7 @@ class _Cutter:
         )
 
 
-def _blocked(call: Call, copy: DeviceTask) -> bool:
+def _blocked(call: LaunchCall, copy: DeviceTask) -> bool:
     """Say whether the call returned only when most of the copy was done."""
     together = min(call.stop_ns, copy.stop_ns) - max(call.start_ns, copy.start_ns)
     return together > 0.5 * (copy.stop_ns - copy.start_ns)
@@ -394,13 +394,13 @@ SYNCHRONISING = re.compile(
 )
 
 
-class Mark(NamedTuple):
+class CutMark(NamedTuple):
     """A place at which the host's time is cut."""
 
     at_ns: int
     order: int
     """Among marks at the same time, the lowest first."""
-    cause: Call | HostOp | Collective | None
+    cause: LaunchCall | HostOp | MeasuredCollective | None
     """What the host did until there; None where only the phase or the operator changes."""
     launched: tuple[DeviceTask, ...] = ()
     """What the call put on the device."""
@@ -409,9 +409,9 @@ class Mark(NamedTuple):
 def find_marks(
     step: Outline,
     launched: Mapping[int, Sequence[DeviceTask]],
-    collectives: Sequence[Collective],
+    collectives: Sequence[MeasuredCollective],
     notes: list[str],
-) -> list[Mark]:
+) -> list[CutMark]:
     """Return the marks of a step in order.
 
     Phases begin, a batch has been read, a gradient is final, a message or other work has been
@@ -424,28 +424,28 @@ def find_marks(
         notes: gets what was assumed.
     """
     marks = [
-        Mark(int(at), 3, None)
+        CutMark(int(at), 3, None)
         for at in (step.backward_ns, step.finalize_ns, step.update_ns)
         if step.start_ns < at < step.stop_ns
     ]
-    marks += [Mark(c.launch_ns, 2, c) for c in collectives]
-    marks += [Mark(op.stop_ns, 1, op) for op in step.loading if op.stop_ns <= step.stop_ns]
+    marks += [CutMark(c.launch_ns, 2, c) for c in collectives]
+    marks += [CutMark(op.stop_ns, 1, op) for op in step.loading if op.stop_ns <= step.stop_ns]
     accumulations = _accumulations(step, collectives)
     marks += accumulations
     marks += _calls(step, launched, collectives, notes)
     if not launched:
         cut = {mark.at_ns for mark in accumulations}
         ends = (op.stop_ns for op in step.outermost)
-        marks += [Mark(at, 0, None) for at in ends if at <= step.stop_ns and at not in cut]
+        marks += [CutMark(at, 0, None) for at in ends if at <= step.stop_ns and at not in cut]
     return sorted(_out_of_loading(step, marks), key=lambda mark: (mark.at_ns, mark.order))
 
 
 def _calls(
     step: Outline,
     launched: Mapping[int, Sequence[DeviceTask]],
-    collectives: Sequence[Collective],
+    collectives: Sequence[MeasuredCollective],
     notes: list[str],
-) -> list[Mark]:
+) -> list[CutMark]:
     messages = {id(c.kernel) for c in collectives if c.kernel is not None}
     marks = []
     seen: set[int] = set()
@@ -458,7 +458,7 @@ def _calls(
             tasks = tuple(task for task in own if id(task) not in messages)
         if tasks or (call.thread in step.threads and SYNCHRONISING.match(call.name)):
             foreign += call.thread not in step.threads
-            marks.append(Mark(min(call.stop_ns, step.stop_ns), 1, call, tasks))
+            marks.append(CutMark(min(call.stop_ns, step.stop_ns), 1, call, tasks))
     if foreign:
         notes.append(
             "some device tasks were launched by threads that neither call the model nor run its "
@@ -467,7 +467,7 @@ def _calls(
     return marks
 
 
-def _accumulations(step: Outline, collectives: Sequence[Collective]) -> list[Mark]:
+def _accumulations(step: Outline, collectives: Sequence[MeasuredCollective]) -> list[CutMark]:
     """Return where each gradient is final: with what the engine runs around accumulating."""
     around = [op for op in step.ops if op.name.startswith(EVALUATE)]
     launches = [c.launch_ns for c in collectives]
@@ -486,11 +486,11 @@ def _accumulations(step: Outline, collectives: Sequence[Collective]) -> list[Mar
             stop = min(stop, launches[launch])
         if op.stop_ns <= step.finalize_ns < stop:
             stop = int(step.finalize_ns)
-        marks.append(Mark(stop, -1, op))
+        marks.append(CutMark(stop, -1, op))
     return marks
 
 
-def _out_of_loading(step: Outline, marks: Sequence[Mark]) -> list[Mark]:
+def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
     """Move what happens while a batch is read to its end: reading is one task."""
     moved = []
     for mark in marks:

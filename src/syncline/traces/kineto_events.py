@@ -18,9 +18,9 @@ import msgspec
 
 from syncline.errors import FileError, quoted
 from syncline.model.quantities import LARGEST_WORKERS, LONGEST_NS
-from syncline.traces.reading import Progress, json_elements, open_trace
+from syncline.traces.reading import ReadProgress, json_elements, open_trace
 
-__all__ = ["Call", "DeviceTask", "HostOp", "KinetoEvents", "Payload", "read_events"]
+__all__ = ["CollectivePayload", "DeviceTask", "HostOp", "KinetoEvents", "LaunchCall", "read_events"]
 
 HOST_OPS = frozenset({"cpu_op", "operator"})
 ANNOTATIONS = frozenset({"user_annotation"})
@@ -38,8 +38,8 @@ SHAPED = ("AccumulateGrad", "c10d::", "nccl:", "gloo:", "mpi:", "ucc:", "record_
 """Parts of names of the operations whose shapes are kept."""
 
 
-class Payload(msgspec.Struct, frozen=True, gc=False):
-    """What a collective says of itself."""
+class CollectivePayload(msgspec.Struct, frozen=True, gc=False):
+    """The arguments that a collective was recorded with."""
 
     collective: str
     """Lower-case name, such as ``"allreduce"``."""
@@ -63,10 +63,10 @@ class HostOp(msgspec.Struct, frozen=True, gc=False):
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of the inputs, for the operations that need them."""
     types: tuple[str, ...]
-    payload: Payload | None
+    payload: CollectivePayload | None
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class LaunchCall(msgspec.Struct, frozen=True, gc=False):
     """A call of the device's runtime or driver by a thread of the host."""
 
     thread: str
@@ -85,7 +85,7 @@ class DeviceTask(msgspec.Struct, frozen=True, gc=False):
     name: str
     kind: Literal["kernel", "copy", "set"]
     correlation: int | None
-    payload: Payload | None
+    payload: CollectivePayload | None
 
 
 class KinetoEvents(NamedTuple):
@@ -97,17 +97,17 @@ class KinetoEvents(NamedTuple):
     backend: str | None
     device_name: str | None
     ops: list[HostOp]
-    calls: list[Call]
+    calls: list[LaunchCall]
     device: list[DeviceTask]
     notes: list[str]
 
 
-def read_events(path: str, *, progress: Progress | None = None) -> KinetoEvents:
+def read_events(path: str, *, progress: ReadProgress | None = None) -> KinetoEvents:
     """Read a profiler trace.
 
     Args:
         path: the file, JSON, packed with gzip or not.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
 
     Raises:
         FileError: the file cannot be read, is no profiler trace, or an event that is needed has a
@@ -134,7 +134,7 @@ class _Reader:
         self._seen = 0
         self._skipped: Counter[str] = Counter()
         self._ops: list[HostOp] = []
-        self._calls: list[Call] = []
+        self._calls: list[LaunchCall] = []
         self._device: list[DeviceTask] = []
 
     def member(self, key: str, value: Any) -> None:
@@ -322,7 +322,9 @@ class _Reader:
         name, thread, start, stop = self._span(place, event)
         correlation = _whole(self._arguments(event).get("correlation"))
         self._calls.append(
-            Call(thread=thread, start_ns=start, stop_ns=stop, name=name, correlation=correlation)
+            LaunchCall(
+                thread=thread, start_ns=start, stop_ns=stop, name=name, correlation=correlation
+            )
         )
 
     def _task(
@@ -342,7 +344,9 @@ class _Reader:
             )
         )
 
-    def _payload(self, place: int, name: str, arguments: dict[str, Any]) -> Payload | None:
+    def _payload(
+        self, place: int, name: str, arguments: dict[str, Any]
+    ) -> CollectivePayload | None:
         if not all(key in arguments for key in COLLECTIVE_KEYS):
             return None
         collective, elements, dtype = (arguments[key] for key in COLLECTIVE_KEYS)
@@ -353,7 +357,7 @@ class _Reader:
                 f"{self._source}: traceEvents[{place}] {name[:80]!r}: expected a number of "
                 f"elements in 'In msg nelems', found {quoted(elements)}"
             )
-        return Payload(
+        return CollectivePayload(
             collective=collective.lower().strip("_"),
             elements=elements,
             dtype=dtype,

@@ -1,6 +1,6 @@
 """Tasks of profiled steps to a ``Profile``, a ``Plan`` and a measured ``Timeline``.
 
-The exchanged gradients are found first, as far as the trace tells their sizes.
+The exchanged gradients are found first, where the trace holds their sizes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.traces.kineto_steps import ReadyPoint, StepTasks, Task, element_dtype
+from syncline.traces.kineto_steps import ReadyPoint, StepTasks, TracedTask, element_dtype
 
-__all__ = ["Exchange", "exchange_of", "make_plan", "make_profile", "make_timeline", "same_shape"]
+__all__ = [
+    "TracedExchange",
+    "exchange_of",
+    "make_plan",
+    "make_profile",
+    "make_timeline",
+    "same_shape",
+]
 
 
 class ExchangedGradient(NamedTuple):
@@ -33,7 +40,7 @@ class ExchangedGradient(NamedTuple):
     """None where the trace does not tell."""
 
 
-class Exchange(NamedTuple):
+class TracedExchange(NamedTuple):
     """What is exchanged in a step."""
 
     gradients: tuple[ExchangedGradient, ...]
@@ -41,7 +48,7 @@ class Exchange(NamedTuple):
     """Index of the last gradient of each message; empty where nothing was exchanged."""
 
 
-def exchange_of(step: StepTasks, notes: list[str]) -> Exchange | None:
+def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     """Return the gradients of a step, or None with a note where the trace lacks their sizes.
 
     The gradient tensors themselves where their sizes are known and add up to the messages, else
@@ -51,7 +58,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> Exchange | None:
     known = bool(parameters) and all(p.elements is not None for p in parameters)
     if not step.messages:
         if known:
-            return Exchange(_named("gradient", parameters, notes), ())
+            return TracedExchange(_named("gradient", parameters, notes), ())
         notes.append(
             "the sizes of the gradients are not in the trace, so it gives phases and timelines "
             "but no profile: record it with record_shapes=True, or join the execution trace"
@@ -69,7 +76,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> Exchange | None:
                 own = [p._replace(dtype=message.dtype or p.dtype) for p in parameters[part]]
                 typed += [*own[:-1], own[-1]._replace(ready_after=message.ready_after)]
             last = tuple(part.stop - 1 for part in parts)
-            return Exchange(_named("gradient", typed, notes), last)
+            return TracedExchange(_named("gradient", typed, notes), last)
         notes.append(
             "the gradients' sizes do not add up to the messages in the order in which they became "
             "ready; the messages are taken as gradients"
@@ -95,7 +102,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> Exchange | None:
         earliest = min((n for n in needs if n is not None), default=None)
         grouped.append(message._replace(needed_by=None if None in needs else earliest))
         first = stop
-    return Exchange(_named("bucket", grouped, notes), tuple(range(len(grouped))))
+    return TracedExchange(_named("bucket", grouped, notes), tuple(range(len(grouped))))
 
 
 def _sized(point: ReadyPoint) -> ReadyPoint:
@@ -177,7 +184,7 @@ def _shape(step: StepTasks) -> int:
 
 def make_profile(
     steps: Sequence[StepTasks],
-    exchange: Exchange,
+    exchange: TracedExchange,
     *,
     model: str,
     device: str,
@@ -263,14 +270,16 @@ def _scales(
     return scales
 
 
-def _first_forward(tasks: Sequence[Task]) -> int | None:
+def _first_forward(tasks: Sequence[TracedTask]) -> int | None:
     """Return the first task of the forward pass that computes."""
     return next(
         (i for i, t in enumerate(tasks) if t.phase == "forward" and t.resource == "device"), None
     )
 
 
-def _merge(tasks: Sequence[Task], kept: set[int], most: int) -> tuple[list[Task], list[int]]:
+def _merge(
+    tasks: Sequence[TracedTask], kept: set[int], most: int
+) -> tuple[list[TracedTask], list[int]]:
     """Merge neighbouring launches until there are few enough tasks; return where each went.
 
     First those of one outermost operator, then of 2, 4, 8, ... of them. A merged host task launches
@@ -285,15 +294,17 @@ def _merge(tasks: Sequence[Task], kept: set[int], most: int) -> tuple[list[Task]
     return merged, place
 
 
-def _merge_by(tasks: Sequence[Task], kept: set[int], width: int) -> tuple[list[Task], list[int]]:
+def _merge_by(
+    tasks: Sequence[TracedTask], kept: set[int], width: int
+) -> tuple[list[TracedTask], list[int]]:
     launching = any(t.resource == "host" and t.phase != "data" for t in tasks)
     leading = "host" if launching else "device"
     awaited = {before for task in tasks if task.joint for before in task.after}
-    merged: list[Task] = []
+    merged: list[TracedTask] = []
     place: list[int] = []
     growing: dict[str, int] = {}  # by resource, the merged task that takes in more
     operators = 0
-    before: Task | None = None
+    before: TracedTask | None = None
     for index, task in enumerate(tasks):
         alone = task.joint or index in awaited
         if task.resource == leading and (before is None or task.name != before.name):
@@ -322,7 +333,7 @@ def _merge_by(tasks: Sequence[Task], kept: set[int], width: int) -> tuple[list[T
     return merged, place
 
 
-def make_plan(profile: Profile, exchange: Exchange, workers: int) -> Plan | None:
+def make_plan(profile: Profile, exchange: TracedExchange, workers: int) -> Plan | None:
     """Return the messages that were exchanged, or None if there were none."""
     if not exchange.last_of_message:
         return None
@@ -368,7 +379,7 @@ def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
     for task in step.tasks:
         start = task.start_ns
         if task.resource == "host":
-            start = task.stop_ns - task.duration_ns  # what is before that was waiting
+            start = task.stop_ns - task.duration_ns  # the time before that was waiting
         if start < task.stop_ns:
             spans.append(span(_lane(task), start, task.stop_ns, task.name, task.phase))
     for index, message in enumerate(step.collectives):
@@ -380,7 +391,7 @@ def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
     )
 
 
-def _lane(task: Task) -> str:
+def _lane(task: TracedTask) -> str:
     if task.phase == "data":
         return "disk"
     if task.phase == "copy":

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from syncline.model.profile import Phase, Resource
 from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
-from syncline.traces.kineto_events import Call, DeviceTask, HostOp, KinetoEvents
+from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 
 __all__ = [
-    "Collective",
+    "MeasuredCollective",
     "Outline",
     "ReadyPoint",
     "StepTasks",
-    "Task",
+    "TracedTask",
     "element_dtype",
     "elements_of",
     "find_collectives",
@@ -62,7 +62,7 @@ class Outline(NamedTuple):
     """Operators and annotations of those threads, by start."""
     others: Sequence[HostOp]
     """Those of other threads, by start."""
-    calls: Sequence[Call]
+    calls: Sequence[LaunchCall]
     """Calls of all threads, by start."""
     outermost: Sequence[HostOp]
     """Operators that no other operator encloses, by start."""
@@ -137,7 +137,7 @@ def outline_steps(events: KinetoEvents) -> tuple[list[Outline], list[str]]:
 
 
 def _windows(
-    ops: Sequence[HostOp], calls: Sequence[Call], notes: list[str]
+    ops: Sequence[HostOp], calls: Sequence[LaunchCall], notes: list[str]
 ) -> list[tuple[int, str, int, int]]:
     """Return (number, main thread, start, stop) of each step."""
     windows = [
@@ -166,7 +166,7 @@ def _windows(
         "no ProfilerStep annotations: the whole trace is taken for one step (call profiler.step() "
         "after each iteration)"
     )
-    everything: list[HostOp | Call] = [*ops, *calls]
+    everything: list[HostOp | LaunchCall] = [*ops, *calls]
     if not everything:
         return []
     start = min(e.start_ns for e in everything)
@@ -175,7 +175,7 @@ def _windows(
     return [(0, main, start, stop)]
 
 
-def _busiest(events: Iterable[HostOp | Call]) -> str:
+def _busiest(events: Iterable[HostOp | LaunchCall]) -> str:
     counts: dict[str, int] = {}
     for event in events:
         counts[event.thread] = counts.get(event.thread, 0) + 1
@@ -183,7 +183,12 @@ def _busiest(events: Iterable[HostOp | Call]) -> str:
 
 
 def _outline(
-    number: int, main: str, start: int, stop: int, ops: Sequence[HostOp], calls: Sequence[Call]
+    number: int,
+    main: str,
+    start: int,
+    stop: int,
+    ops: Sequence[HostOp],
+    calls: Sequence[LaunchCall],
 ) -> Outline:
     backward = [op for op in ops if _is_backward(op)]
     threads = frozenset({main, *(op.thread for op in backward)})
@@ -279,7 +284,7 @@ DTYPES = {
 }
 
 
-class Collective(NamedTuple):
+class MeasuredCollective(NamedTuple):
     """One exchange of gradients."""
 
     launch_ns: int
@@ -313,7 +318,7 @@ def elements_of(shapes: Sequence[Sequence[int]]) -> int | None:
 
 
 def is_gradient_kernel(task: DeviceTask) -> bool:
-    """Say whether a kernel sums gradients over workers, as far as its name and arguments tell."""
+    """Return whether a kernel sums gradients over workers, by its name and arguments."""
     if not KERNEL.search(task.name):
         return False
     return task.payload is None or element_dtype(task.payload.dtype) is not None
@@ -321,14 +326,14 @@ def is_gradient_kernel(task: DeviceTask) -> bool:
 
 def find_collectives(
     step: Outline, launched: Mapping[int, Sequence[DeviceTask]]
-) -> list[Collective]:
+) -> list[MeasuredCollective]:
     """Return the messages of a step in the order in which they were launched.
 
     Those that were launched from the beginning of the backward pass until the optimizer's step.
     """
     if not math.isfinite(step.backward_ns):
         return []
-    found: list[Collective] = []
+    found: list[MeasuredCollective] = []
     around = [op for op in (*step.ops, *step.others) if LAUNCHED_BY.match(op.name)]
     around.sort(key=lambda op: op.start_ns)
     seen: set[int] = set()
@@ -344,8 +349,10 @@ def find_collectives(
     return sorted(found, key=lambda c: c.launch_ns)
 
 
-def _of_kernel(call: Call, task: DeviceTask, around: Sequence[HostOp]) -> Collective | None:
-    """Return a message, or None if what it sums is no gradient."""
+def _of_kernel(
+    call: LaunchCall, task: DeviceTask, around: Sequence[HostOp]
+) -> MeasuredCollective | None:
+    """Return a message, or None if it does not sum gradients."""
     index = bisect.bisect_right(around, call.start_ns, key=lambda op: op.start_ns)
     enclosing = [
         op
@@ -355,7 +362,7 @@ def _of_kernel(call: Call, task: DeviceTask, around: Sequence[HostOp]) -> Collec
     elements, dtype, group = _payload(task, enclosing)
     if dtype and not element_dtype(dtype):
         return None
-    return Collective(
+    return MeasuredCollective(
         launch_ns=call.stop_ns,
         start_ns=task.start_ns,
         stop_ns=task.stop_ns,
@@ -385,7 +392,7 @@ def _payload(
     return None, None, None
 
 
-def _on_host(step: Outline) -> list[Collective]:
+def _on_host(step: Outline) -> list[MeasuredCollective]:
     """Return messages that a thread of the host exchanges (Gloo): launches joined in order."""
     launches = [
         op
@@ -403,7 +410,7 @@ def _on_host(step: Outline) -> list[Collective]:
         if dtype and not element_dtype(dtype):
             continue
         found.append(
-            Collective(
+            MeasuredCollective(
                 launch_ns=launch.stop_ns,
                 start_ns=span.start_ns,
                 stop_ns=span.stop_ns,
@@ -416,7 +423,7 @@ def _on_host(step: Outline) -> list[Collective]:
     return found
 
 
-class Task(NamedTuple):
+class TracedTask(NamedTuple):
     """A piece of work; the fields are those of an operation, beside when it was measured."""
 
     name: str
@@ -449,11 +456,11 @@ class StepTasks(NamedTuple):
     number: int
     duration_ns: int
     start_ns: int
-    tasks: list[Task]
+    tasks: list[TracedTask]
     parameters: list[ReadyPoint]
     """One for each gradient tensor, in the order in which they became final."""
     messages: list[ReadyPoint]
     """One for each exchanged bucket, in the order in which they were launched."""
-    collectives: list[Collective]
+    collectives: list[MeasuredCollective]
     """When each message was under way."""
     notes: list[str]

@@ -18,7 +18,7 @@ from syncline.errors import FileError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
-from syncline.traces.reading import Progress, open_trace, text_lines
+from syncline.traces.reading import ReadProgress, open_trace, text_lines
 from syncline.traces.trace import Trace, Written, in_file, measured_points, message_s, number
 
 __all__ = ["is_layer_table", "read_layer_table", "write_layer_table"]
@@ -48,12 +48,14 @@ def is_layer_table(head: str) -> bool:
     return len(cells) == len(HEADER) and cells[0].isdecimal() and all(map(_is_number, cells[2:]))
 
 
-def read_layer_table(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Trace:
+def read_layer_table(
+    path: str | os.PathLike[str], *, progress: ReadProgress | None = None
+) -> Trace:
     """Read a layer table; times are means over its iterations.
 
     Args:
         path: the file, packed or not.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
 
     Returns:
         The profile, and the ``Comm.`` column as measured messages. The table has no update and

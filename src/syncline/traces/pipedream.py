@@ -21,7 +21,7 @@ from pathlib import Path
 
 from syncline.errors import FileError, quoted
 from syncline.model.profile import Gradient, Operation, Profile
-from syncline.traces.reading import Progress, open_trace, text_lines
+from syncline.traces.reading import ReadProgress, open_trace, text_lines
 from syncline.traces.trace import Trace, element_type, in_file, number
 
 __all__ = ["is_pipedream", "read_pipedream"]
@@ -62,12 +62,12 @@ def is_pipedream(head: str) -> bool:
     return len(parts) > 2 and any(part.startswith(FIRST) for part in parts)
 
 
-def read_pipedream(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Trace:
+def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
     """Read an operator graph.
 
     Args:
         path: the file.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
 
     Returns:
         The profile, with the branches as dependencies. The graph has no update and no messages.

@@ -27,9 +27,9 @@ from typing import Any, BinaryIO, NamedTuple
 from syncline.errors import FileError, quoted
 from syncline.model.document import open_file
 
-__all__ = ["JsonElement", "Progress", "json_elements", "open_trace", "text_lines"]
+__all__ = ["JsonElement", "ReadProgress", "json_elements", "open_trace", "text_lines"]
 
-Progress = Callable[[int, int | None], None]
+ReadProgress = Callable[[int, int | None], None]
 """Called with the bytes of the file read so far and, if known, in all (both as on disk)."""
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -46,16 +46,16 @@ WRITE_AGAIN = "record or copy it again"
 
 @contextmanager
 def open_trace(
-    path: str | os.PathLike[str], *, progress: Progress | None = None
+    path: str | os.PathLike[str], *, progress: ReadProgress | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a trace for reading, unpacked if it is a gzip file (told by content, not by name).
+    """Open a trace for reading, unpacked if it is a gzip file (recognised by its content).
 
     Args:
         path: the file; a pipe works too.
-        progress: told how far the reading is, about once a mebibyte.
+        progress: called with how far the reading is, about once a mebibyte.
 
     Yields:
-        A buffered binary stream. What goes wrong in reading it is a :class:`FileError` as well.
+        A buffered binary stream. Errors while reading it are a :class:`FileError` as well.
 
     Raises:
         FileError: the file is missing, empty, no file, cannot be read, or, while it is being read,
@@ -81,7 +81,7 @@ class _Counting(io.RawIOBase):
     """A raw file that reports how far it was read and names itself in errors."""
 
     def __init__(
-        self, file: io.FileIO, source: str, total_bytes: int | None, progress: Progress | None
+        self, file: io.FileIO, source: str, total_bytes: int | None, progress: ReadProgress | None
     ) -> None:
         self._file = file
         self._source = source
@@ -107,7 +107,7 @@ class _Counting(io.RawIOBase):
 
 
 class _Unpacking(io.RawIOBase):
-    """The content of a gzip file; what is broken in it is told with the file's name."""
+    """The content of a gzip file; its errors name the file."""
 
     def __init__(self, unpacked: gzip.GzipFile, source: str) -> None:
         self._unpacked = unpacked

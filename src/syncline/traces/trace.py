@@ -1,8 +1,8 @@
-"""``Trace``: what a trace file says, in Syncline's nouns, and what it does not say.
+"""``Trace``: the content of a trace file in Syncline's nouns, with notes on what is missing.
 
 Every reader returns one. Formats differ in what they hold: a layer table has times of messages and
-no worker count, an operator graph has no messages at all. What a reader had to leave out or to
-assume is in ``notes``, one sentence each, and is shown wherever a trace is.
+no worker count, an operator graph has no messages at all. ``notes`` lists what a reader left out
+or assumed, one sentence each; they are shown wherever a trace is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_POINTS = 48
 
 
 class Trace(NamedTuple):
-    """One training iteration as a trace tells it."""
+    """One training iteration as a trace describes it."""
 
     model: str
     profile: Profile | None
