@@ -9,9 +9,12 @@ import io
 import json
 import random
 import zipfile
-from typing import Any
+from typing import Any, NamedTuple
 
-from syncline.errors import SynclineError
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from syncline.traces import chakra_nodes
 from syncline.traces.chakra_nodes import is_metadata
 
@@ -299,10 +302,46 @@ def _message_mutation(content: bytes, rng: random.Random) -> bytes:
     return b"".join(map(chakra_nodes.delimited, parts))
 
 
+VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5
+"""Wire types of protobuf."""
+
+
+class _Field(NamedTuple):
+    """A field of a protobuf message: a number, or counted bytes."""
+
+    number: int
+    wire: int
+    value: int
+    content: bytes
+
+    @property
+    def encoded(self) -> bytes:
+        """The field as the message holds it."""
+        key = _varint(self.number << 3 | self.wire)
+        if self.wire == COUNTED:
+            return key + _varint(len(self.content)) + self.content
+        if self.wire == VARINT:
+            return key + _varint(self.value)
+        return key + self.value.to_bytes(8, "little")[: 8 if self.wire == FIXED64 else 4]
+
+
+def _varint(value: int) -> bytes:
+    return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7) if value > 0x7F else bytes((value,))
+
+
+def _fields(message: bytes) -> list[_Field]:
+    found = []
+    for field in UnknownFieldSet(Empty.FromString(message)):
+        counted = field.data if isinstance(field.data, bytes) else b""
+        value = field.data if isinstance(field.data, int) else 0
+        found.append(_Field(field.field_number, field.wire_type, value, counted))
+    return [field for field in found if field.wire in (VARINT, FIXED64, COUNTED, FIXED32)]
+
+
 def _field_mutation(message: bytes, rng: random.Random) -> bytes:
     try:
-        found = list(chakra_nodes.fields(message, "seed"))
-    except SynclineError:
+        found = _fields(message)
+    except DecodeError:
         return _flip(message, rng)
     if not found:
         return message
@@ -317,19 +356,11 @@ def _field_mutation(message: bytes, rng: random.Random) -> bytes:
         found[at] = field._replace(number=rng.choice((1, 2, 3, 4, 5, 7, 9, 10, 11, 29, 1 << 28)))
     elif action == 3 and field.content:
         found[at] = field._replace(content=_field_mutation(field.content, rng))
-    elif field.wire == chakra_nodes.VARINT:
+    elif field.wire == COUNTED:
+        found[at] = field._replace(content=rng.choice(MUTATIONS)(field.content, rng))
+    else:
         bits = rng.randrange(65)
         near = field.value + rng.choice((-1, 1, 2, 1000))
         value = rng.choice((0, 1, near, (1 << bits) - 1)) % (1 << 64)
         found[at] = field._replace(value=value)
-    else:
-        found[at] = field._replace(content=rng.choice(MUTATIONS)(field.content, rng))
-    return b"".join(map(_encoded, found))
-
-
-def _encoded(field: chakra_nodes.Field) -> bytes:
-    if field.wire == chakra_nodes.VARINT:
-        return chakra_nodes.unsigned_field(field.number, field.value)
-    if field.wire == chakra_nodes.BYTES:
-        return chakra_nodes.bytes_field(field.number, field.content)
-    return chakra_nodes.varint(field.number << 3 | field.wire) + field.content
+    return b"".join(field.encoded for field in found)

@@ -1,4 +1,4 @@
-"""The wire format agrees with the ``protobuf`` package, and refuses what it would."""
+"""Nodes as protocol buffers: compared with another declaration of the schema; broken ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONAL, REPEATED = 1, 3
 
 
 def _schema() -> dict[str, Any]:
-    """Return message classes with the field numbers of Chakra's schema, from the package."""
+    """Return message classes with the field numbers of Chakra's schema."""
     file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="t", syntax="proto3")
 
     def message(name: str, *fields: tuple[str, int, int, int, str]) -> None:
@@ -67,7 +67,7 @@ SCHEMA = _schema()
 
 
 @pytest.mark.parametrize("content", [chakra_of_ours(), chakra_of_pytorch()])
-def test_the_package_reads_what_we_write(content: bytes) -> None:
+def test_others_read_what_we_write(content: bytes) -> None:
     first, *others = (m for _, m in chakra_nodes.messages(io.BytesIO(content), "x"))
     metadata = SCHEMA["Metadata"].FromString(first)
     theirs = [SCHEMA["Node"].FromString(message) for message in others]
@@ -112,7 +112,7 @@ values = st.one_of(
     st.dictionaries(st.text(min_size=1), values, max_size=4),
 )
 @many
-def test_we_read_what_the_package_writes(
+def test_we_read_what_others_write(
     node_id: int,
     name: str,
     kind: NodeType,
@@ -140,28 +140,33 @@ def test_we_read_what_the_package_writes(
     assert ours.attributes == {key: value for key, (_, value) in attributes.items()}
 
 
-@given(st.lists(st.integers(0, (1 << 64) - 1)))
-def test_numbers_come_back(numbers: list[int]) -> None:
-    message = chakra_nodes.bytes_field(5, map(chakra_nodes.varint, numbers))
-    (field,) = chakra_nodes.fields(message, "x")
-    assert chakra_nodes.packed(field, "x") == numbers
-
-
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (b"\x08", "a number is cut off"),
-        (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a number is cut off"),
-        (b"\x00\x01", "a field has number 0"),
-        (b"\x0a\x05ab", "field 1 goes beyond its message"),
-        (b"\x09abc", "field 1 goes beyond its message"),
-        (b"\x0b", "wire type 3"),
-        (b"\x0f", "wire type 7"),
+        (b"\x08", "the message is broken"),
+        (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "the message is broken"),
+        (b"\x00\x01", "the message is broken"),
+        (b"\x12\x05ab", "the message is broken"),
+        (b"\x09abc", "the message is broken"),
+        (b"\x0f", "the message is broken"),
+        (b"\x0a\x02ab", "field 1 is of wire type 2"),
+        (b"\x2d\x01\x00\x00\x00", "field 5 is of wire type 5"),
+        (b"\x18\x63", "'' has the unknown node type 99"),
     ],
 )
-def test_a_broken_message_is_refused(message: bytes, says: str) -> None:
-    with pytest.raises(FileError, match=f"here: .*{says}"):
-        list(chakra_nodes.fields(message, "here"))
+def test_a_broken_node_is_refused(message: bytes, says: str) -> None:
+    metadata = encode(Metadata("0.0.4"))
+    content = metadata + chakra_nodes.delimited(message)
+    at = len(metadata) + 1
+    with pytest.raises(FileError, match=f"trace.et: node 1 at byte {at}: .*{says}"):
+        list(read_nodes(io.BytesIO(content), "trace.et", ()))
+
+
+def test_broken_text_is_shown_as_such() -> None:
+    content = encode(Metadata("0.0.4")) + chakra_nodes.delimited(b"\x12\x02a\xff\x18\x04")
+    _, node = read_nodes(io.BytesIO(content), "x", ())
+    assert isinstance(node, Node)
+    assert node.name == "a\ufffd"
 
 
 @pytest.mark.parametrize(

@@ -1,205 +1,46 @@
 """The nodes of a Chakra execution trace, as protocol buffers.
 
 A file is a length-delimited sequence: one ``GlobalMetadata``, then a ``Node`` each. Field numbers
-are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``; inputs and outputs (the values of
-tensors) and attributes that no reader asks for are skipped.
-
-The wire format is read here and not by the ``protobuf`` package, whose classes are untyped and
-whose errors do not name the byte at which a message is broken. Tests compare the two.
-
-Source of the wire format: https://protobuf.dev/programming-guides/encoding
+are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``. Inputs and outputs (the values of
+tensors) are not in the schema here, so the ``protobuf`` package passes over them.
 """
 
 from __future__ import annotations
 
 import enum
-import struct
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import BinaryIO, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from typing import Any, BinaryIO, NamedTuple
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from syncline.errors import FileError
 from syncline.model.quantities import LONGEST_NS
 
 __all__ = [
+    "AttributeValue",
     "CollectiveType",
-    "Field",
     "Metadata",
     "Node",
     "NodeType",
-    "bytes_field",
     "delimited",
     "encode",
-    "fields",
     "is_metadata",
     "messages",
-    "packed",
     "read_nodes",
-    "text",
-    "unsigned_field",
-    "varint",
 ]
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 LONGEST_MESSAGE_BYTES = 1 << 26
 """Bounds the memory that a broken length can take."""
-LONGEST_VARINT_BYTES = 10
-BITS_64 = (1 << 64) - 1
-
-
-class Field(NamedTuple):
-    """One field of a message."""
-
-    number: int
-    wire: int
-    """The wire type: 0 a varint, 1 eight bytes, 2 counted bytes, 5 four bytes."""
-    value: int
-    """The number of a varint; of others 0."""
-    content: bytes
-    """The bytes of what is no varint."""
-
-
-def messages(stream: BinaryIO, source: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the messages of a length-delimited sequence, each with the byte at which it begins.
-
-    Raises:
-        FileError: a length is broken or longer than 64 MiB, or the file ends within a message.
-    """
-    position = 0
-    while True:
-        size = shift = 0
-        start = position
-        while True:
-            byte = stream.read(1)
-            if not byte:
-                if shift == 0:
-                    return
-                raise _truncated(source, start)
-            position += 1
-            size |= (byte[0] & 0x7F) << shift
-            shift += 7
-            if byte[0] < 0x80:
-                break
-            if shift > 28:
-                raise FileError(f"{source}: byte {start}: the length of a message is broken")
-        if size > LONGEST_MESSAGE_BYTES:
-            raise FileError(
-                f"{source}: byte {start}: a message of {size} bytes; at most "
-                f"{LONGEST_MESSAGE_BYTES} are read, the file is broken"
-            )
-        message = stream.read(size)
-        if len(message) < size:
-            raise _truncated(source, start)
-        yield position, message
-        position += size
-
-
-def _truncated(source: str, start: int) -> FileError:
-    return FileError(
-        f"{source}: the file ends within the message that begins at byte {start}, it is truncated; "
-        "record or copy it again"
-    )
-
-
-def fields(message: bytes, where: str) -> Iterator[Field]:
-    """Yield the fields of a message in their order.
-
-    Args:
-        message: the bytes.
-        where: the file and the message, for errors.
-
-    Raises:
-        FileError: the message is broken.
-    """
-    position, end = 0, len(message)
-    while position < end:
-        key, position = _varint(message, position, where)
-        number, wire = key >> 3, key & 7
-        if number == 0:
-            raise FileError(f"{where}: a field has number 0; the message is broken")
-        if wire == VARINT:
-            value, position = _varint(message, position, where)
-            yield Field(number, wire, value, b"")
-            continue
-        if wire == BYTES:
-            size, position = _varint(message, position, where)
-        elif wire == FIXED64:
-            size = 8
-        elif wire == FIXED32:
-            size = 4
-        else:
-            raise FileError(
-                f"{where}: field {number} is of wire type {wire}, which no trace has; the message "
-                "is broken"
-            )
-        if size > end - position:
-            raise FileError(f"{where}: field {number} goes beyond its message, which is broken")
-        yield Field(number, wire, 0, message[position : position + size])
-        position += size
-
-
-def _varint(message: bytes, position: int, where: str) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if position >= len(message) or shift >= 7 * LONGEST_VARINT_BYTES:
-            raise FileError(f"{where}: a number is cut off; the message is broken")
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & BITS_64, position
-        shift += 7
-
-
-def packed(field: Field, where: str) -> list[int]:
-    """Return the numbers of a repeated field, packed into one or not."""
-    if field.wire == VARINT:
-        return [field.value]
-    numbers = []
-    position = 0
-    while position < len(field.content):
-        value, position = _varint(field.content, position, where)
-        numbers.append(value)
-    return numbers
-
-
-def text(field: Field) -> str:
-    """Return the text of a string field; bytes that are not UTF-8 become U+FFFD."""
-    return field.content.decode("utf-8", "replace")
-
-
-def varint(value: int) -> bytes:
-    """Return a number of 0 to 2^64 - 1 as a varint."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def unsigned_field(number: int, value: int) -> bytes:
-    """Return a varint field."""
-    return varint(number << 3 | VARINT) + varint(value)
-
-
-def bytes_field(number: int, content: bytes | Iterable[bytes]) -> bytes:
-    """Return a field of counted bytes: a string, an embedded message, or packed numbers."""
-    joined = content if isinstance(content, bytes) else b"".join(content)
-    return varint(number << 3 | BYTES) + varint(len(joined)) + joined
-
-
-def delimited(message: bytes) -> bytes:
-    """Return a message with its length before it."""
-    return varint(len(message)) + message
-
-
-AttributeValue = int | float | str
-"""What an attribute holds; lists are skipped."""
-
 MOST_NODES = 1_000_000
 MOST_EDGES = 20_000_000
 """Bounds the memory: about a gigabyte of them."""
+
+AttributeValue = int | float | str
+"""What an attribute holds; lists are skipped."""
 
 
 class NodeType(enum.IntEnum):
@@ -290,17 +131,69 @@ class Node(NamedTuple):
         return self.duration_us / 1e6
 
 
-# Fields of AttributeProto by how they are stored.
-_PLAIN = {7, 9, 11, 13, 27}
-_SIGNED = {7, 9}
-_ZIGZAG = {15, 17}
-_FIXED = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
-_STRING = 29
-_INT64, _UINT64, _BOOL = 9, 13, 27
+SCHEMA = {
+    "AttributeProto": (
+        *(("name", 1, "bytes"), ("double_val", 3, "double"), ("float_val", 5, "float")),
+        *(("int32_val", 7, "int32"), ("int64_val", 9, "int64"), ("uint32_val", 11, "uint32")),
+        *(("uint64_val", 13, "uint64"), ("sint32_val", 15, "sint32"), ("sint64_val", 17, "sint64")),
+        *(("fixed32_val", 19, "fixed32"), ("fixed64_val", 21, "fixed64")),
+        *(("sfixed32_val", 23, "sfixed32"), ("sfixed64_val", 25, "sfixed64")),
+        *(("bool_val", 27, "bool"), ("string_val", 29, "bytes")),
+    ),
+    "GlobalMetadata": (("version", 1, "bytes"), ("attr", 2, "message")),
+    "Node": (
+        *(("id", 1, "uint64"), ("name", 2, "bytes"), ("type", 3, "uint64")),
+        *(("ctrl_deps", 4, "numbers"), ("data_deps", 5, "numbers")),
+        *(("duration_micros", 7, "uint64"), ("attr", 10, "message")),
+    ),
+}
+"""The fields that are read: name, number, type. Strings are bytes, for they may be broken UTF-8;
+the node's type is a number, for it may be unknown."""
+NODE_FIELDS = {number for _, number, _ in SCHEMA["Node"]}
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    """Return the class of each message of :data:`SCHEMA`."""
+    # proto2, whose messages also hold fields that were set to 0.
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="chakra")
+    field_type = descriptor_pb2.FieldDescriptorProto
+    for message, fields in SCHEMA.items():
+        made = file.message_type.add(name=message)
+        for name, number, kind in fields:
+            field = made.field.add(name=name, number=number, label=field_type.LABEL_OPTIONAL)
+            if kind == "numbers":
+                field.label = field_type.LABEL_REPEATED
+                field.type = field_type.TYPE_UINT64
+                field.options.packed = True
+            elif kind == "message":
+                field.label = field_type.LABEL_REPEATED
+                field.type = field_type.TYPE_MESSAGE
+                field.type_name = ".chakra.AttributeProto"
+            else:
+                field.type = field_type.Type.Value(f"TYPE_{kind.upper()}")
+                if name.endswith("_val"):
+                    field.oneof_index = 0
+        if message == "AttributeProto":
+            made.oneof_decl.add(name="value")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"chakra.{name}"))
+        for name in SCHEMA
+    }
+
+
+def _decoded(kind: str, message: bytes) -> Any | None:
+    """Return a message, or None if it is broken."""
+    try:
+        return _classes()[kind].FromString(message)
+    except DecodeError:
+        return None
 
 
 def is_metadata(head: bytes) -> bool:
-    """Say whether bytes begin with a ``GlobalMetadata`` message."""
+    """Return whether bytes begin with a ``GlobalMetadata`` message."""
     size = shift = position = 0
     while position < min(len(head), 5):
         byte = head[position]
@@ -315,16 +208,53 @@ def is_metadata(head: bytes) -> bool:
     if len(message) < size:
         return False
     try:
-        found = list(fields(message, ""))
-        for field in found:
-            if field.number == 2:
-                _attribute(field.content, None, "")
+        _metadata(message, "")
     except FileError:
         return False
-    if any(f.wire != BYTES or f.number not in (1, 2) for f in found):
-        return False
     # Empty metadata is one zero; a file of zeros is no trace.
-    return bool(found) or head[position : position + 1] not in (b"", b"\0")
+    return bool(message) or head[position : position + 1] not in (b"", b"\0")
+
+
+def messages(stream: BinaryIO, source: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the messages of a length-delimited sequence, each with the byte at which it begins.
+
+    Raises:
+        FileError: a length is broken or longer than 64 MiB, or the file ends within a message.
+    """
+    position = 0
+    while True:
+        size = shift = 0
+        start = position
+        while True:
+            byte = stream.read(1)
+            if not byte:
+                if shift == 0:
+                    return
+                raise _truncated(source, start)
+            position += 1
+            size |= (byte[0] & 0x7F) << shift
+            shift += 7
+            if byte[0] < 0x80:
+                break
+            if shift > 28:
+                raise FileError(f"{source}: byte {start}: the length of a message is broken")
+        if size > LONGEST_MESSAGE_BYTES:
+            raise FileError(
+                f"{source}: byte {start}: a message of {size} bytes; at most "
+                f"{LONGEST_MESSAGE_BYTES} are read, the file is broken"
+            )
+        message = stream.read(size)
+        if len(message) < size:
+            raise _truncated(source, start)
+        yield position, message
+        position += size
+
+
+def _truncated(source: str, start: int) -> FileError:
+    return FileError(
+        f"{source}: the file ends within the message that begins at byte {start}, it is truncated; "
+        "record or copy it again"
+    )
 
 
 def read_nodes(stream: BinaryIO, source: str, wanted: Collection[str]) -> Iterator[Metadata | Node]:
@@ -359,90 +289,54 @@ def read_nodes(stream: BinaryIO, source: str, wanted: Collection[str]) -> Iterat
 
 
 def _metadata(message: bytes, where: str) -> Metadata:
-    version = ""
-    attributes: dict[str, AttributeValue] = {}
-    for field in fields(message, where):
-        if field.wire != BYTES or field.number not in (1, 2):
-            raise FileError(
-                f"{where}: the first message is no GlobalMetadata of Chakra; is this the right "
-                "file, and schema 0.0.4 or later?"
-            )
-        if field.number == 1:
-            version = text(field)
-        else:
-            attributes |= _attribute(field.content, None, where)
-    return Metadata(version, attributes)
+    read = _decoded("GlobalMetadata", message)
+    if read is None or len(UnknownFieldSet(read)):
+        raise FileError(
+            f"{where}: the first message is no GlobalMetadata of Chakra, or is broken; is this the "
+            "right file, and schema 0.0.4 or later?"
+        )
+    attributes = {_text(a.name): _value(a) for a in read.attr if a.name and a.WhichOneof("value")}
+    return Metadata(_text(read.version), attributes)
 
 
 def _node(message: bytes, wanted: Mapping[bytes, str], where: str) -> Node:
-    node_id = node_type = duration_us = 0
-    name = ""
-    data_deps, ctrl_deps = array("Q"), array("Q")
-    attributes: dict[str, AttributeValue] = {}
-    for field in fields(message, where):
-        if field.number == 10:
-            _expect(field, BYTES, where)
-            attributes |= _attribute(field.content, wanted, where)
-        elif field.number == 2:
-            _expect(field, BYTES, where)
-            name = text(field)
-        elif field.number in (4, 5):
-            dependencies = ctrl_deps if field.number == 4 else data_deps
-            dependencies.extend(_numbers(field, where))
-        elif field.number in (1, 3, 7):
-            _expect(field, VARINT, where)
-            if field.number == 1:
-                node_id = field.value
-            elif field.number == 3:
-                node_type = field.value
-            else:
-                duration_us = field.value
-    if node_type not in NodeType.__members__.values():
-        raise FileError(f"{where}: {name[:60]!r} has the unknown node type {node_type}")
-    return Node(node_id, name, NodeType(node_type), data_deps, ctrl_deps, duration_us, attributes)
+    read = _decoded("Node", message)
+    if read is None:
+        raise FileError(f"{where}: the message is broken; record or copy the trace again")
+    for field in UnknownFieldSet(read):
+        if field.field_number in NODE_FIELDS:  # known fields of another type are unknown ones
+            raise FileError(
+                f"{where}: field {field.field_number} is of wire type {field.wire_type}; this is "
+                "no node of a Chakra trace"
+            )
+    name = _text(read.name)
+    if read.type not in NodeType.__members__.values():
+        raise FileError(f"{where}: {name[:60]!r} has the unknown node type {read.type}")
+    return Node(
+        read.id,
+        name,
+        NodeType(read.type),
+        array("Q", read.data_deps),
+        array("Q", read.ctrl_deps),
+        read.duration_micros,
+        {
+            wanted[a.name]: _value(a)
+            for a in read.attr
+            if a.name in wanted and a.WhichOneof("value")
+        },
+    )
 
 
-def _expect(field: Field, wire: int, where: str) -> None:
-    if field.wire != wire:
-        raise FileError(
-            f"{where}: field {field.number} is of wire type {field.wire}, expected {wire}; this is "
-            "no node of a Chakra trace"
-        )
+def _value(attribute: Any) -> AttributeValue:
+    value: AttributeValue | bytes = getattr(attribute, attribute.WhichOneof("value"))
+    if isinstance(value, bytes):
+        return _text(value)
+    return int(value) if isinstance(value, bool) else value
 
 
-def _numbers(field: Field, where: str) -> list[int]:
-    if field.wire not in (VARINT, BYTES):
-        _expect(field, BYTES, where)
-    return packed(field, where)
-
-
-def _attribute(
-    content: bytes, wanted: Mapping[bytes, str] | None, where: str
-) -> dict[str, AttributeValue]:
-    """Return the attribute as a dictionary of one, or of none if it is not wanted or a list."""
-    # The name comes first, so most attributes need no further look.
-    short = content[:1] == b"\x0a" and len(content) > 1 and content[1] < 0x80
-    if wanted is not None and short and content[2 : 2 + content[1]] not in wanted:
-        return {}
-    name: str | None = None
-    value: AttributeValue | None = None
-    for field in fields(content, where):
-        number = field.number
-        if number == 1 and field.wire == BYTES:
-            if wanted is not None and field.content not in wanted:
-                return {}
-            name = text(field)
-        elif number in _PLAIN and field.wire == VARINT:
-            value = field.value
-            if number in _SIGNED and value >= 1 << 63:
-                value -= 1 << 64
-        elif number in _ZIGZAG and field.wire == VARINT:
-            value = field.value >> 1 ^ -(field.value & 1)
-        elif number == _STRING and field.wire == BYTES:
-            value = text(field)
-        elif number in _FIXED and len(field.content) == struct.calcsize(_FIXED[number]):
-            (value,) = struct.unpack(_FIXED[number], field.content)
-    return {} if name is None or value is None else {name: value}
+def _text(content: bytes) -> str:
+    """Return the text of a string; bytes that are not UTF-8 become U+FFFD."""
+    return content.decode("utf-8", "replace")
 
 
 def encode(message: Metadata | Node) -> bytes:
@@ -450,31 +344,39 @@ def encode(message: Metadata | Node) -> bytes:
 
     Integers become ``int64``, except for ``is_cpu_op``, which is a ``bool``; strings stay strings.
     """
+    classes = _classes()
+    attributes = [
+        classes["AttributeProto"](**{"name": name.encode(), **_field_of(name, value)})
+        for name, value in message.attributes.items()
+    ]
     if isinstance(message, Metadata):
-        parts = [bytes_field(1, message.version.encode())]
-        number = 2
+        made = classes["GlobalMetadata"](version=message.version.encode(), attr=attributes)
     else:
-        parts = [
-            unsigned_field(1, message.id),
-            bytes_field(2, message.name.encode()),
-            unsigned_field(3, message.type),
-        ]
-        for field, dependencies in ((4, message.ctrl_deps), (5, message.data_deps)):
-            if dependencies:
-                parts.append(bytes_field(field, map(varint, dependencies)))
-        parts.append(unsigned_field(7, message.duration_us))
-        number = 10
-    for name, value in message.attributes.items():
-        parts.append(bytes_field(number, _encoded(name, value)))
-    return delimited(b"".join(parts))
+        made = classes["Node"](
+            id=message.id,
+            name=message.name.encode(),
+            type=message.type,
+            ctrl_deps=message.ctrl_deps,
+            data_deps=message.data_deps,
+            duration_micros=message.duration_us,
+            attr=attributes,
+        )
+    return delimited(made.SerializeToString())
 
 
-def _encoded(name: str, value: AttributeValue) -> bytes:
-    named = bytes_field(1, name.encode())
+def _field_of(name: str, value: AttributeValue) -> dict[str, object]:
     if isinstance(value, str):
-        return named + bytes_field(_STRING, value.encode())
+        return {"string_val": value.encode()}
     if isinstance(value, float):
-        packed = struct.pack("<d", value)
-        return named + varint(3 << 3 | FIXED64) + packed
-    kind = _BOOL if name == "is_cpu_op" else _INT64
-    return named + unsigned_field(kind, value & BITS_64)
+        return {"double_val": value}
+    return {"bool_val": bool(value)} if name == "is_cpu_op" else {"int64_val": value}
+
+
+def delimited(message: bytes) -> bytes:
+    """Return a message with its length before it."""
+    size = len(message)
+    out = bytearray()
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes(out) + bytes((size,)) + message
