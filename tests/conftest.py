@@ -11,8 +11,9 @@ from hypothesis import settings
 from tests.workers import WorkerPool
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("syncline", deadline=None)
-settings.load_profile("syncline")
+settings.register_profile("small", deadline=None, max_examples=25)
+settings.register_profile("large", deadline=None)
+settings.load_profile("small")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

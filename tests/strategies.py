@@ -20,8 +20,14 @@ from syncline.model.timeline import Span, Timeline
 NS_PER_S = 1_000_000_000
 PHASES = ("data", "copy", "forward", "backward")
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-many = settings(few, max_examples=150)
+LARGE = settings.get_current_profile_name() == "large"
+"""Whether ``make test-slow`` runs the tests, which tries more examples."""
+few = settings(
+    max_examples=40 if LARGE else 12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+many = settings(few, max_examples=150 if LARGE else 40)
 
 seconds = st.floats(0, 1000, allow_nan=False)
 names = st.text(max_size=8)

@@ -229,8 +229,8 @@ def test_few_planners_all_have_a_colour() -> None:
 
 
 def test_long_sweeps_are_folded() -> None:
-    made = what_if(scaling())
-    points = made.points * 30
+    made = what_if(few())
+    points = made.points * (900 // len(made.points))
     page = render(Bundle(what_if=msgspec.structs.replace(made, points=points, crossings=())))
     assert "476 more points" in page
     assert "400 further points and all planners: what-if.json." in page

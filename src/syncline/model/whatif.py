@@ -256,11 +256,12 @@ class WhatIf(Document, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.points:
             raise UserError("what-if: no points")
+        planners = self.planners
         for i, each in enumerate(self.points):
-            found = [prediction.planner for prediction in each.predictions]
-            if found != list(self.planners):
+            found = tuple(prediction.planner for prediction in each.predictions)
+            if found != planners:
                 raise UserError(
-                    f"what-if: points[{i}]: expected predictions of {', '.join(self.planners)}, "
+                    f"what-if: points[{i}]: expected predictions of {', '.join(planners)}, "
                     f"found {', '.join(found)}"
                 )
         named = [("bottleneck", self.bottleneck.point, self.bottleneck.planner)]
