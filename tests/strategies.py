@@ -28,6 +28,8 @@ few = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 many = settings(few, max_examples=150 if LARGE else 40)
+costly = settings(many, max_examples=150 if LARGE else 10)
+"""For examples that take long, such as those that every planner plans."""
 
 seconds = st.floats(0, 1000, allow_nan=False)
 names = st.text(max_size=8)

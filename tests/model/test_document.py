@@ -485,7 +485,7 @@ def test_values_changed_at_random(data: st.DataObject, document: Document) -> No
     read_or_refuse(type(document), edited(document, list(path), data.draw(json_values | numbers)))
 
 
-@some.many
+@some.costly
 @given(st.data())
 def test_whatever_loads_can_be_planned_and_simulated(data: st.DataObject) -> None:
     """Values that a file may hold never lead to anything but a plan or our own error."""

@@ -28,13 +28,13 @@ COUNTS = [(p, m) for p in range(2, 10) for m in (1, 2, 3, 4, 5, 7, 8, 9, 16, 25)
 # Counted steps
 
 
-@pytest.mark.parametrize(("workers", "blocks"), COUNTS)
-def test_steps_are_those_counted(workers: int, blocks: int) -> None:
-    through = steps.chain_broadcast(workers, blocks)
-    assert pipeline_steps("broadcast", workers, blocks) == (0, through)
-    assert pipeline_steps("reduce", workers, blocks) == (through, 0)
-    total, sums = steps.ring_pipeline_all_reduce(workers, blocks)
-    assert pipeline_steps("all-reduce", workers, blocks) == (sums, total - sums)
+def test_steps_are_those_counted() -> None:
+    for workers, blocks in COUNTS:
+        through = steps.chain_broadcast(workers, blocks)
+        assert pipeline_steps("broadcast", workers, blocks) == (0, through)
+        assert pipeline_steps("reduce", workers, blocks) == (through, 0)
+        total, sums = steps.ring_pipeline_all_reduce(workers, blocks)
+        assert pipeline_steps("all-reduce", workers, blocks) == (sums, total - sums)
 
 
 def test_the_erratum_of_the_pipelines_length() -> None:
@@ -103,20 +103,20 @@ def test_proposition_1_does_not_hold_for_all_reduce(workers: int) -> None:
 # Costs
 
 
-@pytest.mark.parametrize(("workers", "blocks"), COUNTS)
-def test_a_curve_of_whole_blocks_is_the_formula(workers: int, blocks: int) -> None:
-    block = 1000
-    size = blocks * block
-    through = workers - 2 + blocks
-    sums, copies = ALPHA + (BETA + GAMMA) * block, ALPHA + BETA * block
-    given_block = {"block_bytes": block}
-    found = pipeline_broadcast(workers, ALPHA, BETA, **given_block).seconds(size)
-    assert found == pytest.approx(through * copies)
-    found = pipeline_reduce(workers, ALPHA, BETA, GAMMA, **given_block).seconds(size)
-    assert found == pytest.approx(through * sums)
-    total, adding = steps.ring_pipeline_all_reduce(workers, blocks)
-    found = pipeline_all_reduce(workers, ALPHA, BETA, GAMMA, **given_block).seconds(size)
-    assert found == pytest.approx(adding * sums + (total - adding) * copies)
+def test_a_curve_of_whole_blocks_is_the_formula() -> None:
+    for workers, blocks in COUNTS:
+        block = 1000
+        size = blocks * block
+        through = workers - 2 + blocks
+        sums, copies = ALPHA + (BETA + GAMMA) * block, ALPHA + BETA * block
+        given_block = {"block_bytes": block}
+        found = pipeline_broadcast(workers, ALPHA, BETA, **given_block).seconds(size)
+        assert found == pytest.approx(through * copies)
+        found = pipeline_reduce(workers, ALPHA, BETA, GAMMA, **given_block).seconds(size)
+        assert found == pytest.approx(through * sums)
+        total, adding = steps.ring_pipeline_all_reduce(workers, blocks)
+        found = pipeline_all_reduce(workers, ALPHA, BETA, GAMMA, **given_block).seconds(size)
+        assert found == pytest.approx(adding * sums + (total - adding) * copies)
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "all-reduce"])

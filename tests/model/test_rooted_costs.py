@@ -36,19 +36,21 @@ def test_reduce_by_hand(algorithm: str, a_s: float, b_s_per_byte: float) -> None
     assert REDUCE_ALGORITHMS[algorithm](8, 2, 3, 5) == (a_s, b_s_per_byte)
 
 
-@pytest.mark.parametrize("workers", range(2, 40))
-def test_tree_rounds_are_counted(workers: int) -> None:
-    rounds = steps.binomial_broadcast(workers)
-    assert BROADCAST_ALGORITHMS["minimum-spanning-tree"](workers, 1, 0, 0)[0] == rounds
+def test_tree_rounds_are_counted() -> None:
+    for workers in range(2, 40):
+        rounds = steps.binomial_broadcast(workers)
+        assert BROADCAST_ALGORITHMS["minimum-spanning-tree"](workers, 1, 0, 0)[0] == rounds
 
 
-@pytest.mark.parametrize("workers", range(2, 40))
-def test_the_erratum_of_the_exchange_broadcast(workers: int) -> None:
+def test_the_erratum_of_the_exchange_broadcast() -> None:
     """Both all-gathers of the paper's proof exist; only the doubling one takes log p rounds."""
-    rounds, _ = steps.bruck_all_gather(workers)
-    scatter = steps.binomial_broadcast(workers)
-    assert BROADCAST_ALGORITHMS["bidirectional-exchange"](workers, 1, 0, 0)[0] == scatter + rounds
-    assert BROADCAST_ALGORITHMS["scatter-ring"](workers, 1, 0, 0)[0] == scatter + workers - 1
+    for workers in range(2, 40):
+        rounds, _ = steps.bruck_all_gather(workers)
+        scatter = steps.binomial_broadcast(workers)
+        assert (
+            BROADCAST_ALGORITHMS["bidirectional-exchange"](workers, 1, 0, 0)[0] == scatter + rounds
+        )
+        assert BROADCAST_ALGORITHMS["scatter-ring"](workers, 1, 0, 0)[0] == scatter + workers - 1
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 100])

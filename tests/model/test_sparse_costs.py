@@ -51,14 +51,14 @@ def test_the_papers_crossing() -> None:
     assert cost["top-k", 32] > 2 * cost["gtop-k", 32]
 
 
-@pytest.mark.parametrize("workers", range(2, 40))
-def test_rounds_are_counted(workers: int) -> None:
-    rounds, blocks = steps.bruck_all_gather(workers)
-    assert SPARSE_ALGORITHMS["top-k"](workers)[:2] == (rounds, blocks)
-    tree = steps.binomial_broadcast(workers)
-    assert SPARSE_ALGORITHMS["gtop-k"](workers)[:2] == (2 * tree, 2 * tree)
-    butterfly = steps.butterfly_rounds(workers)
-    assert SPARSE_ALGORITHMS["gtop-k-butterfly"](workers)[:2] == (butterfly, butterfly)
+def test_rounds_are_counted() -> None:
+    for workers in range(2, 40):
+        rounds, blocks = steps.bruck_all_gather(workers)
+        assert SPARSE_ALGORITHMS["top-k"](workers)[:2] == (rounds, blocks)
+        tree = steps.binomial_broadcast(workers)
+        assert SPARSE_ALGORITHMS["gtop-k"](workers)[:2] == (2 * tree, 2 * tree)
+        butterfly = steps.butterfly_rounds(workers)
+        assert SPARSE_ALGORITHMS["gtop-k-butterfly"](workers)[:2] == (butterfly, butterfly)
 
 
 def test_widths_of_values_and_indices() -> None:
