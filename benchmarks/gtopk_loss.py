@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import save
+from benchmarks.sparse_world import run_in_one_process
 from syncline.errors import InternalError
 from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Share
-from syncline.sparse.selection import Part, select
+from syncline.sparse.selection import SelectionPart, select
 from syncline.sparse.vector import Quota, SparseVector, merged
-from syncline.sparse.wire import Wire
-from syncline.sparse.world import run_in_one_process
+from syncline.sparse.wire import WireFormat
 
 ELEMENTS = 100_000
 STEPS = 10
@@ -63,7 +63,7 @@ def ours(name: str) -> Exchange:
     """Return one of our exchanges."""
 
     def exchange(sent: list[SparseVector], quota: Quota) -> tuple[SparseVector, list[SparseVector]]:
-        wire = Wire(k=quota.k, length=quota.length, precision="float32", digest=1)
+        wire = WireFormat(k=quota.k, length=quota.length, precision="float32", digest=1)
         outcomes = run_in_one_process(
             ALGORITHMS[name],
             [Share(rank, len(sent), own, quota, "float32") for rank, own in enumerate(sent)],
@@ -115,7 +115,7 @@ def lost_share(
 
 def taken(residual: Dense, gradient: Dense, k: int) -> SparseVector:
     """Add a gradient to its residual and take the k largest out of it."""
-    part = Part(residual.ctypes.data, len(residual), gradient.ctypes.data)
+    part = SelectionPart(residual.ctypes.data, len(residual), gradient.ctypes.data)
     return select([part], k).taken
 
 

@@ -43,12 +43,12 @@ from syncline.measure.profiler import profile
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.parallel import stage_engine
-from syncline.parallel.carrier import Carrier, Flight
-from syncline.parallel.conductor import Conductor
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.deferral import Deferral
-from syncline.parallel.deferred_step import DeferredOptimizer
+from syncline.parallel.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.dense_transport import DenseTransport, Work
 from syncline.parallel.rounds import Rounds
+from syncline.parallel.stage_runner import StageRunner
 from syncline.planners.overlap import Overlap
 from syncline.training.models.language import TransformerLanguageModel
 from syncline.training.models.vision import ResNet20, ResNet50
@@ -73,7 +73,7 @@ OURS = (
     Watched("gradients", Rounds, "_before"),
     Watched("gradients", Rounds, "_accumulated"),
     Watched("buckets", Rounds, "_take_bucket"),
-    Watched("iterations", Conductor, "begin_iteration"),
+    Watched("iterations", StageRunner, "begin_forward"),
 )
 """Where the training thread enters our code."""
 
@@ -113,7 +113,7 @@ WORKLOADS = {
 }
 
 
-class NoCarrier(Carrier):
+class NoTransport(DenseTransport):
     """Carries nothing: with one worker, every slice is its own average.
 
     Args:
@@ -128,15 +128,15 @@ class NoCarrier(Carrier):
     def prepare(self, *_: Any) -> None:
         """Multiply by nothing: torch's reducer does that while it copies, for the same result."""
 
-    def send(self, *_: Any) -> Flight:
+    def send(self, *_: Any) -> Work:
         """Send nothing."""
-        return Flight(self._land, _nothing)
+        return Work(self._wait, _nothing)
 
-    def gather_numbers(self, own: Sequence[int]) -> tuple[Flight, Callable[[], list[list[int]]]]:
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
         """Return the numbers of the only worker."""
-        return Flight(_nothing, _nothing), lambda: [list(own)]
+        return Work(_nothing, _nothing), lambda: [list(own)]
 
-    def _land(self) -> None:
+    def _wait(self) -> None:
         self._gone.wait()
 
 
@@ -185,12 +185,12 @@ class Contestant:
     def start(self) -> None:
         """Train until the engine runs."""
         gone = self._gone
-        carrier_for = stage_engine.carrier_for
-        stage_engine.carrier_for = lambda group, _: NoCarrier(group, gone)
+        transport_for = stage_engine.transport_for
+        stage_engine.transport_for = lambda group, _: NoTransport(group, gone)
         try:
             self.train(1)
         finally:
-            stage_engine.carrier_for = carrier_for
+            stage_engine.transport_for = transport_for
         self.train(UNMEASURED)
         if isinstance(self.ddp, DistributedDataParallel):
             assert not self.ddp.measuring, self.ddp.phase
@@ -246,7 +246,9 @@ def own_code(contestant: Contestant, iterations: int) -> dict[str, dict[str, flo
     watched = [*OURS]
     if isinstance(ddp, DistributedDataParallel):
         # A step that need not be deferred is made by the method that the optimizer had.
-        watched += [Watched(UPDATE, deferred, "_whole_step") for deferred in ddp._overlapped]
+        watched += [
+            Watched(UPDATE, deferred, "_whole_step") for deferred in ddp._wrapped.optimizers
+        ]
         stage = ddp._reducer_buckets.engine
         assert stage is not None
         threads = {t.name: time.pthread_getcpuclockid(t.ident or 0) for t in stage._engine._threads}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
-from syncline.groups.roll import Card
+from syncline.groups.rendezvous import RankCard
 
 __all__ = ["on_host"]
 
@@ -19,12 +19,12 @@ def on_host(number: int) -> Iterator[None]:
     Ranks of different numbers then share no memory and are joined by UCX, here over the loopback
     device; those of one number are neighbours, as on a real host.
     """
-    own = Card.own
+    own = RankCard.own
 
-    def elsewhere() -> Card:
+    def elsewhere() -> RankCard:
         card = own()
         boot, network = card.host
         return replace(card, host=(boot, f"{network} of host {number}"), name=f"host-{number}")
 
-    with mock.patch.object(Card, "own", elsewhere):
+    with mock.patch.object(RankCard, "own", elsewhere):
         yield

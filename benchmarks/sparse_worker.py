@@ -34,10 +34,10 @@ from syncline.hooks import GTopKState, Recipe, gtopk
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.statistics import median
 from syncline.sparse.algorithms import ALGORITHMS
-from syncline.sparse.courier import Courier
 from syncline.sparse.exchange import Share
+from syncline.sparse.sparse_transport import SparseTransport
 from syncline.sparse.vector import Quota, SparseVector
-from syncline.sparse.wire import Wire
+from syncline.sparse.wire import WireFormat
 
 __all__ = ["DENSE", "MARK"]
 
@@ -201,7 +201,7 @@ def training(published: Published, name: str, job: dict[str, Any]) -> dict[str, 
         state = GTopKState(model, Recipe(density=DENSITY, algorithm=name))
         reducer = state._session.reducer
         reducing = Clock(state._session, "prepare")
-        communicating = Clock(reducer.courier, "run")
+        communicating = Clock(reducer.transport, "run")
         model.register_comm_hook(state, gtopk)
     steps_s, spent = [], []
     for number in range(UNTIMED + job["iterations"]):
@@ -250,15 +250,15 @@ def exchanging(published: Published, name: str, job: dict[str, Any]) -> dict[str
     ]
     indices = np.concatenate(places).astype(np.uint32)
     own = SparseVector(quota.length, indices, random.standard_normal(quota.k, np.float32))
-    wire = Wire(k=quota.k, length=quota.length, precision="float32", digest=1)
+    wire = WireFormat(k=quota.k, length=quota.length, precision="float32", digest=1)
     group = dist.group.WORLD
     assert group is not None
-    courier = Courier(group, TIMEOUT)
+    transport = SparseTransport(group, TIMEOUT)
     times_s = []
     for number in range(1 + job["repetitions"]):
         dist.barrier()
         began_s = time.perf_counter()
-        courier.run(ALGORITHMS[name], Share(rank, ranks, own, quota, wire.precision), wire)
+        transport.run(ALGORITHMS[name], Share(rank, ranks, own, quota, wire.precision), wire)
         if number:  # the first warms up
             times_s.append(time.perf_counter() - began_s)
     return {"exchanges_s": everyone(times_s), "entries": quota.k, "bytes": wire.message_bytes}

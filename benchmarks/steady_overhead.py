@@ -71,13 +71,13 @@ def worker(result: str) -> None:
     assert not ours.measuring, "the machine's speed changed and Syncline measures again; try later"
     same = ours._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     assert same == stock._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    conductor = ours._conductor
-    assert conductor is not None
+    runner = ours._runner
+    assert runner is not None
     start = time.perf_counter()
     for _ in range(OWN):
         if ours._counts():
-            conductor.begin_iteration()
-            conductor.output(None)
+            runner.begin_forward()
+            runner.output(None)
     own_s = (time.perf_counter() - start) / OWN
     if dist.get_rank() == 0:
         found = {"pairs_s": pairs, "bucket_bytes": same, "own_code_s": own_s}

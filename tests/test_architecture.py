@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,26 +13,28 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "syncline"
 
 BOTTOM = {"errors"}
+"""``torch_private`` is at the bottom too, but only what may import torch imports it."""
 DATA = BOTTOM | {"model"}
 FORMATS = DATA | {"traces"}
 CORE = FORMATS | {"_native"}
 EXACT = CORE | {"simulator", "collectives"}
 TOOLS = EXACT | {"planners"}
-RUNTIME = TOOLS | {"measure", "report", "groups", "sparse"}
+RUNTIME = TOOLS | {"measure", "report", "groups", "sparse", "torch_private"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "processes": BOTTOM,
     "workers": BOTTOM | {"processes"},
+    "torch_private": set(),
     "model": BOTTOM,
     "traces": DATA,
     "collectives": CORE,
     "simulator": CORE | {"collectives"},
     "groups": CORE | {"collectives"},
     "planners": EXACT,
-    "sparse": TOOLS | {"measure"},
+    "sparse": TOOLS | {"measure", "torch_private"},
     "devices": CORE | {"collectives", "groups"},
-    "measure": TOOLS,
+    "measure": TOOLS | {"torch_private"},
     "report": TOOLS,
     "testbed": DATA | {"processes"},
     "parallel": RUNTIME,
@@ -60,13 +64,18 @@ WITHOUT_TORCH = {
 }
 
 
-def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the absolute name of everything that a module imports, lazily or not.
+def imports(path: Path, root: Path, *, lazy: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield the line and the absolute name of everything that a module imports.
 
     Of ``from a import b`` the name is ``a.b``, whether ``b`` is a module or not.
+
+    Args:
+        path: of the module.
+        root: the folder of the outermost package.
+        lazy: include imports inside functions.
     """
     package = [root.name, *path.relative_to(root).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in _nodes(ast.parse(path.read_text(), str(path)), lazy=lazy):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -75,6 +84,36 @@ def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             base = [*base, *([node.module] if node.module else [])]
             for alias in node.names:
                 yield node.lineno, ".".join([*base, alias.name])
+
+
+def _nodes(tree: ast.AST, *, lazy: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if lazy or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from _nodes(node, lazy=lazy)
+
+
+def circle(root: Path) -> list[str]:
+    """Return modules that import each other in a circle, the first one also last; none: []."""
+    modules = {}
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join([root.name, *path.relative_to(root).with_suffix("").parts])
+        modules[name.removesuffix(".__init__")] = path
+    # The public surface imports everything, but each name only when it is used.
+    del modules[root.name]
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        graph[module] = set()
+        for _, name in imports(path, root, lazy=False):
+            target = name if name in modules else name.rpartition(".")[0]
+            if target in modules and target != module:
+                graph[module].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found[::-1]
+    return []
 
 
 def offences(root: Path) -> list[str]:
@@ -102,9 +141,57 @@ def offences(root: Path) -> list[str]:
     return found
 
 
+def private_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and name of what a module uses of torch that begins with an underscore."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        for name in names:
+            if re.match(r"(torch|dist|nn)(\.\w+)*?\._[^_\W]", name):
+                yield node.lineno, name
+
+
+def test_private_names_of_torch_are_in_one_module() -> None:
+    found = {
+        str(path.relative_to(SOURCE)): names
+        for path in sorted(SOURCE.rglob("*.py"))
+        if (names := list(private_names(path)))
+    }
+    assert len(found.pop("torch_private.py")) > 20
+    assert found == {}
+
+
 def test_imports_go_down_only() -> None:
     found = offences(SOURCE)
     assert not found, "\n" + "\n".join(found)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ("import syncline.model.b", "from syncline.model import a", True),
+        ("from .b import x", "if TYPE_CHECKING:\n    from syncline.model.a import y", True),
+        ("class A:\n    from syncline.model.b import x", "import syncline.model.a", True),
+        ("import syncline.model.b", "def f():\n    import syncline.model.a", False),
+        ("import syncline.model.b", "import syncline", False),
+    ],
+)
+def test_circles_are_found(tmp_path: Path, first: str, second: str, found: bool) -> None:
+    package = tmp_path / "syncline" / "model"
+    package.mkdir(parents=True)
+    for path, text in (("a.py", first), ("b.py", second), ("../__init__.py", "")):
+        (package / path).write_text(text)
+    a, b = "syncline.model.a", "syncline.model.b"
+    assert circle(tmp_path / "syncline") in ([[a, b, a], [b, a, b]] if found else [[]])
 
 
 def test_the_table_has_no_cycle() -> None:

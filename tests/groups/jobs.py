@@ -21,7 +21,7 @@ from benchmarks.pretended_hosts import on_host
 from syncline.collectives.table import PROGRAMS, ROOTED, Pipelined
 from syncline.errors import SynclineError
 from syncline.groups import Choice, Elements, Group
-from syncline.groups.roll import Card
+from syncline.groups.rendezvous import RankCard
 
 TIMEOUT_S = 60.0
 SHORT_TIMEOUT_S = 0.5
@@ -417,7 +417,7 @@ REFUSALS: dict[str, tuple[str, Callable[[], Any]]] = {
     "memory": ("auto", lambda: limited(resource.RLIMIT_FSIZE, 64 * 1024)),
     "descriptors": ("auto", lambda: limited(resource.RLIMIT_NOFILE, free_descriptor() + 6)),
     "processes": ("auto", lambda: mock.patch.object(os, "pidfd_open", refused)),
-    "sockets": ("auto", lambda: mock.patch.object(Card, "own", refused)),
+    "sockets": ("auto", lambda: mock.patch.object(RankCard, "own", refused)),
     "ucx": ("ucx", lambda: mock.patch.dict(os.environ, {"UCX_TLS": "carrier-pigeon"})),
 }
 

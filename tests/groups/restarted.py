@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 import syncline
+from syncline.measure.exchange import new_group_like
 from syncline.parallel.backend import Options
-from syncline.parallel.stage_engine import engine_group
 from syncline.sparse.session import own_group
 
 STEPS, KILLED_AT = 6, 3
@@ -81,7 +81,7 @@ def names_of_groups() -> list[list[str]]:
     for _ in range(2):
         world.group_count = 7
         wrapper: Any = SimpleNamespace(process_group=dist.group.WORLD)
-        groups = engine_group(wrapper), own_group(wrapper.process_group)
+        groups = new_group_like(wrapper.process_group), own_group(wrapper.process_group)
         found.append([group.group_name for group in groups])
     return found
 

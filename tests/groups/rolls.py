@@ -9,15 +9,15 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from syncline.groups.roll import Card, Roll, RollCall
+from syncline.groups.rendezvous import RankCard, Roll, RollCall
 
 DEADLINE_S = 30.0
-FAR = Card(host=("b", "n"), name="far", machine="", socket="", nonce="far")
+FAR = RankCard(host=("b", "n"), name="far", machine="", socket="", nonce="far")
 """Of another host."""
 
 
 @contextmanager
-def answered(store: dist.Store, card: Card, name: str = "default") -> Iterator[Future[Roll]]:
+def answered(store: dist.Store, card: RankCard, name: str = "default") -> Iterator[Future[Roll]]:
     """Let there be a rank 1 of 2 that has answered."""
     call = RollCall(store, name, 1, 2)
     with ThreadPoolExecutor(1) as pool:

@@ -80,7 +80,7 @@ def test_a_file_that_was_cut_off_is_refused(length: int) -> None:
         ((Region(from_bytes=1, algorithm="ring"),), "expected regions from 0"),
         ((Region(from_bytes=0, algorithm="ring"),) * 2, "expected regions from 0"),
         ((Region(from_bytes=0, algorithm="rings"),), "unknown algorithm 'rings'"),
-        ((Region(from_bytes=0, algorithm="ring", block_bytes=4),), "it is told no blocks"),
+        ((Region(from_bytes=0, algorithm="ring", block_bytes=4),), "it takes no blocks"),
         ((Region(from_bytes=0, algorithm="linear-pipeline"),), "needs a block, of a byte, or more"),
         (
             (Region(from_bytes=0, algorithm="linear-pipeline", block_bytes=0),),
@@ -99,7 +99,7 @@ def test_hierarchical_is_for_hosts_with_several_ranks() -> None:
     require_algorithm("all-reduce", "hierarchical", None, both)
     with pytest.raises(UserError, match="unknown algorithm 'hierarchical'"):
         require_algorithm("broadcast", "hierarchical", None, both)
-    with pytest.raises(UserError, match="it is told no blocks"):
+    with pytest.raises(UserError, match="it takes no blocks"):
         require_algorithm("all-reduce", "hierarchical", 4, both)
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group, shared_buffers
-from syncline.groups.roll import Card
+from syncline.groups.rendezvous import RankCard
 from syncline.groups.ucx import new_worker
 from tests.groups import jobs
 from tests.groups.rolls import FAR, answered
@@ -148,7 +148,7 @@ def test_a_process_that_may_not_be_watched(monkeypatch: pytest.MonkeyPatch, refu
 
 def test_ranks_of_other_hosts_do_not_share_memory() -> None:
     store = dist.HashStore()
-    card = Card.own()
+    card = RankCard.own()
     words = f"rank 1 is on host 'far' and rank 0 on '{card.name}'"
     with answered(store, FAR), pytest.raises(UserError, match=words):
         Group(store, 0, 2, timeout_s=DEADLINE_S, transport="shared")
@@ -159,7 +159,7 @@ def test_ranks_of_other_hosts_do_not_share_memory() -> None:
     [
         (os, "memfd_create", "rank 0: no .* bytes of shared memory to be had: .*not permitted"),
         (socket.socket, "bind", "rank 0: processes of this host are not allowed to meet"),
-        (Card, "own", "rank 0: processes of this host are not allowed to meet"),
+        (RankCard, "own", "rank 0: processes of this host are not allowed to meet"),
     ],
 )
 def test_hosts_that_do_not_permit_it(

@@ -25,7 +25,7 @@ from syncline.errors import PeerError
 from syncline.groups import Group, watch
 from syncline.groups.meeting import CALLING, HELLO, RETORT, listening_at, listens
 from syncline.groups.messages import pass_descriptors, take_descriptors
-from syncline.groups.roll import Card, RollCall
+from syncline.groups.rendezvous import RankCard, RollCall
 from tests.groups import jobs, restarted
 from tests.groups.rolls import DEADLINE_S, answered
 from tests.workers import WorkerPool
@@ -82,7 +82,7 @@ def test_a_name_is_used_again_in_one_store(tmp_path: Path) -> None:
 def test_notes_of_processes_that_have_ended_do_not_matter(ended: str, first: int) -> None:
     store = dist.HashStore()
     # Both ranks were killed: one of them had answered, or all, and nobody listens any more.
-    gone = [Card.own(), Card.own()]
+    gone = [RankCard.own(), RankCard.own()]
     old = [RollCall(store, "default", rank, 2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         before = [pool.submit(old[0].join, gone[0], time.monotonic() + 0.3)]
@@ -124,7 +124,7 @@ def test_another_process_of_the_same_rank_is_named() -> None:
 
 def test_a_rank_that_ends_between_its_answer_and_the_meeting() -> None:
     store = dist.HashStore()
-    card = Card.own()
+    card = RankCard.own()
     listening = listening_at(card.socket)
     words = "rank 0: rank 1 has ended before the two could meet on this host"
     with answered(store, card) as answer, ThreadPoolExecutor(1) as pool:
@@ -137,7 +137,7 @@ def test_a_rank_that_ends_between_its_answer_and_the_meeting() -> None:
 
 def test_rank_0_ends_while_it_waits_for_answers() -> None:
     store = dist.HashStore()
-    card = Card.own()
+    card = RankCard.own()
     listening = listening_at(card.socket)
     with ThreadPoolExecutor(2) as pool:
         calling = pool.submit(RollCall(store, "default", 0, 3).join, card, time.monotonic() + 3)
@@ -196,7 +196,7 @@ def test_strangers_are_ignored() -> None:
 def test_who_does_not_know_the_secret_gets_nothing() -> None:
     """A process of the same user calls in rank 1's place, without having read the roll."""
     store = dist.HashStore()
-    card = Card.own()
+    card = RankCard.own()
     listening = listening_at(card.socket)
     with answered(store, card) as answer, ThreadPoolExecutor(1) as pool:
         joining = pool.submit(Group, store, 0, 2, timeout_s=LONG_S)
@@ -224,7 +224,7 @@ import torch, torch.distributed as dist
 from syncline.groups import Elements, Group
 from syncline.groups.meeting import CALLING, HELLO, listens
 from syncline.groups.messages import take_descriptors
-from syncline.groups.roll import Card, RollCall
+from syncline.groups.rendezvous import RankCard, RollCall
 
 path = sys.argv[1]
 told, tell = os.pipe()
@@ -354,7 +354,7 @@ def test_a_buffer_for_which_there_is_no_descriptor(monkeypatch: pytest.MonkeyPat
 
 
 def test_addresses_where_nobody_listens() -> None:
-    assert not listens(Card.own().socket)
+    assert not listens(RankCard.own().socket)
 
 
 # ---------------------------------------------------------------------- restarts

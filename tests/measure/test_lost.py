@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncline.errors import MismatchError, PeerError
-from syncline.measure.exchange import said_of, telling_lost_peers
+from syncline.measure.exchange import describe_error, telling_lost_peers
 from tests.workers import WorkerPool
 
 CLOSED = (
@@ -39,7 +39,7 @@ SILENT = (
     ],
 )
 def test_what_is_said(text: str, timeout_s: float | None, said: str) -> None:
-    assert said_of(RuntimeError(text), timeout_s) == said
+    assert describe_error(RuntimeError(text), timeout_s) == said
 
 
 def tell(text: str) -> list[str]:

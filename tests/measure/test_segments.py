@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.measure.clock import CpuClock
-from syncline.measure.observer import Event, Iteration, Moment
-from syncline.measure.segments import Trace, median_trace, read_iteration
+from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
+from syncline.measure.segments import SegmentTrace, median_trace, read_iteration
 
 M = Moment
 
 
-def iteration(*events: tuple[Moment, str | int, int], end: int) -> Iteration:
-    return Iteration([Event(m, key, at) for m, key, at in events], end, None, [])
+def iteration(*events: tuple[Moment, str | int, int], end: int) -> ObservedIteration:
+    return ObservedIteration([ObservedEvent(m, key, at) for m, key, at in events], end, None, [])
 
 
 LEAN = iteration(
@@ -118,13 +118,13 @@ def test_what_noting_costs_is_taken_off() -> None:
 @given(st.lists(st.integers(1, 1000), min_size=3, max_size=9))
 def test_the_parts_follow_the_whole(gaps: list[int]) -> None:
     clock = CpuClock()
-    traces: list[Trace] = []
+    traces: list[SegmentTrace] = []
     for gap in gaps:
         events = [
             e._replace(stamp=e.stamp + gap * (e.moment in (M.READY, M.STEP, M.STEPPED)))
             for e in LEAN.events
         ]
-        traces.append(read_iteration(Iteration(events, 400 + gap, None, []), clock))
+        traces.append(read_iteration(ObservedIteration(events, 400 + gap, None, []), clock))
     joined = median_trace(traces, [])
     computing = [s.duration_ns for s in joined.segments if s.phase in ("forward", "backward")]
     wholes = sorted(200 + gap for gap in gaps)

@@ -21,15 +21,14 @@ from syncline.model.plan import Collective
 from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Rate
 from syncline.parallel import stage_engine
-from syncline.parallel.carrier import Carrier, Flight
 from syncline.parallel.ddp import DistributedDataParallel
-from syncline.parallel.groundwork import Groundwork
+from syncline.parallel.dense_transport import DenseTransport, Work
 from syncline.parallel.layout import Shares
-from syncline.parallel.stages import StageResult
+from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.planners.compressed import compressed
 from tests.parallel.jobs import OPTIMIZERS, batch, plain_plan, steps_to_steady, train
 from tests.parallel.models import MODELS
-from tests.sparse.torch_side import MARK, torch_sides
+from tests.sparse.torch_stream_context import MARK, torch_stream_contexts
 
 
 def compression_of(given: str | dict[str, Any]) -> Compression:
@@ -38,8 +37,8 @@ def compression_of(given: str | dict[str, Any]) -> Compression:
 
 def checked_conservation(ddp: DistributedDataParallel) -> None:
     """Let every sparse exchange be checked."""
-    assert ddp._compressing is not None
-    session = ddp._compressing._session
+    assert ddp._wrapped.compressing is not None
+    session = ddp._wrapped.compressing._session
     if session is not None:
         session.reducer._check = True
 
@@ -159,7 +158,7 @@ def reverted(ahead: bool) -> dict[str, Any]:
         assert step < 500
     train(ddp, optimizer, 5, first=step)
     ddp.settle()
-    compressing = ddp._compressing
+    compressing = ddp._wrapped.compressing
     assert compressing is not None
     assert compressing._session is not None
     residuals = compressing._session.reducer.residuals
@@ -167,7 +166,7 @@ def reverted(ahead: bool) -> dict[str, Any]:
     if ahead:  # what waits is to bring the weights as far as before
         kept = {name: 10 * values for name, values in kept.items()}
         optimizer.param_groups[0]["lr"] /= 10
-    ddp._conductor._left = True  # as under join: DDP's own buckets for a while
+    ddp._runner._left = True  # as under join: DDP's own buckets for a while
     ddp._reducer_buckets.use(None, record=False)
     inputs, targets = batch(step)
     optimizer.zero_grad()
@@ -190,13 +189,13 @@ def decides(given: str | dict[str, Any], slow: bool) -> dict[str, Any]:
     """Train until it is decided, with a plan that is made slow, or fast, against dense buckets."""
     ddp, optimizer = begun(given)
 
-    def rate(self: Groundwork, name: str, result: StageResult) -> Rate:
+    def rate(self: RankMeasurements, name: str, result: StageResult) -> Rate:
         is_dense = name == "stock DDP"
         return Rate(
             name=name, iteration_s=0.1 if is_dense == slow else 0.2, noise_s=0, iterations=9
         )
 
-    with mock.patch.object(Groundwork, "rate", rate):
+    with mock.patch.object(RankMeasurements, "rate", rate):
         steps = steps_to_steady(ddp, optimizer)
     train(ddp, optimizer, 4, first=steps)
     run = ddp.run_record()
@@ -216,8 +215,8 @@ def resumed_without_dense_steps() -> bool:
     state = ddp.compression_state_dict()
     ddp.load_compression_state_dict({**state, "decided": True, "plan": None})
     steps = steps_to_steady(ddp, optimizer)
-    assert ddp._compressing is not None
-    return ddp.plan is not None and ddp.plan.is_lossy and ddp._compressing.steps == steps
+    assert ddp._wrapped.compressing is not None
+    return ddp.plan is not None and ddp.plan.is_lossy and ddp._wrapped.compressing.steps == steps
 
 
 class Branches(nn.Module):
@@ -241,9 +240,9 @@ def left_out(given: dict[str, Any]) -> list[bool]:
     )
     checked_conservation(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    assert ddp._compressing is not None
-    assert ddp._compressing._session is not None
-    residual = ddp._compressing._session.reducer.residuals.of("second.weight")
+    assert ddp._wrapped.compressing is not None
+    assert ddp._wrapped.compressing._session is not None
+    residual = ddp._wrapped.compressing._session.reducer.residuals.of("second.weight")
     same = []
     step = 0
     while ddp.measuring or step % 4:
@@ -366,7 +365,7 @@ def over_our_backend(given: str | dict[str, Any]) -> list[str]:
     return [name for name in gloo if not torch.equal(gloo[name], ours[name])]
 
 
-class Unbounded(Carrier):
+class Unbounded(DenseTransport):
     """Hands its messages over as a GPU's stream does, without the host waiting for each."""
 
     bounded = False
@@ -379,12 +378,12 @@ class Unbounded(Carrier):
 
     def send(
         self, buffer: torch.Tensor, collective: Collective, shares: Shares, after: Any
-    ) -> Flight:
+    ) -> Work:
         assert after
         assert all(mark == MARK for mark in after)
         super().prepare(buffer, collective)
-        flight = super().send(buffer, collective, shares, after)
-        return Flight(flight.land, flight.land)
+        work = super().send(buffer, collective, shares, after)
+        return Work(work.wait, work.wait)
 
 
 def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
@@ -392,8 +391,10 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
     found = []
     for on_device in (False, True):
         patches = (
-            mock.patch.object(stage_engine, "carrier_for", lambda group, _device: Unbounded(group)),
-            torch_sides(),
+            mock.patch.object(
+                stage_engine, "transport_for", lambda group, _device: Unbounded(group)
+            ),
+            torch_stream_contexts(),
         )
         with ExitStack() as stack:
             for patch in patches if on_device else ():

@@ -25,9 +25,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from syncline.errors import SynclineError
-from syncline.measure import lent
+from syncline.measure import keepalive
 from syncline.model.plan import Message, Plan, Tensor, Wait
-from syncline.parallel import leaving
+from syncline.parallel import shutdown
 from syncline.parallel.ddp import DistributedDataParallel
 from tests.parallel.mortal import DEADLINE_S, POLL_S, Place
 
@@ -140,14 +140,14 @@ class Training:
         self.model.settle()
         engine = self.model._reducer_buckets.engine
         assert engine is not None
-        carrier = engine._engine._carrier
-        send, until = carrier.send, time.monotonic() + held_s
+        transport = engine._engine._transport
+        send, until = transport.send, time.monotonic() + held_s
 
         def held(*args: Any) -> Any:
             time.sleep(max(until - time.monotonic(), 0))
             return send(*args)
 
-        carrier.send = held  # type: ignore[method-assign]
+        transport.send = held  # type: ignore[method-assign]
 
     @property
     def pending(self) -> bool:
@@ -346,7 +346,7 @@ def gets_all_back(place: Place) -> None:
     training.warm()
     training.model.settle()
     deadline = time.monotonic() + DEADLINE_S / 2
-    while any(each() is not None for each in lent._lent):
+    while any(each() is not None for each in keepalive._aliases):
         assert time.monotonic() < deadline, "something keeps what has landed"
         time.sleep(POLL_S)
     dist.barrier()
@@ -364,8 +364,8 @@ def ends_in_a_child(place: Place) -> None:
 
 def ends_alone(place: Place, how: str) -> None:
     """Rank 0 ends with its update pending while rank 1 is dead or sends nothing."""
-    leaving.PATIENCE_AFTER_ERROR_S = 1.0
-    leaving.SILENCE_S = TIMEOUT_S if how == "dead" else 1.0  # it may take a while to die
+    shutdown.PATIENCE_AFTER_ERROR_S = 1.0
+    shutdown.SILENCE_S = TIMEOUT_S if how == "dead" else 1.0  # it may take a while to die
     join(place, SHORT_TIMEOUT_S if how == "silent" else TIMEOUT_S)
     training = Training(place)
     training.warm(leave_pending=True, held_s=HELD_S if place.rank == 0 else LONG_S)

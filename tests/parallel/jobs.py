@@ -20,9 +20,9 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.run import Rate
 from syncline.parallel.ddp import DistributedDataParallel
-from syncline.parallel.groundwork import Groundwork
-from syncline.parallel.stages import StageResult
+from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.parallel.watches import LossWatch
+from syncline.torch_private import bucket_sizes
 from tests.parallel.models import MODELS, Plain
 
 OPTIMIZERS = {
@@ -155,7 +155,7 @@ def buckets_are_messages(model: str, arguments: dict[str, Any]) -> dict[str, Any
     assert plan is not None, ddp.run_record().reason
     return {
         "planned": list(plan.message_bytes()),
-        "reducer": ddp._bucket_sizes(),
+        "reducer": bucket_sizes(ddp),
         "profile": ddp.profile.to_json() if ddp.profile else None,
         "network": ddp.network.to_json() if ddp.network else None,
     }
@@ -235,7 +235,7 @@ def flushes(kind: str) -> dict[str, Any]:
     ours.overlap(optimizers[0])
     waits: list[str] = []
     step = 0
-    with mock.patch.object(Groundwork, "rate", planned_is_faster):
+    with mock.patch.object(RankMeasurements, "rate", planned_is_faster):
         while ours.measuring or step < 160:
             late = "later" not in kind or (not ours.measuring and step > 60)
             for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
@@ -254,7 +254,7 @@ def flushes(kind: str) -> dict[str, Any]:
     }
 
 
-def planned_is_faster(_: Groundwork, name: str, result: StageResult) -> Rate:
+def planned_is_faster(_: RankMeasurements, name: str, result: StageResult) -> Rate:
     """Return one second for stock DDP, and half of it for any plan."""
     seconds = 1.0 if name == "stock DDP" else 0.5
     return Rate(name=name, iteration_s=seconds, noise_s=0.0, iterations=len(result.iteration_s))
@@ -266,7 +266,7 @@ def turns_slow() -> dict[str, Any]:
     optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
     slow = False
 
-    def told(_: Groundwork, name: str, result: StageResult) -> Rate:
+    def told(_: RankMeasurements, name: str, result: StageResult) -> Rate:
         seconds = 1.0 if name == "stock DDP" else 2.0 if slow else 0.5
         return Rate(name=name, iteration_s=seconds, noise_s=0.0, iterations=len(result.iteration_s))
 
@@ -275,7 +275,7 @@ def turns_slow() -> dict[str, Any]:
 
     phases: list[str] = []
     with (
-        mock.patch.object(Groundwork, "rate", told),
+        mock.patch.object(RankMeasurements, "rate", told),
         mock.patch.object(LossWatch, "close_window", is_slow),
     ):
         before = steps_to_steady(ddp, optimizer)

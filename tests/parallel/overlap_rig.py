@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.parallel import stage_engine
-from syncline.parallel.carrier import Carrier, Flight
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.deferral import Deferral
+from syncline.parallel.dense_transport import DenseTransport, Work
 from syncline.parallel.engine import Engine
 from tests.parallel.overlap_plans import Style, plan_of, ready_order
 
@@ -186,7 +186,7 @@ class Ours(Side):
     def close(self) -> None:
         for ddp in self.wrapped:
             assert isinstance(ddp, DistributedDataParallel)
-            if ddp._conductor is not None:
+            if ddp._runner is not None:
                 ddp._reducer_buckets._stop_engine()
 
 
@@ -217,13 +217,13 @@ def differences(ours: Side, theirs: Side) -> list[str]:
 # ---------------------------------------------------------------------- messages that are held back
 
 
-class HeldCarrier:
-    """Lets messages land only once the training thread waits for them.
+class HeldTransport:
+    """Lets messages complete only once the training thread waits for them.
 
     What is pending when ``step`` is called would otherwise be a matter of luck.
     """
 
-    def __init__(self, inner: Carrier) -> None:
+    def __init__(self, inner: DenseTransport) -> None:
         self._inner = inner
         self._changed = threading.Condition()
         self._sent = self._allowed = 0
@@ -248,17 +248,17 @@ class HeldCarrier:
     def prepare(self, *args: Any) -> None:
         self._inner.prepare(*args)
 
-    def send(self, *args: Any) -> Flight:
-        flight = self._inner.send(*args)
+    def send(self, *args: Any) -> Work:
+        work = self._inner.send(*args)
         number, self._sent = self._sent, self._sent + 1
 
-        def land() -> None:
+        def wait() -> None:
             with self._changed:
                 over = self._changed.wait_for(lambda: number < self._allowed, DEADLINE_S)
             assert over, "nobody waited for a message"
-            flight.land()
+            work.wait()
 
-        return Flight(land, flight.join)
+        return Work(wait, work.wait_on_stream)
 
 
 @contextmanager
@@ -269,27 +269,27 @@ def holding(let_through: float) -> Iterator[None]:
         let_through: the part of each round's messages that lands before ``backward`` ends.
     """
     wait, wait_all, finish, begin = Engine.wait, Engine.wait_all, Engine.finish, Engine.begin
-    carrier_for, suspend = stage_engine.carrier_for, Deferral.suspend_gradients
+    transport_for, suspend = stage_engine.transport_for, Deferral.suspend_gradients
 
     def at_first(engine: Engine) -> int:
         return round(let_through * len(engine.plan.messages))
 
     def held_begin(self: Engine, *args: Any) -> None:
-        self._carrier.begin(at_first(self))
+        self._transport.begin(at_first(self))
         begin(self, *args)
 
     def held_wait(self: Engine, tensors: Iterable[int]) -> None:
         tensors = list(tensors)
         messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
-        self._carrier.allow(max(messages, default=-1) + 1)
+        self._transport.allow(max(messages, default=-1) + 1)
         wait(self, tensors)
 
     def held_wait_all(self: Engine) -> None:
-        self._carrier.allow(len(self.plan.messages))
+        self._transport.allow(len(self.plan.messages))
         wait_all(self)
 
     def held_finish(self: Engine) -> None:
-        self._carrier.allow(len(self.plan.messages))
+        self._transport.allow(len(self.plan.messages))
         finish(self)
 
     def held_suspend(self: Deferral) -> None:
@@ -305,8 +305,8 @@ def holding(let_through: float) -> Iterator[None]:
         (Engine, "wait_all"): held_wait_all,
         (Engine, "finish"): held_finish,
         (Deferral, "suspend_gradients"): held_suspend,
-        (stage_engine, "carrier_for"): lambda group, device: HeldCarrier(
-            carrier_for(group, device)
+        (stage_engine, "transport_for"): lambda group, device: HeldTransport(
+            transport_for(group, device)
         ),
     }
     with patched(patches):

@@ -58,7 +58,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["layer", "overlap", "partly dense", "float16"])
 def test_a_device_that_works_by_itself_gives_the_same_bits(workers: WorkerPool, kind: str) -> None:
-    """Operations of torch, and a carrier that the host need not wait for."""
+    """Operations of torch, and a transport that the host need not wait for."""
     given, options = KINDS[kind]
     overlap = bool(options.get("overlap"))
     assert workers.run(jobs.as_on_a_gpu, 2, given, overlap) == [[], []]

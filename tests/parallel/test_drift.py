@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from syncline.parallel.watches import DriftWatch, Pace
+from syncline.parallel.watches import DriftWatch, PaceSample
 
 
 def alone(own: Sequence[float]) -> list[list[float]]:
@@ -15,7 +15,7 @@ def alone(own: Sequence[float]) -> list[list[float]]:
 
 def window(watch: DriftWatch, computation_s: float, communication_s: float) -> bool:
     for _ in range(5):
-        watch.add(Pace(computation_s, communication_s))
+        watch.add(PaceSample(computation_s, communication_s))
     return watch.close_window(alone)
 
 
@@ -57,7 +57,7 @@ def test_what_is_small_does_not_matter() -> None:
 def test_one_slow_sample_is_no_drift() -> None:
     watch = DriftWatch()
     window(watch, 1.0, 0.5)
-    watch.add(Pace(9.0, 9.0))
+    watch.add(PaceSample(9.0, 9.0))
     assert not window(watch, 1.0, 0.5)
 
 
@@ -65,7 +65,7 @@ def test_what_varies_by_itself_is_no_drift() -> None:
     watch = DriftWatch()
     for samples in ((0.3, 0.9, 0.4, 1.1, 0.5), (0.5, 1.3, 0.4, 0.9, 0.8)) * 2:
         for communication_s in samples:
-            watch.add(Pace(1.0, communication_s))
+            watch.add(PaceSample(1.0, communication_s))
         assert not watch.close_window(alone)
 
 
@@ -88,5 +88,5 @@ def test_ranks_agree_by_their_median() -> None:
     watch = DriftWatch()
     everyone = [[1.0, 0.5, 0.0, 0.0], [1.0, 0.5, 0.0, 0.0], [5.0, 0.5, 0.0, 0.0]]
     for _ in range(3):
-        watch.add(Pace(5.0, 0.5))
+        watch.add(PaceSample(5.0, 0.5))
         assert not watch.close_window(lambda _: everyone)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from syncline.parallel.stages import StageResult
+from syncline.parallel.rank_measurements import StageResult
 from syncline.parallel.watches import FlushWatch
 from tests.parallel.jobs import plain_plan
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.model.plan import Message, Plan, Tensor
-from syncline.parallel.layout import Layout
+from syncline.parallel.layout import BucketLayout
 from tests.strategies import many
 
 
@@ -48,7 +48,7 @@ def plans(draw: st.DrawFn) -> Plan:
 @many
 @given(plans())
 def test_buckets_hold_whole_tensors_in_order(plan: Plan) -> None:
-    layout = Layout.of(plan)
+    layout = BucketLayout.of(plan)
     assert [t for bucket in layout.buckets for t in bucket] == list(range(len(plan.tensors)))
     assert all(layout.buckets)
     for bucket, size in zip(layout.buckets, layout.bucket_bytes, strict=True):
@@ -60,7 +60,7 @@ def test_buckets_hold_whole_tensors_in_order(plan: Plan) -> None:
 @many
 @given(plans())
 def test_places_are_the_messages_elements(plan: Plan) -> None:
-    layout = Layout.of(plan)
+    layout = BucketLayout.of(plan)
     ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
     for message, place in zip(plan.messages, layout.places, strict=True):
         if message.start == message.stop:
@@ -75,7 +75,7 @@ def test_places_are_the_messages_elements(plan: Plan) -> None:
 @given(plans())
 def test_a_bucket_is_no_larger_than_its_messages_need(plan: Plan) -> None:
     """Between two buckets no message could be cut, and within one some message is, or a tensor."""
-    layout = Layout.of(plan)
+    layout = BucketLayout.of(plan)
     ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
     crossed = {end for message in plan.messages for end in range(message.start + 1, message.stop)}
     for bucket in layout.buckets[:-1]:
@@ -88,7 +88,7 @@ def test_a_bucket_is_no_larger_than_its_messages_need(plan: Plan) -> None:
 @many
 @given(plans())
 def test_a_gradient_is_final_after_every_message_that_sums_or_gathers_it(plan: Plan) -> None:
-    layout = Layout.of(plan)
+    layout = BucketLayout.of(plan)
     ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
     for tensor, (start, stop) in enumerate(itertools.pairwise(ends)):
         over = [n for n, m in enumerate(plan.messages) if m.start < stop and start < m.stop]
@@ -106,7 +106,7 @@ def test_a_gradient_is_final_after_every_message_that_sums_or_gathers_it(plan: P
 @many
 @given(plans())
 def test_a_gather_comes_after_its_sums(plan: Plan) -> None:
-    layout = Layout.of(plan)
+    layout = BucketLayout.of(plan)
     for number, (message, sources) in enumerate(zip(plan.messages, layout.sources, strict=True)):
         assert bool(sources) == (message.collective == "all-gather")
         assert all(source < number for source in sources)
@@ -137,4 +137,4 @@ def test_examples(
         tensors=tuple(Tensor(name=str(i), elements=n) for i, n in enumerate(sizes)),
         messages=tuple(Message(start=a, stop=b) for a, b in reversed(spans)),
     )
-    assert [list(bucket) for bucket in Layout.of(plan).buckets] == buckets
+    assert [list(bucket) for bucket in BucketLayout.of(plan).buckets] == buckets

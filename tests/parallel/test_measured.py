@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.measure.clock import Clock, CpuClock
-from syncline.measure.observer import Event, Iteration, Moment
+from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
 from syncline.model.plan import Collective, Message, Plan, Tensor, Wait
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
 from syncline.parallel.recording import (
-    Exchange,
+    BucketStamps,
     GateTimes,
     MessageTimes,
     engine_timeline,
@@ -26,10 +26,10 @@ START = 1000
 """Stamp of every iteration's beginning: times below are relative to it."""
 
 
-def iteration(*events: tuple[Moment, str | int, int], end: int) -> Iteration:
+def iteration(*events: tuple[Moment, str | int, int], end: int) -> ObservedIteration:
     """Return an iteration; times count from its beginning."""
-    stamped = [Event(m, key, START + at) for m, key, at in events]
-    return Iteration(stamped, START + end, None, [])
+    stamped = [ObservedEvent(m, key, START + at) for m, key, at in events]
+    return ObservedIteration(stamped, START + end, None, [])
 
 
 DEFERRED = iteration(
@@ -49,8 +49,8 @@ DEFERRED = iteration(
 STEPPED = DEFERRED._replace(
     events=[
         *DEFERRED.events,
-        Event(M.STEP, "", START + 176),
-        Event(M.STEPPED, "", START + 180),
+        ObservedEvent(M.STEP, "", START + 176),
+        ObservedEvent(M.STEPPED, "", START + 180),
     ]
 )
 
@@ -273,8 +273,8 @@ def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[Ga
 
 def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:
     exchanges = [
-        Exchange(1, START + 130, [START + 175]),
-        Exchange(0, START + 125, [START + 160]),
+        BucketStamps(1, START + 130, [START + 175]),
+        BucketStamps(0, START + 125, [START + 160]),
     ]
     timeline = measured_timeline(STEPPED, exchanges, plan("update"), CpuClock())
     assert sent(timeline) == [("b", 125, 125, 160), ("a", 130, 160, 175)]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.parallel.ambient import Ambient
+from syncline.parallel.deferred_step import TorchState
 from syncline.parallel.guard import Guard, lift
 from syncline.parallel.pending import (
     PendingGradient,
@@ -28,7 +28,7 @@ from syncline.parallel.pending import (
     suspend,
 )
 
-PLAIN = Ambient.now("cpu")
+PLAIN = TorchState.now("cpu")
 
 
 class Owner:

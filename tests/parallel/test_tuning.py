@@ -1,4 +1,4 @@
-"""The script of a training run's start, played without training: times are what the tests say."""
+"""The stages of a training run's start, played without training: times are what the tests say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.run import Rate
 from syncline.parallel import tuning as module
-from syncline.parallel.stages import Settings, Stage, StageResult
+from syncline.parallel.rank_measurements import Settings, Stage, StageResult
 from syncline.parallel.tuning import TRIALS, Tuning
 from syncline.planners import PLANNERS
 from syncline.planners.ddp import Ddp
@@ -36,7 +36,7 @@ READ = "gradients are read before each step"
 
 
 class Told:
-    """A job with one optimizer, and groundwork that takes every figure as it comes."""
+    """A job with one optimizer, and measurements that takes every figure as it comes."""
 
     rank = 0
 
@@ -75,7 +75,7 @@ class Waiting:
 
 @pytest.fixture(autouse=True)
 def _told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Groundwork", Told)
+    monkeypatch.setattr(module, "RankMeasurements", Told)
 
 
 def tuning(job: Any = Deferring, **asked: Any) -> Tuning:
@@ -123,7 +123,7 @@ def told(run: Tuning, text: str) -> list[str]:
 
 def test_overlap_is_tried_and_kept_where_it_gains() -> None:
     run = tuning()
-    stages = play(run.script(), faster)
+    stages = play(run.stages(), faster)
     assert names(stages)[:3] == ["baseline", "profiling", "trying overlap"]
     assert stages[-1].plan is run.plan
     assert run.plan is not None
@@ -136,10 +136,10 @@ def test_overlap_is_tried_and_kept_where_it_gains() -> None:
 def test_what_is_predicted_is_what_runs() -> None:
     for job, wait in ((Deferring, "need"), (Waiting, "update")):
         run = tuning(job, planner="pace")
-        play(run.script(), faster)
+        play(run.stages(), faster)
         assert run.plan is not None
         assert run.plan.wait == wait
-        expected = module.look_ahead(
+        expected = module.forecast(
             PROFILE, NETWORK, run._settings, defers=job.can_defer
         ).predicted_s("pace")
         assert run.predicted_planned_s == expected
@@ -148,7 +148,7 @@ def test_what_is_predicted_is_what_runs() -> None:
 
 
 def test_an_iteration_more_warms_up_where_updates_are_deferred() -> None:
-    stages = play(tuning().script(), faster)
+    stages = play(tuning().stages(), faster)
     warmup = {stage.name: stage.warmup for stage in stages}
     assert warmup["trying overlap"] == warmup["recording"] == warmup["steady"] == 3
     assert warmup["profiling"] == 2
@@ -156,7 +156,7 @@ def test_an_iteration_more_warms_up_where_updates_are_deferred() -> None:
 
 def test_a_slower_plan_is_dropped_after_another_look() -> None:
     run = tuning()
-    stages = play(run.script(), slower)
+    stages = play(run.stages(), slower)
     *_, checking, again, recording, steady = names(stages)
     assert (checking, recording, steady) == ("checking again", "recording", "steady")
     assert again.replace(" again", "") in names(stages)
@@ -179,7 +179,7 @@ def test_a_plan_that_is_not_clearly_faster_must_show_it(
 ) -> None:
     times = {"checking again": stock_s, "trying by hand": first_s, "trying again by hand": again_s}
     run = tuning(plan=GIVEN)
-    stages = play(run.script(), lambda stage: times.get(stage.name, STOCK_S))
+    stages = play(run.stages(), lambda stage: times.get(stage.name, STOCK_S))
     assert names(stages)[:4] == ["baseline", *list(times)[1:2], "checking again", list(times)[2]]
     assert run.decision == decision
     assert run.planned is not None
@@ -189,13 +189,13 @@ def test_a_plan_that_is_not_clearly_faster_must_show_it(
 
 
 def test_a_plan_that_is_clearly_faster_needs_no_second_look() -> None:
-    assert "checking again" not in names(play(tuning(plan=GIVEN).script(), faster))
+    assert "checking again" not in names(play(tuning(plan=GIVEN).stages(), faster))
 
 
 @pytest.mark.parametrize(("again_s", "decision"), [(1.5, "planned"), (2.0, "reverted")])
 def test_a_plan_that_has_become_slow_is_compared_again(again_s: float, decision: str) -> None:
     run = tuning()
-    script = run.script()
+    script = run.stages()
     play(script, faster)
     expected = run.predicted_planned_s
     assert run.can_revert
@@ -217,7 +217,7 @@ def test_a_plan_that_has_become_slow_is_compared_again(again_s: float, decision:
 
 def test_what_is_not_checked_is_not_compared() -> None:
     run = tuning(plan=GIVEN, check=False)
-    play(run.script())
+    play(run.stages())
     assert not run.can_revert
 
 
@@ -227,15 +227,15 @@ def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
     names_left = iter(["wfbp", "single", "mgwfbp", "merge", "buckets"])
 
     def next_one(*_: Any, **__: Any) -> Any:
-        outlook = look_ahead(*_, **__)
+        forecasts = forecast(*_, **__)
         name = next(names_left)
-        comparison = msgspec.structs.replace(outlook.comparison, chosen=name)
-        return outlook._replace(comparison=comparison, plan=PLANNERS[name].plan(PROFILE, NETWORK))
+        comparison = msgspec.structs.replace(forecasts.comparison, chosen=name)
+        return forecasts._replace(comparison=comparison, plan=PLANNERS[name].plan(PROFILE, NETWORK))
 
-    look_ahead = module.look_ahead
-    monkeypatch.setattr(module, "look_ahead", next_one)
+    forecast = module.forecast
+    monkeypatch.setattr(module, "forecast", next_one)
     run = tuning()
-    stages = play(run.script(), lambda _: STOCK_S)
+    stages = play(run.stages(), lambda _: STOCK_S)
     tried = [n for n in names(stages) if n.startswith("trying ") and "again" not in n]
     assert tried == ["trying wfbp", "trying single", "trying mgwfbp"]
     assert len(tried) == TRIALS
@@ -244,7 +244,7 @@ def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
 @pytest.mark.parametrize("planner", ["auto", "overlap", "dear"])
 def test_deferring_is_given_up_where_gradients_are_read_early(planner: str) -> None:
     run = tuning(planner=planner)
-    stages = play(run.script(), faster, reads_early)
+    stages = play(run.stages(), faster, reads_early)
     deferred = [stage.name for stage in stages if reads_early(stage)]
     assert deferred == [f"trying {planner if planner != 'auto' else 'overlap'}"]
     assert run.plan is not None
@@ -262,16 +262,16 @@ def test_deferring_is_given_up_where_gradients_are_read_early(planner: str) -> N
 def test_what_was_tried_in_vain_is_no_evidence() -> None:
     asked: list[Any] = []
     run = tuning()
-    look_ahead = run._look_ahead
-    run._look_ahead = lambda p, n, measured: asked.append(measured) or look_ahead(p, n, measured)  # type: ignore[method-assign]
-    play(run.script(), faster, reads_early)
+    forecast = run._forecast
+    run._forecast = lambda p, n, measured: asked.append(measured) or forecast(p, n, measured)  # type: ignore[method-assign]
+    play(run.stages(), faster, reads_early)
     assert asked[0] == asked[1] == []
     assert all(plan.wait == "update" for measured in asked for plan, _ in measured)
 
 
 def test_a_given_plan_is_tried_again_without_deferring() -> None:
     run = tuning(plan=GIVEN)
-    stages = play(run.script(), faster, reads_early)
+    stages = play(run.stages(), faster, reads_early)
     assert names(stages) == ["baseline", "trying by hand", "trying by hand", "recording", "steady"]
     assert [s.plan.wait for s in stages[1:3] if s.plan] == ["need", "update"]
     assert run.plan == msgspec.structs.replace(GIVEN, wait="update")
@@ -280,7 +280,7 @@ def test_a_given_plan_is_tried_again_without_deferring() -> None:
 
 def test_an_unchecked_plan_stays_and_it_is_said_once() -> None:
     run = tuning(plan=GIVEN, check=False)
-    script = run.script()
+    script = run.stages()
     stages = play(script)
     assert names(stages) == ["recording", "steady"]
     assert run.watches_flushes
@@ -296,7 +296,7 @@ def test_an_unchecked_plan_stays_and_it_is_said_once() -> None:
 
 def test_deferring_is_given_up_in_the_steady_state_too() -> None:
     run = tuning()
-    script = run.script()
+    script = run.stages()
     play(script, faster)
     assert run.plan is not None
     assert run.plan.wait == "need"
@@ -309,7 +309,7 @@ def test_deferring_is_given_up_in_the_steady_state_too() -> None:
 def test_deferring_is_given_up_in_the_second_look_too() -> None:
     run = tuning(planner="overlap")
     stages = play(
-        run.script(),
+        run.stages(),
         slower,
         lambda stage: READ if stage.name == "trying again overlap" else None,
     )
@@ -319,7 +319,7 @@ def test_deferring_is_given_up_in_the_second_look_too() -> None:
 
 def test_drift_is_measured_again() -> None:
     run = tuning()
-    script = run.script()
+    script = run.stages()
     play(script, faster)
     stages = play(script, faster, before=StageResult(drifted=True))
     assert names(stages)[0] == "baseline"
@@ -335,7 +335,7 @@ def test_without_an_optimizer_nothing_is_deferred(
 ) -> None:
     run = tuning(Waiting, check=check, **asked)
     with caplog.at_level(logging.WARNING, "syncline"):
-        stages = play(run.script(), faster)
+        stages = play(run.stages(), faster)
     assert all(stage.plan is None or stage.plan.wait == "update" for stage in stages)
     assert len(told(run, "no optimizer defers its update (optimizer = model.overlap")) == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -343,7 +343,7 @@ def test_without_an_optimizer_nothing_is_deferred(
 
 def test_auto_without_an_optimizer_asks_for_none() -> None:
     run = tuning(Waiting)
-    stages = play(run.script(), faster)
+    stages = play(run.stages(), faster)
     assert not told(run, "model.overlap")
     assert "trying overlap" not in names(stages)
     assert run.comparison is not None
@@ -353,7 +353,7 @@ def test_auto_without_an_optimizer_asks_for_none() -> None:
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_can_be_asked_for(planner: str) -> None:
     run = tuning(planner=planner)
-    stages = play(run.script(), faster)
+    stages = play(run.stages(), faster)
     if planner == "ddp":
         assert (run.decision, run.plan) == ("ddp", None)
         return

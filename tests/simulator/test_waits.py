@@ -56,7 +56,7 @@ def test_an_operation_waits_for_its_own() -> None:
 
 def test_what_follows_one_at_a_time_is_handed_over_first() -> None:
     cuts = [(0, 50), (100, 200), (50, 100)]
-    network = msgspec.structs.replace(line(0), handing_over_s=10 * NS)
+    network = msgspec.structs.replace(line(0), issue_gap_s=10 * NS)
     needed = plan_of(HALVES, cuts, wait="need")
     assert message_costs_ns(network, needed) == [60, 110, 60]
     assert predict(HALVES, network, needed).timeline.iteration_ns == 330

@@ -21,11 +21,11 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, Recipe, gtopk, resharded
 from syncline.sparse.algorithms import ALGORITHMS
-from syncline.sparse.courier import Courier
 from syncline.sparse.exchange import Content, Refusal, Share
+from syncline.sparse.sparse_transport import SparseTransport
 from syncline.sparse.vector import Precision, Quota, SparseVector, rounded
-from syncline.sparse.wire import Wire
-from tests.sparse.torch_side import torch_sides
+from syncline.sparse.wire import WireFormat
+from tests.sparse.torch_stream_context import torch_stream_contexts
 from tests.sparse.vectors import largest
 
 LENGTH, K = 1000, 37
@@ -43,8 +43,8 @@ def share_of(rank: int, ranks: int, precision: Precision) -> Share:
     return Share(rank, ranks, vector_of(rank, precision), QUOTA, precision)
 
 
-def wire_of(precision: Precision, digest: int = 5) -> Wire:
-    return Wire(k=K, length=LENGTH, precision=precision, digest=digest)
+def wire_of(precision: Precision, digest: int = 5) -> WireFormat:
+    return WireFormat(k=K, length=LENGTH, precision=precision, digest=digest)
 
 
 def own_group() -> dist.ProcessGroup:
@@ -55,11 +55,11 @@ def own_group() -> dist.ProcessGroup:
 
 def exchanges(precision: Precision) -> dict[str, list[np.ndarray]]:
     """Return what every algorithm delivers and returns on this rank."""
-    courier = Courier(own_group(), TIMEOUT)
+    transport = SparseTransport(own_group(), TIMEOUT)
     found = {}
     for name, algorithm in ALGORITHMS.items():
-        share = share_of(courier.rank, courier.ranks, precision)
-        outcome = courier.run(algorithm, share, wire_of(precision))
+        share = share_of(transport.rank, transport.ranks, precision)
+        outcome = transport.run(algorithm, share, wire_of(precision))
         assert isinstance(outcome.delivered, SparseVector)
         found[name] = [outcome.delivered.dense(), outcome.returned.dense()]
     return found
@@ -67,11 +67,11 @@ def exchanges(precision: Precision) -> dict[str, list[np.ndarray]]:
 
 def differing_exchanges(name: str, differing: int) -> str:
     """Return what is said where one rank is in another exchange."""
-    courier = Courier(own_group(), TIMEOUT)
-    wire = wire_of("float32", 6 if courier.rank == differing else 5)
-    share = share_of(courier.rank, courier.ranks, "float32")
+    transport = SparseTransport(own_group(), TIMEOUT)
+    wire = wire_of("float32", 6 if transport.rank == differing else 5)
+    share = share_of(transport.rank, transport.ranks, "float32")
     try:
-        outcome = courier.run(ALGORITHMS[name], share, wire)
+        outcome = transport.run(ALGORITHMS[name], share, wire)
     except SynclineError as error:
         return f"{type(error).__name__}: {error}"
     return f"{outcome.delivered}" if isinstance(outcome.delivered, Refusal) else "delivered"
@@ -80,14 +80,14 @@ def differing_exchanges(name: str, differing: int) -> str:
 def a_rank_that_does_not_come(name: str) -> str:
     """Return what is said where the last rank takes no part."""
     group = own_group()
-    courier = Courier(group, timedelta(seconds=1))
-    if courier.rank == courier.ranks - 1:
+    transport = SparseTransport(group, timedelta(seconds=1))
+    if transport.rank == transport.ranks - 1:
         time.sleep(3)
         return "absent"
-    content: Content = vector_of(courier.rank, "float32")
-    share = Share(courier.rank, courier.ranks, content, QUOTA, "float32")
+    content: Content = vector_of(transport.rank, "float32")
+    share = Share(transport.rank, transport.ranks, content, QUOTA, "float32")
     try:
-        courier.run(ALGORITHMS[name], share, wire_of("float32"))
+        transport.run(ALGORITHMS[name], share, wire_of("float32"))
     except SynclineError as error:
         return f"{type(error).__name__}: {error}"
     return "delivered"
@@ -95,15 +95,15 @@ def a_rank_that_does_not_come(name: str) -> str:
 
 def averages(dtype: str, elements: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a rounded average, and the average of what every rank has rounded."""
-    courier = Courier(own_group(), TIMEOUT)
+    transport = SparseTransport(own_group(), TIMEOUT)
     rows = [
         torch.randn(elements, generator=torch.Generator().manual_seed(rank)).to(
             getattr(torch, dtype)
         )
-        for rank in range(courier.ranks)
+        for rank in range(transport.ranks)
     ]
-    found = courier.average_rounded(rows[courier.rank])
-    expected = sum(row.float() for row in rows) / courier.ranks  # type: ignore[union-attr]
+    found = transport.average_rounded(rows[transport.rank])
+    expected = sum(row.float() for row in rows) / transport.ranks  # type: ignore[union-attr]
     return found.float().numpy(), expected.to(found.dtype).float().numpy()
 
 
@@ -200,7 +200,7 @@ def hooked(
 def by_torch(recipe: dict[str, Any]) -> list[str]:
     """Return what differs between trainings by the native core and by operations of torch."""
     expected = trained(recipe, 6)
-    with torch_sides():
+    with torch_stream_contexts():
         found = trained(recipe, 6)
     differing = [] if found[0] == expected[0] else ["losses"]
     differing += [
@@ -624,7 +624,7 @@ def freed() -> tuple[bool, bool]:
     state = GTopKState(wrapped, Recipe(density=0.1))
     wrapped.register_comm_hook(state, gtopk)
     train(wrapped, range(2))
-    thread, gone = state._line._thread, weakref.ref(state)
+    thread, gone = state._executor._thread, weakref.ref(state)
     assert thread is not None
     del wrapped, state
     gc.collect()

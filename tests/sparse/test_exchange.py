@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from benchmarks.sparse_world import run_in_one_process
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import InternalError
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.sparse.algorithms import ALGORITHMS
-from syncline.sparse.exchange import Content, Outcome, Refusal, Share, Step
-from syncline.sparse.selection import Part, select
+from syncline.sparse.exchange import Content, ExchangeOutcome, ExchangeStep, Refusal, Share
+from syncline.sparse.selection import SelectionPart, select
 from syncline.sparse.vector import PRECISIONS, Precision, Quota, SparseVector, rounded
-from syncline.sparse.wire import Wire
-from syncline.sparse.world import run_in_one_process
+from syncline.sparse.wire import WireFormat
 from tests.sparse.vectors import Dense, assert_same, largest
 
 every = pytest.mark.parametrize("name", ALGORITHMS)
@@ -56,11 +56,11 @@ def shares_of(case: Case, vectors: list[Content]) -> list[Share]:
     ]
 
 
-def over_the_wire(case: Case) -> Wire:
-    return Wire(k=case.k, length=len(case.gradients[0]), precision=case.precision, digest=7)
+def over_the_wire(case: Case) -> WireFormat:
+    return WireFormat(k=case.k, length=len(case.gradients[0]), precision=case.precision, digest=7)
 
 
-def exchanged(name: str, case: Case, own: list[Content]) -> list[Outcome]:
+def exchanged(name: str, case: Case, own: list[Content]) -> list[ExchangeOutcome]:
     """Run an exchange in which everything is written and read."""
     wire = over_the_wire(case)
     return run_in_one_process(
@@ -74,7 +74,7 @@ def selections(case: Case, residuals: list[Dense]) -> list[Content]:
     """Take what each rank sends out of its residual."""
     taken: list[Content] = []
     for residual in residuals:
-        found = select([Part(residual.ctypes.data, len(residual))], case.k)
+        found = select([SelectionPart(residual.ctypes.data, len(residual))], case.k)
         sent, remainder = rounded(found.taken, case.precision)
         residual[remainder.indices] += remainder.values
         taken.append(sent)
@@ -267,14 +267,14 @@ def cost_of(name: str, ranks: int) -> tuple[int, int]:
     """Return the steps and the contents one way of the rank that has most."""
     steps, contents = [0] * ranks, [0] * ranks
 
-    def counted(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+    def counted(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
         run = ALGORITHMS[name](share)
         arrived: tuple[Content, ...] | None = None
         while True:
             try:
                 asked = run.send(arrived)  # type: ignore[arg-type]  # None starts a generator
             except StopIteration as ended:
-                outcome: Outcome = ended.value
+                outcome: ExchangeOutcome = ended.value
                 return outcome
             steps[share.rank] += 1
             contents[share.rank] += max(len(asked.contents), asked.receives)
@@ -300,13 +300,13 @@ def test_a_wrong_algorithm_is_told() -> None:
     shares = shares_of(case, [SparseVector.empty(1)] * 2)
 
     def waits(share: Share) -> Any:
-        yield Step(receive_from=1 - share.rank, receives=1)
+        yield ExchangeStep(receive_from=1 - share.rank, receives=1)
 
     def talks(share: Share) -> Any:
-        yield Step(send_to=1 - share.rank, contents=(share.own,))
+        yield ExchangeStep(send_to=1 - share.rank, contents=(share.own,))
 
     def miscounts(share: Share) -> Any:
-        yield Step(1 - share.rank, (share.own,), 1 - share.rank, 2)
+        yield ExchangeStep(1 - share.rank, (share.own,), 1 - share.rank, 2)
 
     for wrong, said in [
         (waits, "wait for each other"),

@@ -12,7 +12,7 @@ from syncline.errors import UserError
 from syncline.sparse.selection import (
     INSTRUCTIONS,
     Instructions,
-    Part,
+    SelectionPart,
     first_not_finite,
     select,
 )
@@ -22,9 +22,11 @@ PRESENT = [name for name, n in INSTRUCTIONS.items() if n < 0 or _native.has_inst
 every = pytest.mark.parametrize("instructions", PRESENT)
 
 
-def part_of(values: Dense, gradient: Dense | None = None, velocity: Dense | None = None) -> Part:
+def part_of(
+    values: Dense, gradient: Dense | None = None, velocity: Dense | None = None
+) -> SelectionPart:
     gradients, velocities = (0 if a is None else a.ctypes.data for a in (gradient, velocity))
-    return Part(values.ctypes.data, len(values), gradients, velocities)
+    return SelectionPart(values.ctypes.data, len(values), gradients, velocities)
 
 
 @every
@@ -126,7 +128,7 @@ def test_what_cannot_be_selected() -> None:
     with pytest.raises(UserError, match=r"slack of at least 1: 1, 0\.5"):
         select([], 1, slack=0.5)
     with pytest.raises(UserError, match=r"4294967296 elements .* at most 2\^32 - 1"):
-        select([Part(0, 2**32)], 1)
+        select([SelectionPart(0, 2**32)], 1)
 
 
 def test_instructions_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

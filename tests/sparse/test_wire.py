@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncline.errors import InternalError, MismatchError
 from syncline.sparse.exchange import Refusal
 from syncline.sparse.vector import PRECISIONS, Precision, SparseVector, rounded, total, value_bytes
-from syncline.sparse.wire import HEADER_BYTES, Wire
+from syncline.sparse.wire import HEADER_BYTES, WireFormat
 from tests.sparse.vectors import assert_same, sparse_vectors
 
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
@@ -39,7 +39,7 @@ def scattered(draw: st.DrawFn) -> tuple[SparseVector, int]:
 def test_there_and_back(precision: Precision, drawn: tuple[SparseVector, int], digest: int) -> None:
     vector, k = drawn
     sent, remainder = rounded(vector, precision)
-    wire = Wire(k=k, length=vector.length, precision=precision, digest=digest)
+    wire = WireFormat(k=k, length=vector.length, precision=precision, digest=digest)
     message = wire.write(sent)
     assert len(message) == wire.message_bytes
     found = wire.read(message)
@@ -54,7 +54,7 @@ def test_there_and_back(precision: Precision, drawn: tuple[SparseVector, int], d
 @each_precision
 @given(st.integers(1, 10**6), st.integers(1, 2**32 - 1))
 def test_bytes_an_entry(precision: Precision, k: int, length: int) -> None:
-    wire = Wire(k=k, length=length, precision=precision, digest=0)
+    wire = WireFormat(k=k, length=length, precision=precision, digest=0)
     body = wire.message_bytes - HEADER_BYTES
     assert body <= max(8, (4 + value_bytes(precision)) * k)
     if length <= 65_536 * k // 16:
@@ -63,7 +63,7 @@ def test_bytes_an_entry(precision: Precision, k: int, length: int) -> None:
 
 @given(st.binary(max_size=120), st.sampled_from(PRECISIONS), st.integers(0, 12))
 def test_any_bytes_are_read_or_refused(data: bytes, precision: Precision, k: int) -> None:
-    wire = Wire(k=k, length=1000, precision=precision, digest=1)
+    wire = WireFormat(k=k, length=1000, precision=precision, digest=1)
     body = np.frombuffer(data, np.uint8)
     with contextlib.suppress(MismatchError):
         wire.read(body)
@@ -85,7 +85,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, precision: Precision, k: int
 def test_a_changed_byte_never_gives_what_is_no_vector(
     vector: SparseVector, data: st.DataObject
 ) -> None:
-    wire = Wire(k=30, length=30, precision="float32", digest=9)
+    wire = WireFormat(k=30, length=30, precision="float32", digest=9)
     message = wire.write(vector)
     message[data.draw(st.integers(0, len(message) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(MismatchError):
@@ -96,13 +96,13 @@ def test_a_changed_byte_never_gives_what_is_no_vector(
 
 
 def test_other_exchanges_are_refused() -> None:
-    wire = Wire(k=4, length=100, precision="bfloat16", digest=1)
+    wire = WireFormat(k=4, length=100, precision="bfloat16", digest=1)
     message = wire.write(SparseVector.empty(100))
     with pytest.raises(MismatchError, match="expected a message of 44 bytes, found 12"):
         wire.read(message[:12])
     others = [
-        Wire(k=4, length=100, precision="bfloat16", digest=2),
-        Wire(k=4, length=90, precision="bfloat16", digest=1),
+        WireFormat(k=4, length=100, precision="bfloat16", digest=2),
+        WireFormat(k=4, length=90, precision="bfloat16", digest=1),
     ]
     for other in others:
         with pytest.raises(MismatchError, match="expected a message of at most 4 of "):
@@ -113,6 +113,6 @@ def test_other_exchanges_are_refused() -> None:
 
 
 def test_too_many_entries_are_our_own_mistake() -> None:
-    wire = Wire(k=1, length=3, precision="float32", digest=0)
+    wire = WireFormat(k=1, length=3, precision="float32", digest=0)
     with pytest.raises(InternalError, match="2 entries of 3 elements for a message of at most 1"):
         wire.write(SparseVector.of(np.array([1, 2, 0], np.float32)))

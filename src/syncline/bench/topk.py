@@ -14,7 +14,7 @@ from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, 
 from syncline.errors import UserError
 from syncline.processes import machine_name
 from syncline.sparse.memory import Tracked
-from syncline.sparse.selection import INSTRUCTIONS, Part, first_not_finite, select
+from syncline.sparse.selection import INSTRUCTIONS, SelectionPart, first_not_finite, select
 from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
 from syncline.workers import Progress
 
@@ -165,12 +165,12 @@ def _on_the_host(values: torch.Tensor, gradient: torch.Tensor, k: int) -> dict[s
 
     def fused() -> None:
         first_not_finite(added, size)
-        select([Part(ours.data_ptr(), size, added)], k)
+        select([SelectionPart(ours.data_ptr(), size, added)], k)
 
-    found = select([Part(address, size)], k, clear=False).taken
+    found = select([SelectionPart(address, size)], k, clear=False).taken
     _require_same(float(abs(found.values.astype("float64")).sum()), values, k)
     return {
-        SELECT: lambda: (values, select([Part(address, size)], k, clear=False)),
+        SELECT: lambda: (values, select([SelectionPart(address, size)], k, clear=False)),
         FUSED: fused,
     }
 

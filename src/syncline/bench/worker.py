@@ -65,14 +65,13 @@ def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
     """Join the team of Syncline's groups and torch's backends."""
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
 
     from syncline.bench.implementations import Native, TorchGroup, ZeroCopy
     from syncline.groups import Elements, Group
     from syncline.parallel.backend import Options
 
     torch.set_num_threads(1)
-    store: Any = FileStore(setup.store, setup.ranks)
+    store = dist.FileStore(setup.store, setup.ranks)  # type: ignore[attr-defined]
     timeout = timedelta(seconds=setup.timeout_s)
     store.set_timeout(timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=setup.ranks, timeout=timeout)

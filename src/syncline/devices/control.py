@@ -20,7 +20,7 @@ News = Literal["ready", "taken"]
 """Of a slot: the event after which it is filled, or after which it was read, is recorded."""
 KINDS = get_args(News)
 NOTE = struct.Struct("<qq")
-"""The kind's number, and how many of the kind this rank has told the peer before."""
+"""The kind's number, and how many of the kind this rank has sent to the peer before."""
 SIZE = struct.Struct("<q")
 
 
@@ -39,10 +39,10 @@ class Control(Protocol):
         """Return every rank's note, in order of rank; all ranks must call it."""
 
     def tell(self, peer: int, news: News) -> None:
-        """Tell a rank that one more slot has come so far; it is heard in the order told."""
+        """Tell a rank that one more slot has come so far; they arrive in the order sent."""
 
     def hear(self, peer: int, news: News, number: int) -> None:
-        """Return once a rank has told the news more than ``number`` times."""
+        """Return once a rank has sent the news more than ``number`` times."""
 
     def close(self) -> None:
         """Leave: others that wait for this rank hear of it."""
@@ -63,7 +63,7 @@ class GroupControl:
         self.ranks = group.ranks
         self.timeout_s = group.timeout_s
         self._group = group
-        self._told: Counter[tuple[int, News]] = Counter()
+        self._sent: Counter[tuple[int, News]] = Counter()
         self._heard: Counter[tuple[int, News]] = Counter()
 
     def gather(self, note: bytes) -> list[bytes]:
@@ -74,8 +74,8 @@ class GroupControl:
 
     def tell(self, peer: int, news: News) -> None:
         """Tell a rank of one more slot; this does not wait until it is heard."""
-        note = NOTE.pack(KINDS.index(news), self._told[peer, news])
-        self._told[peer, news] += 1
+        note = NOTE.pack(KINDS.index(news), self._sent[peer, news])
+        self._sent[peer, news] += 1
         self._group.send(_elements(ctypes.create_string_buffer(note, NOTE.size)), peer=peer)
 
     def hear(self, peer: int, news: News, number: int) -> None:
@@ -120,6 +120,6 @@ def decoded(text: bytes, form: type[T]) -> T:
         return msgspec.json.decode(text, type=form)
     except msgspec.DecodeError as error:
         raise PeerError(
-            f"a neighbouring rank sends no {form.__name__} as it is known here: {error}; run one "
+            f"a neighbouring rank sent what cannot be read as {form.__name__}: {error}; run one "
             "release of syncline and torch on all ranks"
         ) from error

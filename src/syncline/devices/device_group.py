@@ -36,7 +36,7 @@ Kind = Literal["all-reduce", "broadcast", "reduce"]
 COLLECTIVES: tuple[Kind, ...] = get_args(Kind)
 
 
-class Call(NamedTuple):
+class DeviceCall(NamedTuple):
     """What all ranks must call alike."""
 
     collective: Kind
@@ -56,7 +56,7 @@ class Call(NamedTuple):
         )
 
     @classmethod
-    def unpacked(cls, note: bytes) -> Call:
+    def unpacked(cls, note: bytes) -> DeviceCall:
         """Return what :meth:`packed` wrote."""
         collective, reduction, dtype, elements, root = CALL.unpack(note)
         reductions = list(REDUCTIONS)
@@ -205,7 +205,7 @@ class DeviceGroup:
     def _run(self, collective: Kind, tensor: Tensor, reduction: str, root: int) -> None:
         self._require_usable(tensor, reduction, root)
         dtype = _name(tensor.dtype)
-        call = Call(collective, reduction, dtype, tensor.numel(), root)
+        call = DeviceCall(collective, reduction, dtype, tensor.numel(), root)
         with self._lock:
             if self._ended:
                 raise UserError(
@@ -214,7 +214,7 @@ class DeviceGroup:
                 )
             assert self._pipeline is not None
             try:
-                calls = [Call.unpacked(note) for note in self._control.gather(call.packed())]
+                calls = [DeviceCall.unpacked(note) for note in self._control.gather(call.packed())]
                 if calls.count(call) == self.ranks:
                     self._pipeline.run(
                         tensor.detach().view(-1),
@@ -232,13 +232,13 @@ class DeviceGroup:
                     "call the same, in the same order"
                 )
 
-    def _program(self, call: Call, element_bytes: int) -> tuple[tuple[Step, ...], list[int]]:
+    def _program(self, call: DeviceCall, element_bytes: int) -> tuple[tuple[Step, ...], list[int]]:
         """Return this rank's steps, and where blocks begin and end."""
         blocks = max(-(-call.elements // (self._block_bytes // element_bytes)), 1)
         schedule, steps = _compiled(call.collective, self.ranks, blocks, call.root, self.rank)
         return steps, schedule.block_offsets(call.elements).tolist()
 
-    def _divisor(self, call: Call) -> int:
+    def _divisor(self, call: DeviceCall) -> int:
         """Return what this rank divides sums by: that which forms them, before they go on."""
         last = self.ranks - 1 if call.collective == "all-reduce" else call.root
         return self.ranks if call.reduction == "avg" and self.rank == last else 1

@@ -23,7 +23,7 @@ from syncline.errors import MismatchError, PeerError
 __all__ = ["Inbox", "Outbox", "Pipeline", "slot_of"]
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a rank tells of its end of both links; plain fields, validated where they arrive."""
 
     block_bytes: int
@@ -73,14 +73,14 @@ class Pipeline:
         taken = [device.shared_event() for _ in range(window)]
         self._shared = staging, ready, taken
         """Kept as long as other ranks may use it."""
-        card = Card(
+        card = LinkCard(
             block_bytes=block_bytes,
             window=window,
             staging=device.share(staging) if control.ranks > 1 else b"",
             ready=tuple(map(device.share_event, ready)),
             taken=tuple(map(device.share_event, taken)),
         )
-        cards = [decoded(text, Card) for text in control.gather(msgspec.json.encode(card))]
+        cards = [decoded(text, LinkCard) for text in control.gather(msgspec.json.encode(card))]
         self._require_equal(cards, card)
         self._outbox: Outbox | None = None
         self._inbox: Inbox | None = None
@@ -191,7 +191,7 @@ class Pipeline:
         self._device.record(event, stream)
         return event
 
-    def _require_equal(self, cards: Sequence[Card], own: Card) -> None:
+    def _require_equal(self, cards: Sequence[LinkCard], own: LinkCard) -> None:
         rank = self._control.rank
         for other, card in enumerate(cards):
             if (card.block_bytes, card.window) != (own.block_bytes, own.window):
@@ -207,7 +207,7 @@ class Pipeline:
                 )
 
 
-class _End:
+class _PipelineEnd:
     """What both ends know.
 
     Args:
@@ -246,7 +246,7 @@ class _End:
         return self._passed % len(self._ready)
 
 
-class Outbox(_End):
+class Outbox(_PipelineEnd):
     """The sending end."""
 
     def push(self, block: Tensor) -> None:
@@ -274,7 +274,7 @@ class Outbox(_End):
             self._control.hear(self._peer, "taken", self._passed - 1)
 
 
-class Inbox(_End):
+class Inbox(_PipelineEnd):
     """The receiving end."""
 
     def pull(self, into: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which algorithm runs a collective: what is built in, what was measured, and what a group uses."""
+"""Which algorithm runs a collective: built-in choices, measured ones, and those a group uses."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ __all__ = [
 ]
 
 SMALL_SHARED_BYTES = 64 * 1024
-"""Up to here startups cost more than bytes, in shared memory ..."""
+"""Up to this size startups cost more than bytes, in shared memory."""
 SMALL_BETWEEN_BYTES = 8 * 1024
-"""... and between hosts."""
+"""The same between hosts."""
 FEW_RANKS = 4
-"""Of a host, whose sums a tree takes to one of them sooner than if each summed a part: then all but
-the root would need memory of their own for that."""
+"""Up to this many ranks of a host, a tree reduces to one rank faster than if each reduced a part:
+for that, all ranks but the root would need memory of their own."""
 BLOCK_BYTES = 64 * 1024
-"""Of a pipeline between hosts: as large as a fragment."""
+"""A block of a pipeline between hosts is as large as a fragment."""
 MOST_BLOCKS = 1024
 
 
 class Choice(NamedTuple):
-    """An algorithm, and blocks where it is told how many."""
+    """An algorithm, and the number of blocks if it takes one."""
 
     algorithm: str
     blocks: int | None = None
 
 
 def choose(collective: Collective, hosts: Hosts, size_bytes: int) -> Choice:
-    """Return the algorithm for a vector of so many bytes.
+    """Return the algorithm for a vector of ``size_bytes``.
 
-    Inside a host whoever needs something reads it from whoever has it. Between hosts links are
-    slow, so every byte goes over each link as seldom as it can: in a ring, which for several ranks
-    a host is one of hosts, or along a pipeline.
+    Inside a host, ranks read directly from the rank that has the data. Between hosts links are
+    slow, so every byte crosses each link as seldom as possible: in a ring (of hosts, if they have
+    several ranks), or along a pipeline.
     """
     if len(hosts) == 1:
         return _inside(collective, len(hosts[0]), size_bytes)
@@ -95,19 +95,19 @@ def _inside(collective: Collective, ranks: int, size_bytes: int) -> Choice:
 
 
 HIERARCHICAL = "hierarchical"
-"""The all-reduce that is made for the hosts of a group, and so in no table of programs."""
+"""The all-reduce that depends on the hosts of a group, so it is in no table of programs."""
 
 
 class Region(Value, frozen=True, kw_only=True):
-    """An algorithm, and from which size on it is taken, up to the next region."""
+    """An algorithm, and the smallest size for which it is used, up to the next region."""
 
     from_bytes: int
     algorithm: str
     block_bytes: int | None = None
-    """Of algorithms that are told how to cut the vector: the size of a block."""
+    """The size of a block, for algorithms that take a number of blocks."""
 
     def choice(self, size_bytes: int) -> Choice:
-        """Return how a vector of so many bytes is exchanged."""
+        """Return the choice for a vector of ``size_bytes``."""
         if self.block_bytes is None:
             return Choice(self.algorithm)
         blocks = -(-size_bytes // self.block_bytes)
@@ -118,11 +118,11 @@ Regions = Mapping[Collective, tuple[Region, ...]]
 
 
 class Timing(Value, frozen=True, kw_only=True):
-    """What an algorithm took for one size."""
+    """How long an algorithm took for one size."""
 
     collective: Collective
     size_bytes: int
-    """Of the whole vector."""
+    """Size of the whole vector."""
     algorithm: str
     blocks: int | None = None
     rounds_s: tuple[float, ...]
@@ -152,16 +152,16 @@ class Choices(Document, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     release: str
-    """Of Syncline, whose engine was measured."""
+    """The version of Syncline that was measured."""
     measured: Annotated[dt.datetime, msgspec.Meta(tz=True)]
     """When it was measured."""
     place: str
-    """In words."""
+    """Where, in words."""
     machine: str
     """The processor that measured."""
     site: Site
     regions: dict[Collective, tuple[Region, ...]]
-    """By size; the first begins at 0. Collectives that are not there were not measured."""
+    """By size; the first begins at 0. Missing collectives were not measured."""
     timings: tuple[Timing, ...]
 
     def __post_init__(self) -> None:
@@ -191,12 +191,12 @@ def require_algorithm(
     Args:
         collective: what it does.
         algorithm: its name.
-        blocks: how many, or how large, if it is told.
+        blocks: how many, or how large, if it takes blocks.
         site: where.
 
     Raises:
-        UserError: there is no such algorithm, it has blocks where it takes none or none where it
-            needs them, or it needs several hosts with several ranks each.
+        UserError: there is no such algorithm, blocks are missing or not allowed, or it needs
+            several hosts with several ranks each.
     """
     where = f"choices of {collective}"
     if algorithm == HIERARCHICAL and collective == "all-reduce":
@@ -211,7 +211,7 @@ def require_algorithm(
     if pipelined and (blocks is None or blocks < 1):
         raise UserError(f"{where}: {algorithm} needs a block, of a byte, or more; found {blocks}")
     if not pipelined and blocks is not None:
-        raise UserError(f"{where}: {algorithm} cuts the vector as it must; it is told no blocks")
+        raise UserError(f"{where}: {algorithm} cuts the vector as it must; it takes no blocks")
 
 
 AGAIN = "measure again with 'syncline tune'"
@@ -228,7 +228,7 @@ def release() -> str:
 def choices_folder() -> Path | None:
     """Return the folder in the user's cache, whether it exists or not; None: there is no home."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not Path(cache).is_absolute():  # such are to be ignored, says the standard
+    if not Path(cache).is_absolute():  # the XDG standard says to ignore others
         try:
             cache = str(Path.home() / ".cache")
         except RuntimeError:
@@ -251,7 +251,7 @@ def choices_path(site: Site) -> Path:
 
 
 def measured_choices(site: Site) -> tuple[Choices, Path] | None:
-    """Return what was measured for a site, and its file; None where there is nothing to use.
+    """Return what was measured for a site, and its file; None if there is nothing to use.
 
     A file of another release is not used, which is logged once.
 
@@ -283,7 +283,7 @@ _DO = f"delete it, or {AGAIN}"
 
 @lru_cache(maxsize=64)
 def _read(path: Path, changed_ns: int) -> Choices | None:
-    """Return what a file holds that was changed then; None: it is of another release."""
+    """Return a file's content; None if it is of another release. Cached until the file changes."""
     del changed_ns
     try:
         choices = Choices.load(path)
@@ -310,12 +310,12 @@ the built-in ones; or the built-in ones."""
 
 
 class Chooser:
-    """Says which algorithm runs a collective.
+    """Chooses the algorithm of a collective.
 
     Args:
         hosts: the ranks of each host.
-        regions: what was measured; collectives that are not there get the built-in choice.
-        source: where that comes from, in words.
+        regions: measured choices; other collectives get the built-in choice.
+        source: where the regions come from, in words.
     """
 
     def __init__(self, hosts: Hosts, regions: Regions, source: str) -> None:
@@ -328,7 +328,7 @@ class Chooser:
         }
 
     def choose(self, collective: Collective, size_bytes: int) -> Choice:
-        """Return the algorithm for a vector of so many bytes."""
+        """Return the algorithm for a vector of ``size_bytes``."""
         measured = self._measured.get(collective)
         if measured is None:
             return choose(collective, self.hosts, size_bytes)
@@ -341,7 +341,7 @@ class Chooser:
 
 
 class _Note(Value, frozen=True, kw_only=True):
-    """What rank 0 tells the others."""
+    """What rank 0 sends to the others."""
 
     regions: dict[Collective, tuple[Region, ...]] = msgspec.field(default_factory=dict)
     source: str = BUILT_IN
@@ -350,7 +350,7 @@ class _Note(Value, frozen=True, kw_only=True):
 
 
 def chooser_for(wanted: Wanted, site: Site) -> Chooser:
-    """Return what chooses for the ranks of a site, without asking them.
+    """Return the chooser for a site, without asking its ranks.
 
     Raises:
         FileError: the file in the cache is damaged, or of another site.
@@ -374,7 +374,7 @@ def chooser_for(wanted: Wanted, site: Site) -> Chooser:
 def agreed_chooser(
     wanted: Wanted, site: Site, store: Store, prefix: str, rank: int, deadline: float
 ) -> Chooser:
-    """Return what chooses for all ranks: what rank 0 has found, since caches may differ.
+    """Return the chooser for all ranks: that of rank 0, since caches may differ.
 
     Args:
         wanted: which choices; those of rank 0 count.
@@ -385,8 +385,8 @@ def agreed_chooser(
         deadline: when to give up, on the monotonic clock, in seconds.
 
     Raises:
-        UserError: on all ranks, where :func:`chooser_for` raises one on rank 0.
-        PeerError: rank 0 does not say in time.
+        UserError: on all ranks, if :func:`chooser_for` raises one on rank 0.
+        PeerError: rank 0 does not answer in time.
     """
     key = f"{prefix}/{CHOICES}"
     if rank != 0:

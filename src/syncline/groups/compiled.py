@@ -25,13 +25,13 @@ class Compiled(NamedTuple):
 
     native: _native.Program
     out_of_place: bool
-    """Whether it can leave its input as it is and write elsewhere."""
+    """Whether it can leave its input unchanged and write elsewhere."""
     changed: tuple[bool, ...]
     """Of each block: whether this rank changes it."""
     spills: bool
-    """Whether it changes more than this rank's part, of equal parts of the blocks."""
+    """Whether it changes blocks outside this rank's equal part."""
     variant: int
-    """A number that is the same on two ranks only if they mean the same algorithm and root."""
+    """A number that two ranks share only if they use the same algorithm and root."""
 
 
 @lru_cache(maxsize=CACHED)

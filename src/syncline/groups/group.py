@@ -20,7 +20,7 @@ from syncline.groups.choices import Choice, Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
 from syncline.groups.meeting import Introduced
-from syncline.groups.messages import out_of_descriptors, require_descriptors, say_goodbye
+from syncline.groups.messages import announce_shutdown, out_of_descriptors, require_descriptors
 from syncline.groups.notes import Store, require_joining
 from syncline.groups.rendezvous import Reception
 from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers
@@ -34,32 +34,32 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Group", "Pending"]
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
 WINDOW, LEAST_WINDOW = 16, 8
-"""Fragments under way in shared memory, from one rank to all others and to one of them: to one, as
-much as a core's own cache holds, so that most lines have left it when they are written again; to
-several, not much of the cache that all share ..."""
+"""Fragments under way in shared memory, from one rank to all others together and to each of them.
+To one rank: as much as a core's own cache holds, so that most lines have left it when they are
+written again. To several: only a small part of the cache that all share."""
 REMOTE_WINDOW = 8
-"""... and between hosts, to each."""
+"""Fragments under way to each rank of another host."""
 PAUSE_S = 20e-6
-"""So long a rank looks for news as fast as it can, longer than a fragment takes ..."""
+"""Busy-poll this long, which is longer than a fragment takes."""
 SPIN_S = 200e-6
-"""... and so long before it sleeps, letting others have its processor between looks: longer than to
-fall asleep and wake takes, 60 us and more on a virtual machine."""
+"""Then poll, yielding the processor between polls, this long before blocking: a sleep and wake
+costs at least 60 us on a VM."""
 CROWDED_SPIN_S = 20e-6
-"""The same where there are more ranks than processors: it lets others have its own at once."""
+"""The same where there are more ranks than processors. There a rank yields at once."""
 UCX_DESCRIPTORS, SPARE_DESCRIPTORS = 16, 8
-"""What UCX needs for itself, and what stores and other threads may need meanwhile."""
+"""File descriptors that UCX needs, and that stores and other threads may need meanwhile."""
 ANY_RANK = -1
 MOST_TAG = 2**32 - 1
 Parted = Literal["gather", "scatter", "all-to-all"]
 """Collectives that consist of messages."""
 SLICE_S = 0.25
-"""How long a wait goes on before Python looks for signals, such as that of Ctrl-C."""
+"""How often a wait lets Python handle signals, such as that of Ctrl-C."""
 MOST_CALLS = 512
-"""Kinds of calls that a group keeps prepared."""
+"""A group keeps at most this many prepared calls."""
 
 
-class Call(NamedTuple):
-    """A collective on vectors of one kind, ready to be called."""
+class PreparedCall(NamedTuple):
+    """A collective on vectors of one count and dtype, ready to be called."""
 
     start: Callable[[int, int, int, bool], _native.Operation | None]
     """Of the native call."""
@@ -85,19 +85,19 @@ class Pending:
 
     @property
     def peer(self) -> int | None:
-        """Whom a message goes to or comes from, as far as that is known; None: it is no message."""
+        """The other rank of a message, once it is known; None for a collective."""
         if not isinstance(self._native, _native.Message) or self._native.peer == ANY_RANK:
             return None
         return self._native.peer
 
     @property
     def task(self) -> _native.Task | None:
-        """What runs natively, which does not keep the memory; None: it was done at once."""
+        """The native task, which does not keep the memory alive; None: it was done at once."""
         return self._native
 
     @property
     def ended(self) -> bool:
-        """Whether the result is in place, or will never be."""
+        """Whether the result is in place, or never will be."""
         return self.done or (self._group is not None and self._group.failed)
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -121,7 +121,7 @@ class Pending:
         self._group._let_go()
 
     def release(self) -> None:
-        """Nothing: whoever waits lets the memory go."""
+        """Do nothing: :meth:`wait` releases the memory."""
 
 
 class Closing:
@@ -153,13 +153,13 @@ class Group:
         store: where all ranks look for each other.
         rank: this rank.
         ranks: how many there are.
-        name: of the group, the same on all its ranks. It may have been that of an earlier group.
+        name: of the group, the same on all its ranks. An earlier group may have had it.
         timeout_s: deadline for meeting, and for every wait that is not given its own.
         transport: ``"auto"``: shared memory inside a host, UCX between hosts; ``"shared"``: refuse
             ranks of other hosts; ``"ucx"``: UCX to all ranks.
-        choices: which algorithm is taken for which size: ``"measured"``: what ``syncline tune`` has
-            measured for these hosts, where rank 0's user has that in the cache, else what is built
-            in; ``"built-in"``; or choices that were loaded. Those of rank 0 count.
+        choices: which algorithm is taken for which size. ``"measured"``: what ``syncline tune`` has
+            measured for these hosts, if rank 0's user has that in the cache, else ``"built-in"``;
+            or choices that were loaded. Those of rank 0 count.
 
     Raises:
         PeerError: a rank did not come.
@@ -188,11 +188,11 @@ class Group:
         self.ranks = ranks
         self.timeout_s = timeout_s
         self.on_failure: Callable[[], str] = str
-        """Called when an operation fails on this rank; returns what the message is to end with."""
+        """Called when an operation fails on this rank; returns the end of the error message."""
         self._lock = threading.Lock()
         self._begun: deque[Pending | Closing] = deque()
-        """Collectives that may still be under way, in order, and what is to happen between them."""
-        self._calls: dict[tuple[object, ...], Call] = {}
+        """Collectives that may be under way, in order, and buffers to close between them."""
+        self._calls: dict[tuple[object, ...], PreparedCall] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
             near = [rank] if transport == "ucx" else reception.neighbours
@@ -206,14 +206,14 @@ class Group:
             self.site = reception.site("ucx" if transport == "ucx" else "auto")
             """Where the ranks are."""
             self.meeting = reception.prefix
-            """The same on all ranks, and of this group alone, also where another has its name."""
+            """The same on all ranks, and unique to this group, even if another has its name."""
             self.hosts = self.site.layout
-            """The ranks of each host; where all are joined by UCX, each counts as on its own."""
+            """The ranks of each host; if UCX joins all ranks, each counts as a host of its own."""
             crowded = len(reception.neighbours) > _processors()
             prefix = reception.prefix
             self._peers: list[Introduced] = []
             own: list[int] = []
-            """This rank's segment of memory and, where UCX is waited for too, what wakes it."""
+            """This rank's memory segment and, with UCX, the eventfd that wakes it."""
             try:
                 require_descriptors(_most_descriptors(len(near), len(remote)), rank)
                 own.append(_new_segment(len(near), rank))
@@ -225,9 +225,9 @@ class Group:
                     ways = addresses(worker, store, prefix, rank, remote, deadline)
                 others = [other for other in near if other != rank]
                 self._peers = reception.meet(others, own)
-                # Now, because a rank that has ended is noticed when it is to be met.
+                # Only now: meeting the other ranks shows whether one has ended.
                 self.chooser = agreed_chooser(choices, self.site, store, prefix, rank, deadline)
-                """Says which algorithm runs, and where that comes from."""
+                """Chooses the algorithm; also says where the choice comes from."""
                 neighbours = [
                     (member, passed[0], passed[1] if remote else -1)
                     for member, passed in [(rank, own), *((p.rank, p.passed) for p in self._peers)]
@@ -252,7 +252,7 @@ class Group:
                     f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
                     "a network in common: UCX_NET_DEVICES names its device"
                 ) from None
-            except OSError as error:  # memory cannot be mapped, or a thread not be begun
+            except OSError as error:  # memory cannot be mapped, or a thread not started
                 refused = out_of_descriptors(rank, error) or UserError(
                     f"rank {rank}: {error}; see the limits of this process (ulimit -v, -u)"
                 )
@@ -265,8 +265,8 @@ class Group:
         for passed in (own, *(peer.passed for peer in self._peers)):
             os.close(passed.pop(0))
         self._buffers = SharedBuffers(rank, self._peers, self._native)
-        # Also when nobody refers to the group any more, and when the process ends: so nothing here
-        # refers to it.
+        # Runs also when the group is collected and when the process ends, so it must not refer to
+        # the group.
         self._leave = weakref.finalize(
             self,
             _leave,
@@ -295,8 +295,8 @@ class Group:
             result: as many, where the result goes; None: in place.
             reduction: sum, avg, min, max, product, band, bor or bxor.
             choice: the algorithm; None: what :attr:`chooser` says for the size.
-            attended: whether the caller is about to wait. Otherwise a thread of the group's works
-                on it meanwhile.
+            attended: whether the caller will wait at once. Otherwise a thread of the group works
+                on it.
 
         Raises:
             UserError: the dtype, the reduction or the algorithm is unknown, or counts do not fit.
@@ -334,8 +334,8 @@ class Group:
     ) -> Pending:
         """Reduce over all ranks; the root alone gets the result, and needs a place for it.
 
-        Other ranks' elements are left as they are, unless they are given as the result too: then
-        the algorithm works in them, and needs no other memory. See :meth:`all_reduce`.
+        Other ranks' elements are not changed, unless they are given as the result too: then the
+        algorithm works in them and needs no other memory. See :meth:`all_reduce`.
         """
         ours = (0, given.count) if self.rank == root else (0, 0)
         key = "reduce", given.count, given.dtype, choice, reduction, root
@@ -386,7 +386,7 @@ class Group:
         """Reduce over all ranks; rank r gets the r-th of equal parts.
 
         Args:
-            given: this rank's elements, which are left as they are.
+            given: this rank's elements, which are not changed.
             result: an equal part of as many.
             reduction: see :meth:`all_reduce`.
             choice: see :meth:`all_reduce`.
@@ -412,7 +412,7 @@ class Group:
             owners = given.owner, work.owner, result.owner
             placed = _placed(given, work, code, self.ranks).address
             return self._start(call, placed, work.address, attended, owners, None, result.address)
-        # Only the own part is written: it goes to its place at once.
+        # The program writes only this rank's part, directly to its place.
         before = result.address - self.rank * call.part_bytes
         return self._start(call, given.address, before, attended, given.owner, result.owner)
 
@@ -427,8 +427,8 @@ class Group:
             given: the elements.
             peer: to whom.
             tag: the receiver must ask for the same, from 0 to 2**32 - 1.
-            part_of: the collective of which this is a part, which the receiver must give, too; then
-                the tag is of no account.
+            part_of: the collective of which this is a part; the receiver must give the same. The
+                tag is ignored then.
         """
         self._require_peer(peer)
         return self._message(self._native.send, given, peer, tag, part_of)
@@ -455,12 +455,12 @@ class Group:
         return self._message(self._native.receive, result, source, tag, part_of)
 
     def allocate(self, size_bytes: int) -> SharedBuffer:
-        """Return memory that the other ranks of this host read where it is, without a copy.
+        """Return memory that the other ranks of this host read in place, without a copy.
 
         All ranks must call it, with the same size, in the same order.
 
         Raises:
-            UserError: the size is not above 0, or there is not so much memory.
+            UserError: the size is not above 0, or there is less memory.
             MismatchError: another rank allocates another size.
             PeerError: a rank of this host has ended, or did not allocate in time.
         """
@@ -479,11 +479,11 @@ class Group:
 
     @property
     def failed(self) -> bool:
-        """Whether what is under way will never be done."""
+        """Whether collectives under way will never be done."""
         return self._native.failed()
 
     def close(self) -> None:
-        """Leave the group; what is under way is given up.
+        """Leave the group; collectives under way are abandoned.
 
         In a fork of the process that joined it, this does nothing.
         """
@@ -496,7 +496,7 @@ class Group:
     # ------------------------------------------------------------------ inside
 
     def _abandon(self, reason: BaseException, own: Sequence[int]) -> None:
-        """Close what was opened for a group that does not come about."""
+        """Close what was opened for a group that cannot be made."""
         for peer in self._peers:
             peer.part(reason)
         for descriptor in own:
@@ -504,12 +504,11 @@ class Group:
 
     def _prepared(
         self, key: tuple[Any, ...], root: int = 0, result: tuple[int, int] = (0, 0)
-    ) -> Call:
-        """Return a call that is not in ``_calls``, and keep it there.
+    ) -> PreparedCall:
+        """Prepare a call and keep it in ``_calls``.
 
         Args:
-            key: collective, count, dtype, choice or None, reduction; then what else tells it from
-                others.
+            key: collective, count, dtype, choice or None, reduction; then further arguments.
             root: of a broadcast or reduce.
             result: which part of the vector is this rank's result.
         """
@@ -530,7 +529,7 @@ class Group:
         dtype: str,
         reduction: str = "sum",
         result: tuple[int, int] = (0, 0),
-    ) -> Call:
+    ) -> PreparedCall:
         native = _native.NativeCall(
             self._native,
             code.native,
@@ -544,7 +543,7 @@ class Group:
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
         part_bytes = Elements(0, count, dtype).size_bytes // self.ranks
-        call = self._calls[key] = Call(native.start, code, part_bytes)
+        call = self._calls[key] = PreparedCall(native.start, code, part_bytes)
         return call
 
     def _message(
@@ -571,7 +570,7 @@ class Group:
 
     def _start(
         self,
-        call: Call,
+        call: PreparedCall,
         given: int,
         work: int,
         attended: bool,
@@ -586,9 +585,9 @@ class Group:
             given: the address that it reads.
             work: the address that it writes.
             attended: see :meth:`all_reduce`.
-            owner: of the memory ...
-            other: ... and one more.
-            output: the address of the result, if that is to go elsewhere.
+            owner: of the memory, which is kept alive.
+            other: a second owner.
+            output: the address of the result, if it goes elsewhere.
         """
         try:
             native = call.start(given, work, output, attended)
@@ -599,7 +598,7 @@ class Group:
         if native is None:
             return DONE
         pending = Pending(self, native, (owner, other))
-        # Memory must stay even where nobody waits for the collective.
+        # The memory is kept even if nobody waits for the collective.
         self._begun.append(pending)
         self._let_go()
         return pending
@@ -607,7 +606,7 @@ class Group:
     def _let_go(self) -> None:
         """Forget collectives that are done, which refer to the group."""
         if self._native.forked:
-            return  # whoever held the lock has stayed behind
+            return  # the fork has no thread that could release the lock
         done = []
         with self._lock:
             while self._begun and self._begun[0].done:
@@ -686,9 +685,9 @@ def _leave(
     own: Sequence[int],
 ) -> None:
     if os.getpid() != process:
-        return  # a fork of a rank, which takes no part in the group
+        return  # a fork of a rank is no member of the group
     for peer in peers:
-        say_goodbye(peer.connection)
+        announce_shutdown(peer.connection)
     watch.close()
     native.close()  # every wait ends; what was sent to other hosts is flushed
     for peer in peers:
@@ -698,21 +697,21 @@ def _leave(
 
 
 def _most_descriptors(near: int, remote: int) -> int:
-    """Return how many descriptors a rank needs while it joins, and some to spare.
+    """Return how many descriptors a rank needs while it joins, with some to spare.
 
-    Of each peer of its host a connection, a process, a segment and an event; of each on another
+    For each peer on its host a connection, a process, a segment and an event; for each on another
     host, a connection of UCX.
     """
     return 4 * near + (UCX_DESCRIPTORS + 2 * remote if remote else 0) + SPARE_DESCRIPTORS
 
 
 def _window(ranks: int) -> int:
-    """Return how many fragments may be under way from a rank to another, of so many on its host."""
+    """Return how many fragments may be under way from a rank to another on its host."""
     return max(WINDOW // max(ranks - 1, 1), LEAST_WINDOW)
 
 
 def _new_segment(ranks: int, rank: int) -> int:
-    """Return memory that has no name, so that nothing of it is ever left behind."""
+    """Return memory without a name, so that it never outlives its processes."""
     size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
     where = f"rank {rank}: no {size_bytes} bytes of shared memory to be had"
     try:
@@ -733,7 +732,7 @@ def _scratch(like: Elements) -> Elements:
 
 
 def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elements:
-    """Return where a program reads what was given: from its own place, if it can."""
+    """Return where a program reads its input: in place, if it can."""
     if given.address != work.address and (ranks == 1 or not code.out_of_place):
         _native.move(work.address, given.address, given.size_bytes)
         return work

@@ -1,4 +1,4 @@
-"""How ranks of one host meet over Unix sockets, and who is let in.
+"""How ranks of one host meet over Unix sockets and authenticate each other.
 
 A rank connects to each lower rank. Both sides ask the kernel for the other's user, which must be
 their own, and prove that they know the secret of the roll, without sending it:
@@ -8,8 +8,8 @@ their own, and prove that they know the secret of the roll, without sending it:
 3. caller: its own proof, with its memory
 4. answerer: its memory
 
-The addresses can be seen by every process of the network namespace. Whoever else connects is hung
-up on if it is another user's, and otherwise ignored until it has proved something.
+Every process of the network namespace can see the addresses. A connection of another user is closed
+at once; any other is ignored until it has proved that it is a rank.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from syncline.errors import PeerError
 from syncline.groups.messages import (
     USED_UP,
+    announce_shutdown,
     out_of_descriptors,
     pass_descriptors,
-    say_goodbye,
     take_descriptors,
 )
 from syncline.groups.notes import LOOK_S, left_s
@@ -38,7 +38,7 @@ __all__ = ["Introduced", "Meeting", "listening_at", "listens"]
 
 NONCE_BYTES = 16
 HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
-"""What it is, the caller's rank and its nonce."""
+"""A magic number, the caller's rank and its nonce."""
 CALLING = b"sync"
 RETORT = struct.Struct(f"<{NONCE_BYTES}s32s")
 """The answerer's nonce and proof."""
@@ -49,33 +49,33 @@ CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as the kernel attests them."""
 TIMEVAL = struct.Struct("ll")
 BACKLOG = 4096
-"""Connections that wait for this rank; the kernel may allow fewer."""
+"""Connections that may wait for this rank; the kernel may allow fewer."""
 MOST_ACCEPTED = 1024
-"""At once, before the ranks among them have their turn again."""
+"""Connections accepted at once, before those under way are served again."""
 MOST_UNKNOWN = 256
-"""Connections that have proved nothing yet, apart from one of each rank."""
+"""Connections without a proof yet, beside one for each rank."""
 RETRY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduced:
-    """Another rank of this host, known to be what it says."""
+    """Another rank of this host, authenticated."""
 
     rank: int
     connection: socket.socket
-    """To it; it stays open as long as the group does."""
+    """Open as long as the group is."""
     process: int
     """A descriptor that becomes readable when its process ends (a pidfd)."""
     passed: list[int] = field(default_factory=list)
-    """Descriptors that it has passed on, and that are not closed yet."""
+    """Descriptors that it has passed and that are not closed yet."""
 
     def part(self, reason: BaseException) -> None:
-        """Close what was opened, and let the other know why."""
-        say_goodbye(self.connection, reason)
+        """Close the connection, and tell the peer why."""
+        announce_shutdown(self.connection, reason)
         self.close()
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the connection and all descriptors."""
         self.connection.close()
         os.close(self.process)
         while self.passed:
@@ -117,11 +117,11 @@ def listens(address: str) -> bool:
 
 
 Talk = Generator[None, None, Introduced]
-"""What is said on a connection: it goes on when there is something to read."""
+"""The protocol on one connection: it continues when there is something to read."""
 
 
 class _StrangerError(Exception):
-    """Whoever speaks is no rank of this group."""
+    """The other end is no rank of this group."""
 
 
 class Meeting:
@@ -130,10 +130,10 @@ class Meeting:
     Args:
         rank: this rank.
         addresses: where each rank of the group listens.
-        secret: that all ranks of the group know, and nobody else.
+        secret: known to all ranks of the group, and to nobody else.
         listening: this rank's own socket.
-        passed: descriptors for each rank that is met; each passes on as many.
-        require_joining: called with a rank; raises PeerError if that has said why it does not come.
+        passed: descriptors for each rank that is met; each rank passes equally many.
+        require_joining: called with a rank; raises PeerError if it has posted why it does not join.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Meeting:
         """Meet other ranks.
 
         Args:
-            others: who, in order.
+            others: the ranks, in order.
             deadline: when to give up, on the monotonic clock, in seconds.
 
         Raises:
@@ -174,7 +174,7 @@ class Meeting:
                 for other in sorted(self._missing):
                     if other < self._rank and other not in self._called:
                         self._call(other)
-                for peer in self._news(min(left_s(deadline), LOOK_S)):
+                for peer in self._poll(min(left_s(deadline), LOOK_S)):
                     met[peer.rank] = peer
                 now_s = time.monotonic()
                 if self._missing and now_s - looked_s >= LOOK_S:
@@ -207,8 +207,8 @@ class Meeting:
                     "host"
                 )
 
-    def _news(self, timeout_s: float) -> list[Introduced]:
-        """Wait for something to happen; return the ranks that have been met by it."""
+    def _poll(self, timeout_s: float) -> list[Introduced]:
+        """Wait for an event; return the ranks that have now been met."""
         poll = select.poll()
         sources = {each.fileno(): each for each in (self._listening, *self._talks)}
         for descriptor in sources:
@@ -230,17 +230,17 @@ class Meeting:
                 continue
             unknown = [each for each in self._talks if each not in self._called.values()]
             if len(unknown) >= MOST_UNKNOWN + len(self._addresses):
-                self._hang_up(unknown[0])  # a rank calls again
+                self._hang_up(unknown[0])  # a rank would call again
             self._begin(connection, self._answering(connection))
 
     def _call(self, other: int) -> None:
         """Connect to a lower rank.
 
         Raises:
-            PeerError: it has ended, has said why it does not join, or is of another user.
+            PeerError: it has ended, has posted why it does not join, or is of another user.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A blocking call has its turn, also where strangers call all the time.
+        # A blocking call is served in turn, even if strangers call all the time.
         wait = TIMEVAL.pack(0, int(LOOK_S * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         try:
@@ -265,7 +265,7 @@ class Meeting:
         self._called[other] = connection
         self._begin(connection, self._calling(connection, other))
 
-    # ------------------------------------------------------------------ what is said
+    # ------------------------------------------------------------------ the protocol
 
     def _calling(self, connection: socket.socket, other: int) -> Talk:
         mine = secrets.token_bytes(NONCE_BYTES)
@@ -304,7 +304,7 @@ class Meeting:
     def _introduced(
         self, connection: socket.socket, other: int, known: bool, passed: list[int]
     ) -> Introduced:
-        """Return a rank that is known to be what it says, or close what it has passed on."""
+        """Return an authenticated rank, or close the descriptors that it has passed."""
         try:
             if not known or len(passed) != self._most:
                 raise _StrangerError
@@ -325,7 +325,7 @@ class Meeting:
                 f"rank {self._rank} cannot watch the process of rank {other}: {error}; it may have "
                 "ended, or be in a process namespace that cannot be seen from here"
             )
-            say_goodbye(connection, refused)
+            announce_shutdown(connection, refused)
             raise refused from error
 
     @property
@@ -343,7 +343,7 @@ class Meeting:
         self._go_on(connection)
 
     def _go_on(self, connection: socket.socket) -> Introduced | None:
-        """Let a talk go on to where it next waits; return the rank if it has been met."""
+        """Continue a protocol to its next wait; return the rank if it is complete."""
         try:
             next(self._talks[connection])
         except StopIteration as end:
@@ -357,7 +357,7 @@ class Meeting:
         except OSError as error:
             if error.errno in USED_UP:
                 raise
-            self._hang_up(connection)  # so has the other
+            self._hang_up(connection)  # the peer has closed it
         return None
 
     def _hang_up(self, connection: socket.socket) -> None:
@@ -366,7 +366,7 @@ class Meeting:
         for other, called in list(self._called.items()):
             if called is connection:
                 del self._called[other]
-                time.sleep(RETRY_S)  # it calls again
+                time.sleep(RETRY_S)  # _call() will retry
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:

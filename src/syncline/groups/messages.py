@@ -13,25 +13,25 @@ from collections.abc import Sequence
 from syncline.errors import UserError
 
 __all__ = [
-    "GOODBYE",
+    "SHUTDOWN",
     "USED_UP",
+    "announce_shutdown",
     "out_of_descriptors",
     "pass_descriptors",
     "reason_in",
     "require_descriptors",
-    "say_goodbye",
     "take_descriptors",
 ]
 
 USED_UP = (errno.EMFILE, errno.ENFILE)
-"""By this process, and by all of the machine."""
+"""The limit of this process, and that of the machine."""
 
 
 def require_descriptors(count: int, rank: int) -> None:
-    """Do nothing if this process may open so many more files.
+    """Make sure that this process may open this many more files.
 
     Raises:
-        UserError: it may not. Some are free still, so that the other ranks can be told.
+        UserError: it may not. Some are free, so the other ranks can still be notified.
     """
     opened: list[int] = []
     try:
@@ -58,10 +58,10 @@ def out_of_descriptors(rank: int, error: OSError) -> UserError | None:
     )
 
 
-GOODBYE = b"goodbye"
-"""Begins the last message of a rank to another; why it leaves may follow."""
+SHUTDOWN = b"goodbye"
+"""The start of a rank's last message to another; the reason may follow."""
 MOST_BYTES = 1024
-"""Of a message."""
+"""The longest message."""
 
 
 def pass_descriptors(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
@@ -89,14 +89,14 @@ def take_descriptors(connection: socket.socket, most: int) -> tuple[bytes, list[
     return message, list(found)
 
 
-def say_goodbye(connection: socket.socket, reason: BaseException | None = None) -> None:
-    """Tell a rank that this one leaves, and why if it is for an error."""
+def announce_shutdown(connection: socket.socket, reason: BaseException | None = None) -> None:
+    """Notify a rank that this one leaves, with the error that made it leave, if any."""
     why = "" if reason is None else str(reason) or type(reason).__name__
     with contextlib.suppress(OSError):  # the other has ended before
-        connection.send(GOODBYE + why.encode()[: MOST_BYTES - len(GOODBYE)])
+        connection.send(SHUTDOWN + why.encode()[: MOST_BYTES - len(SHUTDOWN)])
 
 
-def reason_in(goodbye: bytes) -> str:
-    """Return what :func:`say_goodbye` said, as the end of a sentence; empty if nothing."""
-    why = goodbye.removeprefix(GOODBYE).decode(errors="replace")
+def reason_in(message: bytes) -> str:
+    """Return the reason in a shutdown message, as the end of a sentence; empty if there is none."""
+    why = message.removeprefix(SHUTDOWN).decode(errors="replace")
     return f": {why}" if why else ""

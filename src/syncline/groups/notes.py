@@ -1,4 +1,4 @@
-"""Notes that ranks leave for each other in a store, also of why one of them does not join."""
+"""Notes that ranks leave for each other in a store, such as why one of them does not join."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
 
 LEAST_TIMEOUT_S = 0.05
 MOST_TIMEOUT_S = 1e6
-"""What sockets and stores take."""
+"""The limits of sockets and stores."""
 PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
-"""Between two looks for a note: the first, and as long as a tenth of the time waited so far."""
+"""Between two polls for a note: at first, and at most. In between, a tenth of the time waited."""
 LOOK_S = 0.25
-"""How often a waiting rank checks whether another has ended, or has said why it does not join."""
+"""How often a waiting rank checks whether its peer has ended or has posted a failure."""
 
 
 class Store(Protocol):
@@ -54,8 +54,8 @@ def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
     began_s = time.monotonic()
     look_s = min(left_s(deadline), LOOK_S)
     try:
-        # Not with the store's own wait: a FileStore's looks every 10 ms, a TCPStore's prints a
-        # warning each time that nothing has come.
+        # Not with the store's own wait: a FileStore polls every 10 ms, a TCPStore prints a warning
+        # at every timeout.
         while not store.check(keys):
             waited_s = time.monotonic() - began_s
             if waited_s >= look_s:
@@ -72,14 +72,14 @@ def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
 def read_note(
     store: Store, prefix: str, name: str, rank: int, other: int, deadline: float
 ) -> bytes:
-    """Return what rank ``other`` has left in the store.
+    """Return a note that rank ``other`` has left in the store.
 
     Args:
         store: where all ranks of the group look.
-        prefix: of the notes of this roll call; see :class:`~syncline.groups.roll.RollCall`.
+        prefix: of the notes of this roll call; see :class:`~syncline.groups.rendezvous.RollCall`.
         name: of the note.
         rank: this rank.
-        other: who leaves it.
+        other: the rank that leaves it.
         deadline: when to give up, on the monotonic clock, in seconds.
 
     Raises:
@@ -96,16 +96,16 @@ def read_note(
 
 
 def leave_reason(store: Store, prefix: str, rank: int, error: BaseException) -> None:
-    """Say why this rank does not join, so that no other waits for it in vain."""
-    with contextlib.suppress(RuntimeError):  # the store is gone, which others see by themselves
+    """Post why this rank does not join, so that no other rank waits for it."""
+    with contextlib.suppress(RuntimeError):  # the store is gone, which the others notice
         store.set(_reason(prefix, rank), str(error) or type(error).__name__)
 
 
 def require_joining(store: Store, prefix: str, rank: int, other: int) -> None:
-    """Do nothing, unless another rank has said why it does not join.
+    """Raise if another rank has posted why it does not join.
 
     Raises:
-        PeerError: it has.
+        PeerError: with that rank's reason.
     """
     key = _reason(prefix, other)
     try:
@@ -113,7 +113,7 @@ def require_joining(store: Store, prefix: str, rank: int, other: int) -> None:
             return
         reason = store.get(key).decode()
     except RuntimeError:
-        return  # the store is gone, and the caller says so
+        return  # the store is gone, and the caller reports it
     raise PeerError(f"rank {rank}: rank {other} does not join the group: {reason}")
 
 

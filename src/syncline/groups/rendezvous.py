@@ -1,25 +1,319 @@
-"""How ranks find each other, prove that they share a host, and exchange memory."""
+"""How ranks find each other, prove that they share a host, and exchange memory.
+
+Rank 0 calls the roll, which says which processes are the ranks of a group.
+
+A store may hold notes of processes that have ended: of a job before a restart, or of an earlier
+group of the same name. So rank 0 draws a new identifier for each roll call and leaves it in the
+store; every other rank answers under that identifier with a nonce; and rank 0 writes the roll of
+all answers. A rank accepts only a roll with its own nonce, and polls for a newer call until then.
+So all ranks that accept a roll have read the same one, and all of them have answered it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
+import socket
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-from syncline.errors import UserError
-from syncline.groups.meeting import Introduced, Meeting, listening_at
+import msgspec
+
+from syncline.errors import PeerError, UserError
+from syncline.groups.meeting import Introduced, Meeting, listening_at, listens
 from syncline.groups.messages import out_of_descriptors
-from syncline.groups.notes import Store, leave_reason, require_joining
-from syncline.groups.roll import Card, RollCall
-from syncline.groups.site import Route, Site
+from syncline.groups.notes import LOOK_S, Store, arrived, leave_reason, require_joining
+from syncline.groups.site import Route, Site, machine_identity
+from syncline.model.document import Value
 
-__all__ = ["Reception"]
+__all__ = ["RankCard", "Reception", "Roll", "RollCall"]
+
+Note = TypeVar("Note", bound=Value)
+REFUSAL_S = 5.0
+"""How long a rank that cannot join waits for the others, so that they learn why."""
+POLL_S = 0.01
+"""The first interval between polls for a newer call; it doubles up to ``LOOK_S``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCard:
+    """What a rank publishes about itself."""
+
+    host: tuple[str, str]
+    """Boot and network namespace: ranks that have both in common can share memory."""
+    name: str
+    """The name of its host, for errors."""
+    machine: str
+    """Its host's identity in measured choices; see :func:`machine_identity`."""
+    socket: str
+    nonce: str
+    """Unique: it tells this process from earlier ones with this rank."""
+
+    @classmethod
+    def own(cls) -> RankCard:
+        """Return that of this process, with a new socket address."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return cls(
+            host=(boot, str(Path("/proc/self/ns/net").readlink())),
+            name=socket.gethostname(),
+            machine=machine_identity(),
+            socket=f"\0syncline-{secrets.token_hex(16)}",
+            nonce=secrets.token_hex(16),
+        )
+
+    def to_json(self) -> str:
+        """Return the form that other ranks read."""
+        return json.dumps([self.host, self.name, self.machine, self.socket, self.nonce])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RankCard:
+        """Return what another rank has published."""
+        host, name, machine, address, nonce = json.loads(text)
+        return cls(host=tuple(host), name=name, machine=machine, socket=address, nonce=nonce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """The processes of a group, on which all of them agree."""
+
+    cards: tuple[RankCard, ...]
+    """One for each rank."""
+    prefix: str
+    """Prefix of further notes in the store; no other roll call has it."""
+    secret: bytes
+    """Known to every process that has read the roll."""
+
+
+class _Call(Value, frozen=True, kw_only=True):
+    """Rank 0's note: answer under this identifier."""
+
+    identifier: str
+    ranks: int
+    card: str | None
+
+
+class _Answer(Value, frozen=True, kw_only=True):
+    """A rank's note."""
+
+    nonce: str
+    card: str | None
+    error: str | None
+    """Why it does not join; None if it does."""
+
+
+class _Result(Value, frozen=True, kw_only=True):
+    """Rank 0's note: the answers so far, all of them unless there is an error."""
+
+    answers: dict[int, _Answer]
+    error: str | None
+    """Why there is no group."""
+
+
+class RollCall:
+    """Finds the processes of a group.
+
+    Args:
+        store: shared by all ranks of the group.
+        name: of the group.
+        rank: this rank.
+        ranks: how many there are.
+    """
+
+    def __init__(self, store: Store, name: str, rank: int, ranks: int) -> None:
+        self._store = store
+        self._name = name
+        self._rank = rank
+        self._ranks = ranks
+
+    def join(self, card: RankCard, deadline: float) -> Roll:
+        """Return the roll with this process on it, once all ranks have answered.
+
+        Args:
+            card: of this process, whose socket is listening.
+            deadline: when to give up, on the monotonic clock, in seconds.
+
+        Raises:
+            PeerError: a rank does not answer in time, or says that it does not join.
+        """
+        answer = _Answer(nonce=card.nonce, card=card.to_json(), error=None)
+        return (
+            self._gathered(answer, deadline)
+            if self._rank == 0
+            else self._answered(answer, deadline)
+        )
+
+    def refuse(self, error: Exception, deadline: float) -> None:
+        """Let the other ranks know why this one does not join, if they come soon."""
+        answer = _Answer(nonce=secrets.token_hex(16), card=None, error=str(error))
+        deadline = min(deadline, time.monotonic() + REFUSAL_S)
+        try:
+            self._gathered(answer, deadline) if self._rank == 0 else self._answered(
+                answer, deadline
+            )
+        except RuntimeError:
+            return  # no rank came, or all know it
+
+    # ------------------------------------------------------------------ rank 0
+
+    def _gathered(self, own: _Answer, deadline: float) -> Roll:
+        """Call the roll."""
+        identifier = secrets.token_hex(16)
+        prefix = f"{self._name}/{identifier}"
+        call = _Call(identifier=identifier, ranks=self._ranks, card=own.card)
+        self._store.set(f"{self._name}/call", _text(call))
+        answers = {0: own}
+        error = own.error and f"rank 0 does not join the group: {own.error}"
+        while missing := [rank for rank in range(self._ranks) if rank not in answers]:
+            come = self._new_answers(prefix, missing, deadline)
+            answers.update(come)
+            for rank, answer in come.items():
+                if error is None and answer.error is not None:
+                    error = f"rank {rank} does not join the group: {answer.error}"
+                    deadline = min(deadline, time.monotonic() + REFUSAL_S)
+            late = [rank for rank in missing if rank not in come]
+            over = bool(late) and time.monotonic() >= deadline
+            if over and error is None:
+                error = _did_not_join(late)
+            if over:
+                break
+            if error is not None and come:  # each rank reads it as soon as it comes
+                self._store.set(f"{prefix}/roll", _text(_Result(answers=answers, error=error)))
+        text = _text(_Result(answers=answers, error=error))
+        self._store.set(f"{prefix}/roll", text)
+        return self._roll(prefix, text)
+
+    def _new_answers(
+        self, prefix: str, missing: Sequence[int], deadline: float
+    ) -> dict[int, _Answer]:
+        """Wait briefly for answers; return those that have come."""
+        keys = {rank: f"{prefix}/answer/{rank}" for rank in missing}
+        everybody = arrived(self._store, list(keys.values()), deadline, 0)
+        return {
+            rank: self._read(key, _Answer, rank)
+            for rank, key in keys.items()
+            if everybody or self._store.check([key])
+        }
+
+    # ------------------------------------------------------------------ the others
+
+    def _answered(self, own: _Answer, deadline: float) -> Roll:
+        """Answer rank 0's call, and every newer one, until there is a roll with this answer."""
+        answered: _Call | None = None
+        why = _did_not_join([0])
+        listening = False  # whether rank 0 was, at the last poll
+        pause_s = POLL_S
+        while True:
+            call = self._call(deadline)
+            if call is not None and call != answered:
+                answered, listening, pause_s = call, False, POLL_S
+                prefix = f"{self._name}/{call.identifier}"
+                self._store.set(f"{prefix}/answer/{self._rank}", _text(own))
+            if answered is not None:
+                if arrived(self._store, [f"{prefix}/roll"], deadline, self._rank):
+                    text = self._store.get(f"{prefix}/roll").decode()
+                    result = self._decoded(text, _Result, 0)
+                    answer = result.answers.get(self._rank)
+                    if answer is not None and answer.nonce == own.nonce:
+                        return self._roll(prefix, text)
+                    # Rank 0 has yet to read this answer, or to call the roll of a new group.
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LOOK_S)
+                else:
+                    listening = self._listens(answered, own, prefix, listening)
+            if time.monotonic() >= deadline:
+                if answered is not None:
+                    why = self._what_is_missing(answered, prefix)
+                raise PeerError(f"rank {self._rank}: {why}")
+
+    def _call(self, deadline: float) -> _Call | None:
+        """Return rank 0's last call, if it is for a group of as many ranks."""
+        key = f"{self._name}/call"
+        if not arrived(self._store, [key], deadline, self._rank):
+            return None
+        call = self._read(key, _Call, 0)
+        if call.ranks == self._ranks:
+            return call
+        time.sleep(POLL_S)  # before a restart there were more ranks, or fewer
+        return None
+
+    def _listens(self, call: _Call, own: _Answer, prefix: str, before: bool) -> bool:
+        """Return whether the process that has called still listens, if that can be seen.
+
+        Raises:
+            PeerError: it did, but no longer does. (If it never did, the call is an old one.)
+        """
+        if call.card is None or own.card is None:
+            return False
+        theirs, ours = RankCard.from_json(call.card), RankCard.from_json(own.card)
+        if theirs.host != ours.host:
+            return False
+        now = listens(theirs.socket)
+        if before and not now and not self._store.check([f"{prefix}/roll"]):
+            raise PeerError(f"rank {self._rank}: rank 0 has ended while it joined the group")
+        return now
+
+    def _what_is_missing(self, call: _Call, prefix: str) -> str:
+        if self._store.check([f"{prefix}/roll"]):
+            return (
+                "rank 0 has formed the group without this process, and called no newer roll in "
+                "time: does another process have this rank, or another job use the same store and "
+                "group name?"
+            )
+        late = [
+            rank
+            for rank in range(1, call.ranks)
+            if not self._store.check([f"{prefix}/answer/{rank}"])
+        ]
+        return _did_not_join(late or [0])
+
+    # ------------------------------------------------------------------ all
+
+    def _roll(self, prefix: str, text: str) -> Roll:
+        result = self._decoded(text, _Result, 0)
+        if result.error is not None:
+            raise PeerError(f"rank {self._rank}: {result.error}")
+        cards = tuple(
+            RankCard.from_json(answer.card)
+            for _, answer in sorted(result.answers.items())
+            if answer.card is not None
+        )
+        return Roll(cards=cards, prefix=prefix, secret=hashlib.sha256(text.encode()).digest())
+
+    def _read(self, key: str, kind: type[Note], rank: int) -> Note:
+        return self._decoded(self._store.get(key), kind, rank)
+
+    def _decoded(self, text: str | bytes, kind: type[Note], rank: int) -> Note:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise PeerError(
+                f"rank {self._rank}: a note of rank {rank} in the store cannot be read ({error}); "
+                "do all ranks have the same version of Syncline?"
+            ) from error
+
+
+def _text(note: Value) -> str:
+    return msgspec.json.encode(note).decode()
+
+
+def _did_not_join(ranks: Sequence[int]) -> str:
+    said = ", ".join(map(str, ranks))
+    return (
+        f"rank {said} did not join the group in time; has it started, with the same number of "
+        "ranks?"
+    )
 
 
 class Reception:
-    """Where ranks of one host come to meet this one, and exchange memory.
+    """Where ranks of one host meet this one and exchange memory.
 
-    That a rank is on this host is not believed but seen: a connection through the kernel's own
-    sockets, which do not leave a host, hands over its memory and attests its process and user.
+    That a rank is on this host is verified: a connection through Unix sockets, which do not leave a
+    host, passes its memory, and the kernel attests its process and user.
 
     Args:
         store: where all ranks of the group look.
@@ -39,7 +333,7 @@ class Reception:
         self._deadline = deadline
         call = RollCall(store, name, rank, ranks)
         try:
-            card = Card.own()
+            card = RankCard.own()
             self._listening = listening_at(card.socket)
         except OSError as error:
             refused = out_of_descriptors(rank, error) or UserError(
@@ -68,13 +362,13 @@ class Reception:
         self._listening.close()
 
     @property
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> tuple[RankCard, ...]:
         """What each rank says of itself."""
         return self._roll.cards
 
     @property
     def prefix(self) -> str:
-        """Of this group's notes in the store, which no other group has."""
+        """Prefix of this group's notes in the store; no other group has it."""
         return self._roll.prefix
 
     @property
@@ -92,7 +386,7 @@ class Reception:
         return tuple(map(tuple, found.values()))
 
     def site(self, route: Route) -> Site:
-        """Return where the ranks are; each counts as on a host of its own by UCX alone."""
+        """Return where the ranks are; with UCX alone each counts as a host of its own."""
         cards = [self.cards[host[0]] for host in self.hosts]
         alone = tuple((rank,) for rank in range(len(self.cards)))
         return Site(
@@ -106,8 +400,8 @@ class Reception:
         """Meet other ranks of this host.
 
         Args:
-            others: who, in order.
-            passed: descriptors for them; each passes on as many of its own.
+            others: the ranks, in order.
+            passed: descriptors for them; each rank passes equally many.
 
         Raises:
             PeerError: a rank has ended, or does not come in time.

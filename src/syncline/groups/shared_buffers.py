@@ -1,4 +1,4 @@
-"""Buffers that all ranks of a host have mapped, so that a fragment is read where it lies."""
+"""Buffers that all ranks of a host have mapped, so that fragments are read in place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["SharedBuffer", "SharedBuffers"]
 NOTICE = struct.Struct("<QQ")
 """The number of a buffer and its size in bytes; size 0: its owner has closed it."""
 OWN = -1
-"""How the native group calls this rank."""
+"""The native group's number for this rank."""
 
 
 class SharedBuffer:
@@ -40,7 +40,7 @@ class SharedBuffer:
         self.size_bytes = memory.bytes
         self._forget = forget
         self._closed = False
-        # A class of its own, so that views keep the memory mapped.
+        # A new class, so that views keep the memory mapped.
         kind: Any = type("SharedBytes", (ctypes.c_char * memory.bytes,), {"mapped": memory})
         self._bytes = kind.from_address(memory.address)
 
@@ -58,7 +58,7 @@ class SharedBuffer:
             start: the number of the first.
 
         Raises:
-            UserError: the dtype is unknown, or there are not so many.
+            UserError: the dtype is unknown, or there are fewer elements.
         """
         dtype_code(dtype)
         element_bytes = SIZES_BYTES[dtype]
@@ -102,9 +102,9 @@ class SharedBuffers:
         self._peers = peers
         self._native = native
         self._made = 0
-        self._news = threading.Condition()
-        self._come: dict[tuple[int, int], int] = {}
-        """Sizes of peers' buffers that have come and were not awaited yet, by rank and number."""
+        self._changed = threading.Condition()
+        self._arrived: dict[tuple[int, int], int] = {}
+        """Sizes of peers' buffers that have arrived, not awaited yet, by rank and number."""
         self._lost: dict[int, str] = {}
 
     def allocate(
@@ -119,21 +119,21 @@ class SharedBuffers:
                 collectives before are done.
 
         Raises:
-            UserError: the size is not above 0, or there is not so much memory.
+            UserError: the size is not above 0, or there is less memory.
             MismatchError: another rank allocates another size.
             PeerError: a peer has ended, or did not allocate in time.
         """
         if size_bytes < 1:
             raise UserError(f"a shared buffer has at least 1 byte, found {size_bytes}")
         deadline_s = time.monotonic() + timeout_s
-        with self._news:
+        with self._changed:
             self._made += 1
             number = self._made
         descriptor = _new_memory(size_bytes, self._rank)
         try:
             memory = _mapped(descriptor, size_bytes, self._rank)
             for peer in self._peers:
-                with contextlib.suppress(OSError):  # it has ended, and is reported as such
+                with contextlib.suppress(OSError):  # it has ended, which the watch reports
                     message = NOTICE.pack(number, size_bytes)
                     pass_descriptors(peer.connection, message, [descriptor])
         finally:
@@ -150,12 +150,12 @@ class SharedBuffers:
 
     def _await(self, peer: int, number: int, size_bytes: int, deadline_s: float) -> None:
         """Wait until a peer's buffer is mapped here."""
-        with self._news:
-            there = self._news.wait_for(
-                lambda: (peer, number) in self._come or peer in self._lost,
+        with self._changed:
+            there = self._changed.wait_for(
+                lambda: (peer, number) in self._arrived or peer in self._lost,
                 max(deadline_s - time.monotonic(), 0),
             )
-            found = self._come.pop((peer, number), None)
+            found = self._arrived.pop((peer, number), None)
             said = self._lost.get(peer)
         where = f"rank {self._rank}, shared buffer {number} of {size_bytes} bytes"
         if found is None:
@@ -183,18 +183,18 @@ class SharedBuffers:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._native.add_arena(peer, number, memory)
-        with self._news:
-            self._come[peer, number] = size_bytes
-            self._news.notify_all()
+        with self._changed:
+            self._arrived[peer, number] = size_bytes
+            self._changed.notify_all()
 
     def lose(self, peer: int, what: str) -> None:
-        """Say that a peer has ended or left."""
-        with self._news:
+        """Note that a peer has ended or left."""
+        with self._changed:
             self._lost[peer] = what
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _forget(self, number: int) -> None:
-        """Stop sharing a buffer. Peers have read all that this rank's collectives sent."""
+        """Stop sharing a buffer. Peers have read everything that this rank sent from it."""
         self._native.forget_arena(OWN, number)
         for peer in self._peers:
             with contextlib.suppress(OSError):  # it has ended, or this group is closed
@@ -202,15 +202,15 @@ class SharedBuffers:
 
 
 def _new_memory(size_bytes: int, rank: int) -> int:
-    """Return a descriptor of memory without a name, all of which is there."""
+    """Return a descriptor of memory without a name, all of it allocated."""
     where = f"rank {rank}: no memory for a shared buffer of {size_bytes} bytes"
     do = "free some, raise the container's limit, or allocate less"
     available = _available_bytes()
-    if size_bytes > available:  # the kernel would try, and end processes
+    if size_bytes > available:  # the kernel would overcommit, and kill processes
         raise UserError(f"{where}: {available} are free; {do}")
     descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC)
     try:
-        # Else missing memory would show as a fatal signal, at the first touch.
+        # Otherwise missing memory would be a fatal signal at the first access.
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
         os.close(descriptor)

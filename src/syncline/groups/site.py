@@ -1,4 +1,4 @@
-"""``Site``: where the ranks of a group are, as far as it decides which algorithm is fastest."""
+"""``Site``: where the ranks of a group are, which decides which algorithm is fastest."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Route = Literal["auto", "ucx"]
 
 MACHINE_ID = Path("/etc/machine-id")
 DOMAIN = Path("/proc/sys/kernel/domainname")
-"""Of emulated hosts it says which cluster they are: one with other links is another site."""
+"""Emulated hosts have their cluster's name here: a cluster with other links is another site."""
 IDENTITY_LETTERS = 16
 
 
 class Site(Value, frozen=True, kw_only=True):
-    """What measured choices of algorithms hold for.
+    """The ranks, hosts and route for which measured choices are valid.
 
     Raises:
         UserError: on construction, if the ranks are not 0, 1, 2 ... each on one host.
@@ -34,11 +34,11 @@ class Site(Value, frozen=True, kw_only=True):
 
     route: Route
     layout: Hosts
-    """The ranks of each host; where all are joined by UCX, each counts as on its own."""
+    """The ranks of each host; if UCX joins all ranks, each counts as a host of its own."""
     machines: tuple[str, ...]
     """The identities of the hosts, in alphabetical order."""
     names: tuple[str, ...]
-    """Of the hosts, in alphabetical order, for people."""
+    """The names of the hosts, in alphabetical order, for display."""
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for host in self.layout for rank in host)
@@ -49,12 +49,12 @@ class Site(Value, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """How many ranks there are."""
         return sum(len(host) for host in self.layout)
 
     @property
     def key(self) -> str:
-        """A name for files, which two sites share only if the same choices hold for both."""
+        """A file name; two sites share it only if the same choices are valid for both."""
         text = msgspec.json.encode([self.route, self.layout, self.machines])
         return f"{self.route}-{self.ranks}-{hashlib.sha256(text).hexdigest()[:IDENTITY_LETTERS]}"
 
@@ -65,9 +65,9 @@ class Site(Value, frozen=True, kw_only=True):
 
 
 def machine_identity() -> str:
-    """Return what tells this host from others and stays the same when it is started again.
+    """Return an identity of this host that survives a restart.
 
-    Nothing else can be told from it: ``/etc/machine-id`` is not to be passed on as it is.
+    It is a digest, since ``/etc/machine-id`` must not be published.
 
     Raises:
         OSError: this host has no ``/proc``.

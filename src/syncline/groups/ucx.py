@@ -1,4 +1,4 @@
-"""UCX, which carries messages between hosts."""
+"""UCX, the transport between hosts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ NAME = "libucp.so.0"
 FAST_DEVICES = Path("/sys/class/infiniband")
 TCP_SETTINGS = {
     "TLS": "tcp,self",
-    # A rendezvous asks for every fragment behind the data of those before it: between hosts at 1
-    # Gbit/s the line idled for a fifth of the time. How much may come unasked is for us to bound.
+    # A rendezvous requests every fragment behind the data of earlier ones: between hosts at 1
+    # Gbit/s the link idled for a fifth of the time. We bound unrequested data ourselves.
     "RNDV_THRESH": "inf",
     "TCP_TX_SEG_SIZE": "256k",
     "TCP_RX_SEG_SIZE": "256k",
 }
 RDMA_SETTINGS = {"TLS": "^sm"}
-"""Shared memory is ours."""
+"""We have shared memory of our own."""
 
 
 def new_worker(rank: int) -> _native.UcxWorker:
     """Return a worker of UCX for this rank.
 
-    Settings in the environment (``UCX_TLS`` and so on) come before ours.
+    Settings in the environment (``UCX_TLS`` and so on) override ours.
 
     Raises:
         UserError: UCX is not installed, or cannot use the network or this process.
@@ -64,10 +64,10 @@ def addresses(
     others: Sequence[int],
     deadline: float,
 ) -> list[tuple[int, bytes]]:
-    """Tell this worker's address; return those of other ranks.
+    """Publish this worker's address; return those of other ranks.
 
     Raises:
-        PeerError: a rank does not tell its own in time.
+        PeerError: a rank does not publish its own in time.
     """
     store.set(f"{prefix}/ucx/{rank}", base64.b64encode(worker.address).decode())
     return [
@@ -77,7 +77,7 @@ def addresses(
 
 
 def _library() -> str:
-    """Return the wheel's library, if it is installed, else what the system finds."""
+    """Return the library of the wheel if that is installed, else the system's."""
     wheel = importlib.util.find_spec("libucx")
     for folder in (wheel.submodule_search_locations or []) if wheel is not None else []:
         path = Path(folder) / "lib" / NAME

@@ -1,4 +1,4 @@
-"""Noticing that a peer has ended."""
+"""``Watch``: notices that a peer has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from syncline.groups.meeting import Introduced
-from syncline.groups.messages import GOODBYE, USED_UP, reason_in, take_descriptors
+from syncline.groups.messages import SHUTDOWN, USED_UP, reason_in, take_descriptors
 
 __all__ = ["Watch"]
 
@@ -19,16 +19,15 @@ Take = Callable[[int, bytes, Sequence[int]], None]
 
 
 class Watch:
-    """A thread that reports peers which have died or left the group, and what peers tell.
+    """A thread that reports peers that have ended or left the group, and their messages.
 
-    It sleeps in the kernel until there is something to report. A process that has died is reported
+    It blocks in the kernel until there is something to report. A process that has died is reported
     at once, whether or not its parent has waited for it.
 
     Args:
-        peers: whom to watch.
-        lost: called on the thread with the peer's rank and what became of it.
-        take: called on the thread with the peer's rank, what it tells, and the files that it passes
-            on.
+        peers: the ranks to watch.
+        lost: called on the thread with the peer's rank and what happened to it.
+        take: called on the thread with the peer's rank, its message, and the files it passed.
     """
 
     def __init__(
@@ -57,20 +56,22 @@ class Watch:
                     continue  # reported together with the one before it
                 rank, peer = self._sources[descriptor]
                 if descriptor == peer.process and peer.connection.fileno() in ready:
-                    continue  # what it has said before it ended comes first
+                    continue  # its last messages come first
                 try:
-                    message, descriptors = _NOTHING if descriptor == peer.process else _told(peer)
+                    message, descriptors = (
+                        _NOTHING if descriptor == peer.process else _received(peer)
+                    )
                 except OSError as error:
                     self._forget(peer)
                     self._lost(rank, f"no descriptor is left for a buffer of rank {rank}: {error}")
                     continue
-                if message.startswith(GOODBYE):
+                if message.startswith(SHUTDOWN):
                     said = f"rank {rank} has left the group{reason_in(message)}"
                 elif message:
                     self._take(rank, message, descriptors)
                     continue
                 else:
-                    # If only its end of the connection is gone, so is, in a moment, its process.
+                    # A peer closes its end of the connection just before its process ends.
                     said = f"the process of rank {rank} has ended"
                 self._forget(peer)
                 self._lost(rank, said)
@@ -81,15 +82,15 @@ class Watch:
             del self._sources[descriptor]
 
     def close(self) -> None:
-        """End the thread, from another one or, where a group is collected there, from itself."""
+        """End the thread; from itself too, if the group is collected there."""
         os.eventfd_write(self._stop, 1)
         if threading.current_thread() is not self._thread:
             self._thread.join()
             os.close(self._stop)
 
 
-def _told(peer: Introduced) -> tuple[bytes, Sequence[int]]:
-    """Return a message and what came with it; an empty one if there is nobody any more.
+def _received(peer: Introduced) -> tuple[bytes, Sequence[int]]:
+    """Return a message and the files that came with it; an empty one if the peer has ended.
 
     Raises:
         OSError: this process has run out of descriptors.
@@ -98,7 +99,7 @@ def _told(peer: Introduced) -> tuple[bytes, Sequence[int]]:
         try:
             return take_descriptors(peer.connection, MOST_DESCRIPTORS)
         except ConnectionResetError:
-            continue  # it closed with something unread; what it said before comes next
+            continue  # it closed with something unread; its earlier messages come next
         except OSError as error:
             if error.errno in USED_UP:
                 raise

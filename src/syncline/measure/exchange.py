@@ -14,14 +14,16 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError, SynclineError
-from syncline.measure.lent import lend
+from syncline.measure.keepalive import keepalive
+from syncline.torch_private import set_group_count, timeout_of_backend
 
 __all__ = [
+    "describe_error",
     "gather_json",
     "gather_numbers",
     "is_lost_peer",
+    "new_group_like",
     "rename_new_groups",
-    "said_of",
     "share_json",
     "telling_lost_peers",
     "timeout_of",
@@ -96,12 +98,12 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
     text = bytearray(msgspec.json.encode(value)) if is_source else bytearray()
     try:
         size = torch.tensor([len(text)], dtype=torch.int64, device=device)
-        dist.broadcast(lend(size), source, group=group)
+        dist.broadcast(keepalive(size), source, group=group)
         if is_source:
             data = torch.frombuffer(text, dtype=torch.uint8).to(device)
         else:
             data = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
-        dist.broadcast(lend(data), source, group=group)
+        dist.broadcast(keepalive(data), source, group=group)
     except RuntimeError as error:
         raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
     return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))
@@ -110,7 +112,7 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
 def _all_gather(
     received: Sequence[torch.Tensor], sent: torch.Tensor, group: dist.ProcessGroup
 ) -> None:
-    dist.all_gather([lend(each) for each in received], lend(sent), group=group)
+    dist.all_gather([keepalive(each) for each in received], keepalive(sent), group=group)
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
@@ -118,8 +120,7 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
     own = getattr(group, "timeout", None)  # of our backend, which has none of torch's inside
     if isinstance(own, timedelta):
         return own
-    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
-    return timeout
+    return timeout_of_backend(group)
 
 
 def rename_new_groups(base: dist.ProcessGroup) -> None:
@@ -133,7 +134,32 @@ def rename_new_groups(base: dist.ProcessGroup) -> None:
         return
     first = torch.tensor(secrets.randbits(62))
     dist.broadcast(first, src=dist.get_global_rank(base, 0), group=base)
-    dist.distributed_c10d._world.group_count = int(first)
+    set_group_count(int(first))
+
+
+def new_group_like(
+    base: dist.ProcessGroup, *, backend: str | None = None, description: str | None = None
+) -> dist.ProcessGroup:
+    """Make another process group of a group's ranks; all of them must call.
+
+    Its messages share no sequence with those of the first.
+
+    Args:
+        base: the first.
+        backend: by default that of ``base``.
+        description: for torch's messages.
+    """
+    ranks = dist.get_process_group_ranks(base)
+    rename_new_groups(base)
+    group = dist.new_group(
+        ranks,
+        timeout=timeout_of(base),
+        backend=backend or dist.get_backend(base),
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
+        group_desc=description,
+    )
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 SIGNS = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
@@ -147,7 +173,7 @@ def is_lost_peer(error: RuntimeError) -> bool:
     return any(sign in text for sign in SIGNS)
 
 
-def said_of(error: Exception, timeout_s: float | None = None) -> str:
+def describe_error(error: Exception, timeout_s: float | None = None) -> str:
     """Return what an error of torch says, without its place in torch's source and its advice.
 
     Args:
@@ -175,6 +201,6 @@ def telling_lost_peers(doing: str) -> Iterator[None]:
         if isinstance(error, SynclineError) or not is_lost_peer(error):
             raise
         raise PeerError(
-            f"rank {dist.get_rank()} lost a peer {doing}: {said_of(error)}; see the other ranks' "
-            "output, and resume all ranks from the last checkpoint"
+            f"rank {dist.get_rank()} lost a peer {doing}: {describe_error(error)}; see the other "
+            "ranks' output, and resume all ranks from the last checkpoint"
         ) from None

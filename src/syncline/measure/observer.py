@@ -17,12 +17,13 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from syncline.measure.clock import Clock
+from syncline.torch_private import is_compiled, sequence_number_of
 
 __all__ = [
     "AutogradGraph",
-    "Event",
-    "Iteration",
     "Moment",
+    "ObservedEvent",
+    "ObservedIteration",
     "Observer",
     "read_graph",
     "sequence_number",
@@ -44,7 +45,7 @@ class Moment(Enum):
     STEPPED = "stepped"  # the optimizer is done
 
 
-class Event(NamedTuple):
+class ObservedEvent(NamedTuple):
     """Something that happened, with the clock's stamp."""
 
     moment: Moment
@@ -52,10 +53,10 @@ class Event(NamedTuple):
     stamp: Any
 
 
-class Iteration(NamedTuple):
+class ObservedIteration(NamedTuple):
     """The events of one iteration, in order, and what ended it."""
 
-    events: list[Event]
+    events: list[ObservedEvent]
     end_stamp: Any
     """When the next iteration began."""
     graph: AutogradGraph | None
@@ -86,7 +87,7 @@ class Observer:
         self._kept_alive: list[Any] = []
         self._node_handles: list[RemovableHandle] = []
         """Of the operations of this iteration: a node may run again in a later one."""
-        self._events: list[Event] = []
+        self._events: list[ObservedEvent] = []
         self._graph: AutogradGraph | None = None
         self._sequence_at: list[int] = []
         self._noting = False
@@ -113,7 +114,7 @@ class Observer:
         if module in seen or isinstance(module, torch.jit.ScriptModule):  # which take no hooks
             return
         seen.add(module)
-        compiled = _is_compiled(module)
+        compiled = is_compiled(module)
         is_leaf = compiled or next(module.children(), None) is None
         if name and (is_leaf or next(module.parameters(recurse=False), None) is not None):
             for moment, hook in (
@@ -138,18 +139,18 @@ class Observer:
         self._events = []
         self._graph = None
 
-    def begin(self) -> Iteration | None:
+    def begin(self) -> ObservedIteration | None:
         """Begin an iteration and return the one that ends with it, if one was being observed."""
         stamp = self._clock.stamp()
         finished = None
         if self._events:
-            finished = Iteration(
+            finished = ObservedIteration(
                 self._events, stamp, self._graph, self._sequence_at, self._was_quiet
             )
         for handle in self._node_handles:
             handle.remove()
         self._node_handles.clear()
-        self._events = [Event(Moment.FORWARD, "", stamp)]
+        self._events = [ObservedEvent(Moment.FORWARD, "", stamp)]
         self._graph = None
         self._sequence_at = [sequence_number()] if self.detail else []
         self._was_quiet = self.quiet
@@ -179,7 +180,7 @@ class Observer:
         self._noting = False
 
     def _note(self, moment: Moment, key: str | int) -> None:
-        self._events.append(Event(moment, key, self._clock.stamp()))
+        self._events.append(ObservedEvent(moment, key, self._clock.stamp()))
         if self.detail and self._in_forward:
             self._sequence_at.append(sequence_number())
 
@@ -239,13 +240,6 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return (
-        isinstance(module, torch._dynamo.OptimizedModule)
-        or module.__dict__.get("_compiled_call_impl") is not None
-    )
-
-
 ACCUMULATE = "AccumulateGrad"
 
 
@@ -291,7 +285,7 @@ def read_graph(output: Any) -> AutogradGraph:
     return AutogradGraph(
         nodes=nodes,
         names=[node.name() for node in nodes],
-        sequence=[node._sequence_nr() for node in nodes],
+        sequence=[sequence_number_of(node) for node in nodes],
         consumers=consumers,
     )
 
@@ -301,7 +295,7 @@ def sequence_number() -> int:
     with torch.inference_mode(False), torch.enable_grad():
         probe = torch.empty(0, requires_grad=True).view(0).grad_fn
     assert probe is not None
-    return probe._sequence_nr()
+    return sequence_number_of(probe)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -118,7 +118,7 @@ def probe(
         backend=backend,
         all_reduce=fit.curve,
         pipelined=fit_pipelined(two_at_once, fit.curve) if two_at_once else None,
-        handing_over_s=median(longer) if longer else 0.0,
+        issue_gap_s=median(longer) if longer else 0.0,
         contention=contention,
         link=Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma),
         sparse=sparse,
@@ -194,7 +194,7 @@ class _Session:
             for _ in range(in_flight)
         ]
 
-        def row(size_bytes: int, length: int, lander: Executor) -> None:
+        def row(size_bytes: int, length: int, waiter: Executor) -> None:
             under_way: deque[Future[object]] = deque()
             for number in range(length):
                 if len(under_way) == in_flight:
@@ -202,17 +202,17 @@ class _Session:
                 message = buffers[number % in_flight][: size_bytes // 4]
                 work = dist.all_reduce(message, group=self._group, async_op=True)
                 assert work is not None
-                under_way.append(lander.submit(work.wait))
+                under_way.append(waiter.submit(work.wait))
             while under_way:
                 under_way.popleft().result()
 
         times: dict[int, list[float]] = {size: [] for size in sizes}
-        with ThreadPoolExecutor(1) as lander:
+        with ThreadPoolExecutor(1) as waiter:
             for _ in range(ROW_SWEEPS):
                 for size, taken in times.items():
                     length = min(max(ROW_BYTES // size, SHORTEST_ROW), LONGEST_ROW)
                     dist.barrier(group=self._group)
-                    seconds = self._timed(lambda s=size, n=length: row(s, n, lander))  # type: ignore[misc]
+                    seconds = self._timed(lambda s=size, n=length: row(s, n, waiter))  # type: ignore[misc]
                     taken.append(seconds / length)
         return [
             Measurement(

@@ -16,7 +16,7 @@ from syncline.measure.exchange import gather_json, share_json
 from syncline.measure.observer import Observer
 from syncline.measure.segments import (
     Segment,
-    Trace,
+    SegmentTrace,
     first_forward_segment,
     median_trace,
     read_iteration,
@@ -72,8 +72,8 @@ def profile(
     device = next(iter(parameters.values())).device
     clock = clock_for(device)
     observer = Observer(model, parameters, clock)
-    lean: list[Trace] = []
-    detailed: list[Trace] = []
+    lean: list[SegmentTrace] = []
+    detailed: list[SegmentTrace] = []
     quiet_ns: list[int] = []
     waiting_s: list[float] = []
     copying_s: list[float] = []
@@ -130,7 +130,7 @@ def profile(
 
 
 def profile_from_trace(
-    trace: Trace,
+    trace: SegmentTrace,
     model: nn.Module,
     *,
     name: str,
@@ -205,7 +205,9 @@ def profile_from_trace(
     )
 
 
-def across_ranks(trace: Trace, group: dist.ProcessGroup, device: torch.device) -> Trace:
+def across_ranks(
+    trace: SegmentTrace, group: dist.ProcessGroup, device: torch.device
+) -> SegmentTrace:
     """Return rank 0's trace with every duration replaced by the median over the ranks.
 
     A rank whose operations differ from rank 0's (a branch that depends on the data) is left out.
@@ -261,7 +263,7 @@ def unpack_seconds(parameters: Mapping[str, nn.Parameter]) -> float:
     return median(times[1:])
 
 
-def _dependencies(trace: Trace, computing: list[Segment]) -> list[list[int]]:
+def _dependencies(trace: SegmentTrace, computing: list[Segment]) -> list[list[int]]:
     """Return, for each computing segment, the earlier ones whose results it needs."""
     after: list[list[int]] = [[index - 1] if index else [] for index in range(len(computing))]
     if trace.graph is None:
@@ -291,7 +293,7 @@ def _dependencies(trace: Trace, computing: list[Segment]) -> list[list[int]]:
     ]
 
 
-def _forward_segments_of_nodes(trace: Trace, computing: list[Segment]) -> dict[int, int]:
+def _forward_segments_of_nodes(trace: SegmentTrace, computing: list[Segment]) -> dict[int, int]:
     """Return the forward segment in which each autograd node was made, by sequence numbers."""
     assert trace.graph is not None
     forward = [(i, s.first_event) for i, s in enumerate(computing) if s.first_event >= 0]
@@ -305,7 +307,7 @@ def _forward_segments_of_nodes(trace: Trace, computing: list[Segment]) -> dict[i
 
 
 def _gradients(
-    trace: Trace, computing: list[Segment], model: nn.Module, first: int
+    trace: SegmentTrace, computing: list[Segment], model: nn.Module, first: int
 ) -> list[Gradient]:
     parameters = trainable_parameters(model)
     ready_after = {name: i for i, s in enumerate(computing) for name in s.ready}

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from syncline.measure.clock import Clock
-from syncline.measure.observer import AutogradGraph, Event, Iteration, Moment
+from syncline.measure.observer import AutogradGraph, Moment, ObservedEvent, ObservedIteration
 from syncline.measure.statistics import median
 from syncline.model.profile import Phase
 
-__all__ = ["Segment", "Trace", "median_trace", "read_iteration"]
+__all__ = ["Segment", "SegmentTrace", "median_trace", "read_iteration"]
 
 
 COMPUTING: tuple[Phase, ...] = ("forward", "backward")
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     """Forward segments: index of the event that it begins with."""
 
 
-class Trace(NamedTuple):
+class SegmentTrace(NamedTuple):
     """One iteration as segments in order; the graph if it was observed in detail."""
 
     segments: list[Segment]
@@ -46,7 +46,7 @@ class Trace(NamedTuple):
         return tuple(name for segment in self.segments for name in segment.ready)
 
 
-def read_iteration(iteration: Iteration, clock: Clock) -> Trace:
+def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
     """Cut an iteration into segments.
 
     The forward pass is cut where submodules begin and end and a stretch is named by the innermost
@@ -73,10 +73,10 @@ def read_iteration(iteration: Iteration, clock: Clock) -> Trace:
     if stepped > step:
         segments.append(Segment("optimizer", "update", times[stepped] - times[step]))
     segments.append(Segment("data loading", "data", times[-1] - times[stepped]))
-    return Trace(segments, iteration.graph, iteration.sequence_at)
+    return SegmentTrace(segments, iteration.graph, iteration.sequence_at)
 
 
-def _forward(events: Sequence[Event], times: Sequence[int], output: int) -> list[Segment]:
+def _forward(events: Sequence[ObservedEvent], times: Sequence[int], output: int) -> list[Segment]:
     segments: list[Segment] = []
     active: list[str] = []
     for index in range(output):
@@ -97,7 +97,7 @@ def _forward(events: Sequence[Event], times: Sequence[int], output: int) -> list
 
 
 def _backward(
-    events: Sequence[Event],
+    events: Sequence[ObservedEvent],
     times: Sequence[int],
     begin: int,
     last_ready: int,
@@ -134,8 +134,8 @@ def _segment(name: str, phase: str, duration_ns: int, node: int | None) -> Segme
 
 
 def median_trace(
-    lean: Sequence[Trace], detailed: Sequence[Trace], quiet_ns: Sequence[int] = ()
-) -> Trace:
+    lean: Sequence[SegmentTrace], detailed: Sequence[SegmentTrace], quiet_ns: Sequence[int] = ()
+) -> SegmentTrace:
     """Join traces of one model into one of medians.
 
     Args:
@@ -175,10 +175,10 @@ def median_trace(
             segments += forward
         total_ns = sum(s.duration_ns for s in lean_group if s.first_event < 0)
         segments += _scaled(rest, total_ns)
-    return Trace(segments, detailed_trace.graph, detailed_trace.sequence_at)
+    return SegmentTrace(segments, detailed_trace.graph, detailed_trace.sequence_at)
 
 
-def _median_of(traces: Sequence[Trace]) -> Trace:
+def _median_of(traces: Sequence[SegmentTrace]) -> SegmentTrace:
     signatures = [tuple((s.name, s.ready) for s in trace.segments) for trace in traces]
     common, _ = Counter(signatures).most_common(1)[0]
     same = [t for t, signature in zip(traces, signatures, strict=True) if signature == common]
@@ -192,7 +192,7 @@ def _median_of(traces: Sequence[Trace]) -> Trace:
     return same[-1]._replace(segments=_computing_in(segments, whole_ns))
 
 
-def _without_noting(trace: Trace, quiet_ns: Sequence[int]) -> Trace:
+def _without_noting(trace: SegmentTrace, quiet_ns: Sequence[int]) -> SegmentTrace:
     if not quiet_ns:
         return trace
     noting_ns = sum(segment.duration_ns for segment in trace.segments) - median(quiet_ns)
@@ -215,7 +215,7 @@ def _computing_ns(segments: Sequence[Segment]) -> int:
     return sum(segment.duration_ns for segment in segments if segment.phase in COMPUTING)
 
 
-def _groups(trace: Trace) -> list[list[Segment]]:
+def _groups(trace: SegmentTrace) -> list[list[Segment]]:
     """Split after every segment that makes a gradient final."""
     groups: list[list[Segment]] = [[]]
     for segment in trace.segments:
@@ -236,7 +236,7 @@ def _scaled(segments: Sequence[Segment], total_ns: int) -> list[Segment]:
     return scaled
 
 
-def first_forward_segment(trace: Trace) -> Mapping[str, int]:
+def first_forward_segment(trace: SegmentTrace) -> Mapping[str, int]:
     """Return, for each submodule that ran, the first segment in which it was innermost."""
     first: dict[str, int] = {}
     for index, segment in enumerate(trace.segments):
@@ -245,14 +245,14 @@ def first_forward_segment(trace: Trace) -> Mapping[str, int]:
     return first
 
 
-def _is(events: Sequence[Event], index: int, moment: Moment) -> bool:
+def _is(events: Sequence[ObservedEvent], index: int, moment: Moment) -> bool:
     return index < len(events) and events[index].moment is moment
 
 
-def _index_of(events: Sequence[Event], moment: Moment, default: int) -> int:
+def _index_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> int:
     return next((i for i, e in enumerate(events) if e.moment is moment), default)
 
 
-def _last_index_of(events: Sequence[Event], moment: Moment, default: int) -> int:
+def _last_index_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> int:
     found = [i for i, e in enumerate(events) if e.moment is moment]
     return found[-1] if found else default

@@ -43,7 +43,7 @@ class Network(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, for fewer than one worker, a contention below 1 or above 100,
-            a measured point that cannot be, a fit error or a time for handing over that is
+            a measured point that cannot be, a fit error or an issue gap that is
             negative or not finite, or an exchange that cannot be
             (:class:`syncline.model.exchange.Exchange`).
     """
@@ -58,9 +58,9 @@ class Network(Document, frozen=True, kw_only=True):
     """What an all-reduce costs where two are under way at once: its value at 0 bytes is hidden
     behind the other, the rest occupies the channel. None: as ``all_reduce``, whose startup is then
     taken to be hidden whole."""
-    handing_over_s: float = 0.0
-    """What a message takes longer than alone where it follows another at once, one at a time: until
-    a thread has noticed that the one has arrived and handed over the next."""
+    issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
+    """Extra time per message when messages are sent back to back, one at a time: until a thread has
+    noticed that one has arrived and issued the next. Files call it ``handing_over_s``."""
     backend: str = "unknown"
     """The communication library, such as ``"gloo"`` or ``"nccl"``."""
     contention: float = 1.0
@@ -110,7 +110,7 @@ class Network(Document, frozen=True, kw_only=True):
                     "not possible"
                 )
             require_time(f"network: points[{index}]: time_s", point.time_s)
-        require_time("network: handing_over_s", self.handing_over_s)
+        require_time("network: handing_over_s", self.issue_gap_s)
         require_exchange(self.algorithm)
         if self.link is not None:
             _ = self.exchange  # checks itself
@@ -190,7 +190,7 @@ class Network(Document, frozen=True, kw_only=True):
         name: str,
         backend: str = "unknown",
         contention: float = 1.0,
-        handing_over_s: float = 0.0,
+        issue_gap_s: float = 0.0,
         sparse: SparseSpeeds | None = None,
         whole: CostCurve | None = None,
     ) -> Network:
@@ -200,7 +200,7 @@ class Network(Document, frozen=True, kw_only=True):
             all_reduce=curve,
             backend=backend,
             contention=contention,
-            handing_over_s=handing_over_s,
+            issue_gap_s=issue_gap_s,
             link=exchange.link,
             algorithm=exchange.algorithm,
             density=exchange.density,
@@ -308,7 +308,7 @@ class Network(Document, frozen=True, kw_only=True):
             name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
             backend=self.backend,
             contention=self.contention,
-            handing_over_s=self.handing_over_s,
+            issue_gap_s=self.issue_gap_s,
             sparse=self.sparse,
             whole=self._whole_after(before, after),
         )

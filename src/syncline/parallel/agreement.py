@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.errors import MismatchError, PeerError, UserError
-from syncline.measure.exchange import gather_json, said_of
+from syncline.measure.exchange import describe_error, gather_json
 from syncline.model.document import Document
-from syncline.parallel.deferred_step import DeferredOptimizer
+from syncline.parallel.deferred_optimizer import DeferredOptimizer
+from syncline.torch_private import device_types, ignored_by_ddp
 
 __all__ = [
     "Item",
@@ -55,7 +56,7 @@ def require_same_training(
         module: of this rank.
         settings: arguments of Syncline's own class, by name.
         arguments: those of torch's class.
-        refused: why this rank cannot go on, if so; it is raised after the others have been told.
+        refused: why this rank cannot go on, if so; it is raised after the others know it.
 
     Raises:
         MismatchError: on all ranks, if one differs; it names the rank and the first difference.
@@ -66,8 +67,8 @@ def require_same_training(
     if group is not None:
         items = [
             Item("arguments", "accepted" if refused is None else f"refused: {refused}"),
-            *(Item(name, _told(value)) for name, value in settings.items()),
-            *(Item(n, _told(arguments[n])) for n in COMPARED_ARGUMENTS if n in arguments),
+            *(Item(name, _describe(value)) for name, value in settings.items()),
+            *(Item(n, _describe(arguments[n])) for n in COMPARED_ARGUMENTS if n in arguments),
             *_items_of(module),
         ]
         try:
@@ -116,11 +117,11 @@ def require_same_optimizers(
     )
 
 
-def require_same_state(told: str, module: nn.Module, group: dist.ProcessGroup) -> None:
+def require_same_state(description: str, module: nn.Module, group: dist.ProcessGroup) -> None:
     """Compare where a compressed training goes on, before its first exchange.
 
     Args:
-        told: step and plan, in words.
+        description: step and plan, in words.
         module: the model.
         group: that of the wrapper.
 
@@ -129,7 +130,7 @@ def require_same_state(told: str, module: nn.Module, group: dist.ProcessGroup) -
         PeerError: a rank did not take part within the group's timeout.
     """
     require_same(
-        [Item("the compression's state", told)],
+        [Item("the compression's state", description)],
         group,
         _device_of(module, group),
         advice="load the states of one checkpoint on all ranks",
@@ -162,7 +163,7 @@ def require_same(
     except RuntimeError as error:
         raise PeerError(
             f"rank {dist.get_rank()} lost a peer while the ranks compared what they were given: "
-            f"{said_of(error)}; see the other ranks' output"
+            f"{describe_error(error)}; see the other ranks' output"
         ) from error
     digests = [bytes(other.tolist()) for other in everyone]
     if len(set(digests)) == 1:
@@ -195,18 +196,18 @@ def _difference(odd: list[Item], odd_name: str, usual: list[Item], usual_name: s
 
 
 def _items_of(module: nn.Module) -> Iterator[Item]:
-    """Yield what torch's class sends and exchanges of a model: not what it was told to ignore."""
-    ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    """Yield what torch's class sends and exchanges of a model: not what it is to ignore."""
+    ignored = ignored_by_ddp(module)
     for kind, tensors in (
         ("parameter", module.named_parameters()),
         ("buffer", module.named_buffers()),
     ):
         kept = ((name, tensor) for name, tensor in tensors if name not in ignored)
         for number, (name, tensor) in enumerate(kept):
-            yield Item(f"{kind} {number}", _tensor_told(name, tensor))
+            yield Item(f"{kind} {number}", _describe_tensor(name, tensor))
 
 
-def _tensor_told(name: str, tensor: torch.Tensor) -> str:
+def _describe_tensor(name: str, tensor: torch.Tensor) -> str:
     lazy = nn.parameter.is_lazy(tensor)
     shape = "no shape yet" if lazy else f"shape {tuple(tensor.shape)}"
     frozen = (
@@ -215,7 +216,7 @@ def _tensor_told(name: str, tensor: torch.Tensor) -> str:
     return f"{name!r} of {shape}, {str(tensor.dtype).removeprefix('torch.')}{frozen}"
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     if not isinstance(value, Document):
         return repr(value)
     digest = hashlib.sha256(value.to_json().encode()).hexdigest()
@@ -237,7 +238,7 @@ def _group_of(arguments: Mapping[str, Any]) -> dist.ProcessGroup | None:
 
 def _device_of(module: nn.Module, group: dist.ProcessGroup) -> torch.device:
     """Return where the group's backend can exchange a few bytes."""
-    if any(device.type == "cpu" for device in group._device_types):
+    if any(device.type == "cpu" for device in device_types(group)):
         return torch.device("cpu")
     first = next(module.parameters(), None)
     if first is not None and first.device.type == "cuda":

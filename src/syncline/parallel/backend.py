@@ -31,8 +31,8 @@ from syncline.parallel.tensors import (
     plain,
     reduction_of,
 )
-from syncline.parallel.untraced import untraced
-from syncline.parallel.work import Completer, Work, profiled, profiling
+from syncline.parallel.work import BackendWork, Completer, profiled
+from syncline.torch_private import known_groups, profiling, untraced
 
 __all__ = ["NAME", "Options", "ProcessGroup", "register"]
 
@@ -239,10 +239,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     # ------------------------------------------------------------------ collectives
 
     # Where the caller waits at once, as ``asyncOp`` says, what needs no preparation is waited for
-    # here and there is no Work, which torch allows: to make one would take as long as a collective
-    # of 4 KiB.
+    # here and there is no work object, which torch allows: to make one would take as long as a
+    # collective of 4 KiB.
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work | None:
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackendWork | None:
         """Reduce each tensor over all ranks, in place."""
         reduction, attended = reduction_of(opts, tensors), _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
@@ -258,11 +258,13 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ),
         )
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work | None:
+    def allreduce_coalesced(
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> BackendWork | None:
         """Reduce each tensor over all ranks, in place."""
         return self.allreduce(tensors, opts)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> BackendWork | None:
         """Copy the root's tensors to all ranks."""
         root, attended = opts.rootRank, _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], MOVED)):
@@ -279,7 +281,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ),
         )
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> BackendWork | None:
         """Reduce each tensor over all ranks; the root gets the result, in place."""
         reduction, root, attended = reduction_of(opts, tensors), opts.rootRank, _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
@@ -298,7 +300,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ),
         )
 
-    def barrier(self, opts: Any = None) -> Work | None:
+    def barrier(self, opts: Any = None) -> BackendWork | None:
         """Return once all ranks have come here."""
         attended = _attended(opts)
         mark = bytearray(1)  # cheaper than a tensor
@@ -310,7 +312,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._begun(
             "barrier",
             [],
-            lambda: Work([self._group.all_reduce(given, attended=attended)], [], self._completer),
+            lambda: BackendWork(
+                [self._group.all_reduce(given, attended=attended)], [], self._completer
+            ),
         )
 
     def monitored_barrier(
@@ -336,7 +340,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
-    ) -> Work | None:
+    ) -> BackendWork | None:
         """Collect every rank's tensor in one, in the order of ranks."""
         attended = _attended(opts)
         if (
@@ -356,7 +360,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
-    def _gather_single(self, output: torch.Tensor, given: torch.Tensor, attended: bool) -> Work:
+    def _gather_single(
+        self, output: torch.Tensor, given: torch.Tensor, attended: bool
+    ) -> BackendWork:
         return self._into(
             output,
             given,
@@ -369,11 +375,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         outputs: list[list[torch.Tensor]],
         inputs: list[torch.Tensor],
         opts: Any = None,
-    ) -> Work:
+    ) -> BackendWork:
         """Collect every rank's tensor in a list, in the order of ranks."""
         del opts
 
-        def begin() -> Work:
+        def begin() -> BackendWork:
             works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
             return self._together(works, outputs)
 
@@ -384,11 +390,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         outputs: list[list[torch.Tensor]],
         inputs: list[torch.Tensor],
         opts: Any = None,
-    ) -> Work:
+    ) -> BackendWork:
         """Collect several tensors; ``outputs[r]`` are those of rank r."""
         del opts
 
-        def begin() -> Work:
+        def begin() -> BackendWork:
             works = [
                 self._gather_all([of_rank[number] for of_rank in outputs], tensor)
                 for number, tensor in enumerate(inputs)
@@ -399,10 +405,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Work:
+    ) -> BackendWork:
         """Collect several tensors, each in one."""
 
-        def begin() -> Work:
+        def begin() -> BackendWork:
             pairs = zip(outputs, inputs, strict=True)
             works = [self._gather_single(*pair, _attended(opts)) for pair in pairs]
             return self._together(works, outputs)
@@ -413,7 +419,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
-    ) -> Work | None:
+    ) -> BackendWork | None:
         """Reduce a tensor over all ranks; rank r gets the r-th part."""
         reduction, attended = reduction_of(opts, [given]), _attended(opts)
         if (
@@ -436,7 +442,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def _scatter_single(
         self, output: torch.Tensor, given: torch.Tensor, reduction: str, attended: bool
-    ) -> Work:
+    ) -> BackendWork:
         return self._into(
             output,
             given,
@@ -450,10 +456,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         outputs: list[torch.Tensor],
         inputs: list[list[torch.Tensor]],
         opts: Any = None,
-    ) -> Work:
+    ) -> BackendWork:
         """Reduce a list of tensors over all ranks; rank r gets the r-th."""
 
-        def begin() -> Work:
+        def begin() -> BackendWork:
             works = []
             for output, parts in zip(outputs, inputs, strict=True):
                 reduction = reduction_of(opts, parts)
@@ -468,10 +474,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Work:
+    ) -> BackendWork:
         """Reduce several tensors over all ranks; rank r gets the r-th part of each."""
 
-        def begin() -> Work:
+        def begin() -> BackendWork:
             works = [
                 self._scatter_single(output, given, reduction_of(opts, [given]), _attended(opts))
                 for output, given in zip(outputs, inputs, strict=True)
@@ -487,10 +493,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         outputs: list[list[torch.Tensor]],
         inputs: list[torch.Tensor],
         opts: Any,
-    ) -> Work:
+    ) -> BackendWork:
         """Collect every rank's tensor at the root."""
 
-        def begin() -> Work:
+        def begin() -> BackendWork:
             works = []
             for number, tensor in enumerate(inputs):
                 sent = {opts.rootRank: tensor}
@@ -505,10 +511,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         outputs: list[torch.Tensor],
         inputs: list[list[torch.Tensor]],
         opts: Any,
-    ) -> Work:
+    ) -> BackendWork:
         """Give every rank one of the root's tensors."""
 
-        def begin() -> Work:
+        def begin() -> BackendWork:
             works = []
             for number, tensor in enumerate(outputs):
                 sent = dict(enumerate(inputs[number])) if self._rank == opts.rootRank else {}
@@ -519,7 +525,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def alltoall(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Work:
+    ) -> BackendWork:
         """Send the r-th tensor to rank r; get the r-th from it."""
         del opts
         return self._begun(
@@ -538,7 +544,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         output_sizes: Sequence[int] | None = None,
         input_sizes: Sequence[int] | None = None,
         opts: Any = None,
-    ) -> Work:
+    ) -> BackendWork:
         """Send the r-th part to rank r; get the r-th from it. Sizes are of the first dimension."""
         del opts
         taken = parts_of(output, output_sizes, self._size)
@@ -554,7 +560,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackendWork:
         """Send tensors to one rank."""
         return self._begun("send", tensors, lambda: self._send(tensors, peer, tag), peer=peer)
 
@@ -564,7 +570,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         peer: int,
         tag: int = 0,
         part_of: Parted | None = None,
-    ) -> Work:
+    ) -> BackendWork:
         return self._each(
             tensors,
             lambda given: self._group.send(given, peer=peer, tag=tag, part_of=part_of),
@@ -573,7 +579,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ordered=False,
         )
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackendWork:
         """Receive what a rank sends next."""
         return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag), peer=peer)
 
@@ -583,7 +589,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         peer: int | None,
         tag: int = 0,
         part_of: Parted | None = None,
-    ) -> Work:
+    ) -> BackendWork:
         return self._each(
             tensors,
             lambda result: self._group.receive(result, peer=peer, tag=tag, part_of=part_of),
@@ -591,8 +597,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ordered=False,
         )
 
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
-        """Receive from whichever rank sends first; ``Work._source_rank()`` says which."""
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> BackendWork:
+        """Receive from whichever rank sends first; ``BackendWork._source_rank()`` says which."""
         return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag), peer=-1)
 
     # ------------------------------------------------------------------ inside
@@ -601,15 +607,15 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self,
         name: str,
         tensors: Sequence[torch.Tensor],
-        begin: Callable[[], Work],
+        begin: Callable[[], BackendWork],
         *,
         outputs: Sequence[torch.Tensor] | None = None,
         peer: int | None = None,
-    ) -> Work:
+    ) -> BackendWork:
         """Begin an operation that others see: it is recorded, and known to the profiler."""
         record = self.flight_recorder.begin(name, tensors, outputs, peer)
 
-        def recorded() -> Work:
+        def recorded() -> BackendWork:
             work = begin()
             if record is None:
                 return work
@@ -627,7 +633,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         copies: bool = False,
         changes: bool = True,
         ordered: bool = True,
-    ) -> Work:
+    ) -> BackendWork:
         """Start a collective or a message on each tensor, in place where it changes them."""
         finishes: list[Callable[[], None]] = []
         pending = []
@@ -639,7 +645,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                     finishes.append(copying(tensor, prepared))
                 given = elements_of(prepared, copies=copies)
             pending.append(start(given))
-        return Work(pending, tensors, self._completer if ordered else None, finishes)
+        return BackendWork(pending, tensors, self._completer if ordered else None, finishes)
 
     def _into(
         self,
@@ -648,16 +654,16 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         start: Callable[[Elements, Elements], Pending],
         *,
         copies: bool = False,
-    ) -> Work:
+    ) -> BackendWork:
         """Start a collective from one tensor into another."""
         result = as_dense(output)
         finishes = [] if result is output else [copying(output, result)]
         pending = start(
             elements_of(result, copies=copies), elements_of(as_dense(given), copies=copies)
         )
-        return Work([pending], [output], self._completer, finishes)
+        return BackendWork([pending], [output], self._completer, finishes)
 
-    def _gather_all(self, parts: Sequence[torch.Tensor], given: torch.Tensor) -> Work:
+    def _gather_all(self, parts: Sequence[torch.Tensor], given: torch.Tensor) -> BackendWork:
         if all(part.numel() == given.numel() for part in parts):
             whole = given.new_empty(len(parts) * given.numel())
             work = self._gather_single(whole, given.reshape(-1), attended=False)
@@ -675,7 +681,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def _reduce_to_each(
         self, output: torch.Tensor, parts: Sequence[torch.Tensor], reduction: str
-    ) -> Work:
+    ) -> BackendWork:
         """Reduce parts that differ in size."""
         dense = [part.contiguous().clone() for part in parts]
         works = [
@@ -685,10 +691,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         own = dense[self._rank].view(output.shape)
         return self._together(works, [output]).then([copying(output, own)], [output])
 
-    def _together(self, works: Sequence[Work], results: Any) -> Work:
+    def _together(self, works: Sequence[BackendWork], results: Any) -> BackendWork:
         pending = [pending for work in works for pending in work.pending]
         finishes = [finish for work in works for finish in work.finishes]
-        return Work(pending, results, self._completer, finishes)
+        return BackendWork(pending, results, self._completer, finishes)
 
     def _to_each(
         self,
@@ -696,7 +702,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         sent: dict[int, torch.Tensor],
         taken: dict[int, torch.Tensor],
         results: Any = None,
-    ) -> Work:
+    ) -> BackendWork:
         """Send a tensor to each of some ranks, and take one from each of some."""
         if self._rank in sent and self._rank in taken:
             copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
@@ -711,8 +717,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._together(works, results if results is not None else list(taken.values()))
 
 
-def _waited(pending: Pending, record: Record | None) -> Work | None:
-    """Wait; return what torch takes for the Work of a call that it need not wait for."""
+def _waited(pending: Pending, record: Record | None) -> BackendWork | None:
+    """Wait; return what torch takes for the BackendWork of a call that it need not wait for."""
     if record is None:
         pending.wait()
         return None
@@ -728,10 +734,10 @@ def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup,
     Args:
         group: the one that has failed, which torch need not know.
     """
-    known = dist.distributed_c10d._world.pg_map
+    known = known_groups()
     groups = [
         (each, dist.get_process_group_ranks(each))
-        for each in list(known)
+        for each in known
         if isinstance(each, ProcessGroup)
     ]
     if group is not None and group not in known:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from syncline.parallel.separable import own_attributes, why_not_separable
 from syncline.parallel.trial import corner, kind_of_parameter, moving, normal, same, small
+from syncline.torch_private import foreach_copy_
 
 __all__ = ["StepCheck", "kind_of"]
 
@@ -161,7 +162,7 @@ class Canaries:
         self._checks += 1
         infinite = self._checks % CYCLE == 0
         values = self._values[2 if infinite else self._checks % 2]
-        torch._foreach_copy_(self._written, values)
+        foreach_copy_(self._written, values)
         self._step_all(lambda canary: (canary.alone,))
         self._step_all(lambda canary: (canary.beside, canary.rival))
         for canary in self._canaries:

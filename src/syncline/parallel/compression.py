@@ -1,9 +1,11 @@
-"""What a compressed training keeps from step to step, whatever plan runs."""
+"""Exchanging lossy messages, and what a compressed training keeps whatever plan runs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -16,16 +18,168 @@ from syncline.measure.exchange import timeout_of
 from syncline.model.plan import Plan
 from syncline.model.recipe import Compression, Recipe, Rounded, compression_name
 from syncline.model.run import Sent
-from syncline.parallel.compressor import Compressor, RoundedCompressor, SparseCompressor
+from syncline.parallel.dense_transport import Work
 from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
 from syncline.planners.single import Single
-from syncline.sparse.courier import Courier
-from syncline.sparse.gradients import device_of, require_exchangeable, shaped
+from syncline.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
 from syncline.sparse.session import Scaler, Session, own_group
-from syncline.sparse.side import side_of
+from syncline.sparse.sparse_transport import SparseTransport, ring_bytes
+from syncline.sparse.stream_context import StreamContext, stream_context_for
+from syncline.torch_private import ignored_by_ddp
 
-__all__ = ["Compressing", "refused_compression"]
+__all__ = ["Compressing", "Compressor", "refused_compression"]
+
+
+class Compressor(ABC):
+    """Exchanges a plan's lossy messages, one after the other in the order of the plan.
+
+    :meth:`prepare` may be called for the next message while one is exchanged on another thread.
+    """
+
+    def __init__(self, plan: Plan, transport: SparseTransport, context: StreamContext) -> None:
+        self._transport = transport
+        self._context = context
+        sizes = zip(plan.messages, plan.message_bytes(), strict=True)
+        self._dense_bytes = sum(size for message, size in sizes if message.payload == "dense")
+        self._tensors = [
+            [plan.tensors[index] for index in tensors] for tensors in plan.message_tensors()
+        ]
+        lossy = [n for n, message in enumerate(plan.messages) if message.payload != "dense"]
+        self._last = lossy[-1]
+
+    def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
+        """Begin to exchange a message.
+
+        Once it is complete, the device has done its work too: no stream need wait for it.
+
+        Args:
+            number: of the message in the plan.
+            buffer: its gradients one after the other, averaged in place.
+            after: the transport's marks after which its content is complete.
+        """
+        parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
+        return Work(self._begun(number, parts, after), _nothing)
+
+    def prepare(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Do what needs no other rank; return what is to be called to exchange the message.
+
+        Args:
+            number: of the message in the plan.
+            gradients: of its tensors in the order of the plan, each of shape (elements,); complete
+                when the device's current stream is here.
+        """
+        return self._begun(number, gradients, [self._context.mark()])
+
+    def _begun(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
+    ) -> Callable[[], None]:
+        exchange = self._prepared(number, gradients, after)
+
+        def carry_out() -> None:
+            exchange()
+            if number == self._last:
+                # The transport's, which count with what the compressed step has sent.
+                self._transport.sent_bytes += ring_bytes(self._dense_bytes, self._transport.ranks)
+                self._end_step()
+
+        return carry_out
+
+    @abstractmethod
+    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Call when all messages of a backward pass that waits for them have been exchanged.
+
+        Args:
+            gradients: of all tensors of the plan, in its order.
+        """
+
+    @abstractmethod
+    def _prepared(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
+    ) -> Callable[[], None]:
+        raise NotImplementedError
+
+    @abstractmethod
+    def _end_step(self) -> None:
+        raise NotImplementedError
+
+
+class _SparseCompressor(Compressor):
+    """Exchanges the largest of a message's residuals and gradients."""
+
+    def __init__(self, plan: Plan, session: Session) -> None:
+        super().__init__(plan, session.reducer.transport, session.context)
+        self._session = session
+
+    def _prepared(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
+    ) -> Callable[[], None]:
+        named = [
+            NamedGradient(tensor.name, values)
+            for tensor, values in zip(self._tensors[number], gradients, strict=True)
+        ]
+        return self._session.prepare(named, message=number, after=after)
+
+    def _end_step(self) -> None:
+        self._session.end_step()
+
+    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Let all gradients be infinite where a scaler is to skip the step."""
+        session = self._session
+        if not session.has_scaler:
+            return
+        present = [gradient for gradient in gradients if gradient is not None]
+        finite = [gradient.isfinite().all() for gradient in present]
+        if not session.refused and all(torch.stack(finite).tolist()):
+            return
+        session.refuse()
+        for gradient in present:
+            gradient.fill_(math.inf)
+
+
+class _RoundedCompressor(Compressor):
+    """Exchanges every element in 16 bits, and adds up in float32."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: SparseTransport,
+        context: StreamContext,
+        count: Callable[[], None],
+    ) -> None:
+        super().__init__(plan, transport, context)
+        self._count = count
+        payloads = {m.payload for m in plan.messages} - {"dense"}
+        self._dtype = getattr(torch, payloads.pop())
+
+    def _prepared(
+        self,
+        number: int,  # noqa: ARG002
+        gradients: Sequence[torch.Tensor],
+        after: Sequence[Any],
+    ) -> Callable[[], None]:
+        with self._context.after(after):
+            rounded = torch.cat([values.to(self._dtype) for values in gradients]).cpu()
+
+        def exchange() -> None:
+            averages = self._transport.average_rounded(rounded)
+            with self._context.after(()):
+                there = averages.to(self._context.device)
+                parts = there.split([gradient.numel() for gradient in gradients])
+                for values, part in zip(gradients, parts, strict=True):
+                    values.copy_(part)
+
+        return exchange
+
+    def _end_step(self) -> None:
+        self._count()
+
+    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Do nothing: infinities have reached all ranks, and nothing is kept."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class Compressing:
@@ -50,11 +204,11 @@ class Compressing:
             elements = {name: p.numel() for name, p in parameters.items()}
             device = device_of(parameters)
             self._session = Session(compression, elements, group, device=device)
-            self._courier = self._session.reducer.courier
-            self._side = self._session.side
+            self._transport = self._session.reducer.transport
+            self._context = self._session.context
         else:
-            self._courier = Courier(own_group(group), timeout_of(group))
-            self._side = side_of(device_of(parameters))
+            self._transport = SparseTransport(own_group(group), timeout_of(group))
+            self._context = stream_context_for(device_of(parameters))
         self._rounded_steps = 0
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
@@ -68,8 +222,8 @@ class Compressing:
         """Return what exchanges the lossy messages of a plan."""
         self._keep_residuals()
         if self._session is not None:
-            return SparseCompressor(plan, self._session)
-        return RoundedCompressor(plan, self._courier, self._side, self._count)
+            return _SparseCompressor(plan, self._session)
+        return _RoundedCompressor(plan, self._transport, self._context, self._count)
 
     def _count(self) -> None:
         self._rounded_steps += 1
@@ -84,7 +238,7 @@ class Compressing:
         """What this rank has sent since the wrapper was made."""
         dense = sum(p.numel() * p.element_size() for p in self._parameters.values())
         steps = self.steps - self._first_step
-        return Sent(steps=steps, sent_bytes=self._courier.sent_bytes, gradient_bytes=dense)
+        return Sent(steps=steps, sent_bytes=self._transport.sent_bytes, gradient_bytes=dense)
 
     def follow(self, scaler: Scaler) -> None:
         """Let a scaler skip steps; see :meth:`Session.follow`."""
@@ -106,7 +260,7 @@ class Compressing:
             )
         self._session.step_ahead(module, self._parameters, optimizer, settle=settle)
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Return what all ranks must have in common when training begins."""
         return f"{self._resumed} after {self.steps} steps"
 
@@ -241,7 +395,7 @@ def refused_compression(
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
             f"message; the planner {planner!r} makes several: take 'single', or leave it out"
         )
-    ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored = ignored_by_ddp(module)
     exchanged = {
         name: parameter
         for name, parameter in module.named_parameters()

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch._compile import _disable_dynamo
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import telling_lost_peers
@@ -30,25 +28,32 @@ from syncline.parallel.agreement import (
     require_same_training,
 )
 from syncline.parallel.compression import Compressing, refused_compression
-from syncline.parallel.conductor import Conductor
 from syncline.parallel.deferral import Deferral
-from syncline.parallel.deferred_step import DeferredOptimizer
-from syncline.parallel.gates import is_compiled
+from syncline.parallel.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.guard import Guard
-from syncline.parallel.layout import BYTES_PER_MIB
 from syncline.parallel.log import warn
+from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
-from syncline.parallel.reducer import ReducerBuckets, WrappedJob, obstacle
-from syncline.parallel.stages import Settings
+from syncline.parallel.reducer import ReducerBuckets
+from syncline.parallel.stage_engine import StageEngine
+from syncline.parallel.stage_runner import StageRunner
 from syncline.parallel.tuning import Tuning
+from syncline.parallel.wrapped import Wrapped
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed
 from syncline.planners.ddp import Ddp
 from syncline.sparse.session import Scaler
+from syncline.torch_private import Ddp as TorchDDP
+from syncline.torch_private import (
+    disable_dynamo,
+    eval_frame_callback,
+    is_compiled,
+    is_joining,
+    is_tensor_parallel,
+    logging_data,
+)
 
 __all__ = ["DistributedDataParallel"]
-
-TorchDDP = nn.parallel.DistributedDataParallel
 
 COMPILED = (
     "the whole model is compiled, so that every gradient comes at the end of the backward pass and "
@@ -125,17 +130,13 @@ class DistributedDataParallel(TorchDDP):
             _refusal(planner, plan, profile, network, self._arguments)
             or refused_compression(module, compression, plan, planner=planner, check=check),
         )
-        self._conductor: Conductor | None = None
-        self._compressing: Compressing | None = None
+        self._runner: StageRunner | None = None
+        """None where nothing is measured and planned: DDP's own buckets stay."""
         self._in_torch = True
         self._in_join = False
         self._has_joined = False
-        self._sample_rate: int | None = None
         self._compared = False
         """Whether the ranks have compared what they train with."""
-        self._overlapped: list[DeferredOptimizer] = []
-        self._guard: Guard | None = None
-        self._why_not_deferred: str | None = None
         with telling_lost_peers("while the model was sent to all ranks"):
             super().__init__(module, **self._arguments)
         self._in_torch = False
@@ -144,6 +145,7 @@ class DistributedDataParallel(TorchDDP):
             for name, parameter in module.named_parameters()
             if parameter.requires_grad and name not in self.parameters_to_ignore
         }
+        self._wrapped = Wrapped(self, self._arguments, self._exchanged)
         if plan is not None and compression is not None:
             plan = compressed(plan, compression)
         self._settings = Settings(
@@ -153,31 +155,36 @@ class DistributedDataParallel(TorchDDP):
             network=network,
             check=check,
             compression=compression,
-            ddp=self._own_buckets(),
+            ddp=self._wrapped.own_buckets(),
         )
         self._check_given()
-        self._why_not_planned = obstacle(self)
+        self._why_not_planned = self._wrapped.why_not_planned()
         if self._why_not_planned is not None and compression is not None:
             raise UserError(f"gradients cannot be compressed here: {self._why_not_planned}")
         if self._why_not_planned is not None:
             warn(f"training with DDP's own buckets: {self._why_not_planned}")
             return
         if compression is not None:
-            self._compressing = Compressing(compression, self._exchanged, self.process_group)
-        job = WrappedJob(self)
-        self._tuning = Tuning(job, self._settings)
-        self._reducer_buckets = ReducerBuckets(self)
-        self._conductor = Conductor(job, self._tuning, self._reducer_buckets)
+            self._wrapped.compressing = Compressing(
+                compression, self._exchanged, self.process_group
+            )
+        self._tuning = Tuning(self._wrapped, self._settings)
+        self._reducer_buckets = ReducerBuckets(
+            self._wrapped,
+            end_iteration=self._end_iteration,
+            torch_may_hook=self._torch_may_hook,
+        )
+        self._runner = StageRunner(self._wrapped, self._tuning, self._reducer_buckets)
         if plan is not None and not check:
             self._reducer_buckets.meet(plan)
 
     # ------------------------------------------------------------------ training
 
-    @_disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
+    @disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and at the start of an iteration do whatever the measuring needs."""
         # Asked here: inside any function that is called from here it would say no.
-        self._begin_forward(compiled=get_eval_frame_callback() is not None)
+        self._begin_forward(compiled=eval_frame_callback() is not None)
         try:
             output = super().forward(*inputs, **kwargs)
         except BaseException:
@@ -186,40 +193,41 @@ class DistributedDataParallel(TorchDDP):
         self._end_forward(output)
         return output
 
-    @_disable_dynamo
+    @disable_dynamo
     def _begin_forward(self, *, compiled: bool) -> None:
         """Get ready for a forward pass.
 
         Nothing here waits for other ranks once training has begun: they may not make this one.
         """
-        if compiled and self._why_not_deferred is None:
+        if compiled and self._wrapped.why_not_deferred is None:
             self._stop_deferring(COMPILED)
-        conductor = self._conductor
-        if conductor is None:
+        runner = self._runner
+        if runner is None:
             return
         self._reducer_buckets.look()
-        if self._compressing is not None:
-            self._compressing.forget_delivered()
-        if not conductor.begun and torch.is_grad_enabled() and not self._joins():
+        compressing = self._wrapped.compressing
+        if compressing is not None:
+            compressing.forget_delivered()
+        if not runner.begun and torch.is_grad_enabled() and not self._joins():
             # Under no_sync() as well: a reducer notes which parameters are used there, too, so it
             # must not be replaced between that backward pass and the one that is exchanged.
-            if self._compressing is not None:
+            if compressing is not None:
                 self._require_same_ranks()
-            conductor.begin()
+            runner.begin()
         if self._counts():
-            conductor.begin_forward()
+            runner.begin_forward()
         else:
-            conductor.skip_forward()
+            runner.skip_forward()
         deferral = self._deferral()
         if deferral is not None:
             if self._is_exchanged():
                 deferral.require_whole()
             deferral.begin_forward()
 
-    @_disable_dynamo
+    @disable_dynamo
     def _end_forward(self, output: Any) -> None:
-        conductor = self._conductor
-        if conductor is None:
+        runner = self._runner
+        if runner is None:
             return
         deferral = self._deferral()
         if deferral is not None:
@@ -227,32 +235,34 @@ class DistributedDataParallel(TorchDDP):
         if self._is_exchanged():
             self._reducer_buckets.expect()
         if self._counts():
-            conductor.output(output)
+            runner.output(output)
 
-    @_disable_dynamo
+    @disable_dynamo
     def _break_forward_off(self) -> None:
         deferral = self._deferral()
         if deferral is not None:
             deferral.end_forward()
 
-    @_disable_dynamo
+    @disable_dynamo
     def _end_iteration(self) -> None:
         """At the end of a backward pass, once its gradients are exchanged: in step on all ranks."""
-        conductor = self._conductor
-        if conductor is None or not conductor.begun or self._joins():
+        runner = self._runner
+        if runner is None or not runner.begun or self._joins():
             return
         with telling_lost_peers("at the end of a backward pass"):
             self._reducer_buckets.make_final()
             if not self._compared:
                 self._require_same_ranks()
-            conductor.end_iteration()
+            runner.end_iteration()
 
     def _require_same_ranks(self) -> None:
         """Make sure that all ranks have begun the same training."""
         self._compared = True
-        require_same_optimizers(self._overlapped, self.module, self.process_group)
-        if self._compressing is not None:
-            require_same_state(self._compressing.told(), self.module, self.process_group)
+        wrapped = self._wrapped
+        require_same_optimizers(wrapped.optimizers, self.module, self.process_group)
+        if wrapped.compressing is not None:
+            state = wrapped.compressing.description()
+            require_same_state(state, self.module, self.process_group)
 
     def _is_exchanged(self) -> bool:
         """Whether torch prepares the reducer, after this forward pass, for a backward pass."""
@@ -260,11 +270,10 @@ class DistributedDataParallel(TorchDDP):
 
     def _stop_deferring(self, reason: str) -> None:
         """Make updates at once from now on, and say why if that makes a difference."""
-        self._why_not_deferred = reason
-        engine = self._reducer_buckets.engine if self._conductor is not None else None
-        if engine is not None:
-            engine.stop_deferring()
-        if any(optimizer.why_not is None for optimizer in self._overlapped):
+        self._wrapped.why_not_deferred = reason
+        if self._engine is not None:
+            self._engine.stop_deferring()
+        if any(optimizer.why_not is None for optimizer in self._wrapped.optimizers):
             warn(f"overlap: updates are synchronous: {reason}")
 
     def _counts(self) -> bool:
@@ -277,7 +286,7 @@ class DistributedDataParallel(TorchDDP):
         torch leaves the configuration enabled when the context ends, so only a context of our own
         is known to be over; after a bare ``Join`` context the buckets stay as they are.
         """
-        return self._in_join or (self._join_config.enable and not self._has_joined)
+        return self._in_join or (is_joining(self) and not self._has_joined)
 
     # ------------------------------------------------------------------ the update
 
@@ -325,16 +334,17 @@ class DistributedDataParallel(TorchDDP):
                 "optimizer of this model's parameters alone"
             )
         self._require_not_begun("overlap")
-        if guard and self._guard is None:
-            self._guard = Guard()
-        self._overlapped.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
-        if is_compiled(self.module) and self._why_not_deferred is None:
+        wrapped = self._wrapped
+        if guard and wrapped.guard is None:
+            wrapped.guard = Guard()
+        wrapped.optimizers.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
+        if is_compiled(self.module) and wrapped.why_not_deferred is None:
             self._stop_deferring(COMPILED)
-        if any(hasattr(parameter, "_st_info") for parameter in self._exchanged.values()):
+        if is_tensor_parallel(self._exchanged.values()):
             self._stop_deferring(TENSOR_PARALLEL)
-        engine = self._reducer_buckets.engine if self._conductor is not None else None
+        engine = self._engine
         if engine is not None:
-            engine.deferral.guard = self._guard
+            engine.deferral.guard = wrapped.guard
             if self.defers:
                 engine.let_defer()
         return optimizer
@@ -342,9 +352,7 @@ class DistributedDataParallel(TorchDDP):
     @property
     def defers(self) -> bool:
         """Whether an update can wait for the next forward pass."""
-        return self._why_not_deferred is None and any(
-            optimizer.why_not is None for optimizer in self._overlapped
-        )
+        return self._wrapped.can_defer
 
     def settle(self) -> None:
         """Finish what is pending: all gradients arrive, and all due updates are made.
@@ -429,8 +437,8 @@ class DistributedDataParallel(TorchDDP):
         """
         compressing = self._require_compression()
         self.settle()
-        assert self._conductor is not None
-        return compressing.state_dict(self._tuning.plan, decided=self._conductor.steady)
+        assert self._runner is not None
+        return compressing.state_dict(self._tuning.plan, decided=self._runner.steady)
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank has saved; before the first forward pass, on all ranks.
@@ -453,22 +461,26 @@ class DistributedDataParallel(TorchDDP):
             self._tuning.resume(plan)
 
     def _require_not_begun(self, method: str) -> None:
-        if self._conductor is not None and self._conductor.begun:
+        if self._runner is not None and self._runner.begun:
             raise UserError(
                 f"{method} was called after training had begun; call it before the first forward "
                 "pass"
             )
 
     def _require_compression(self) -> Compressing:
-        if self._compressing is None:
+        if self._wrapped.compressing is None:
             raise UserError(
                 "this wrapper was made without compression; give it compression=Recipe(...)"
             )
-        return self._compressing
+        return self._wrapped.compressing
+
+    @property
+    def _engine(self) -> StageEngine | None:
+        """What runs the plan beside the reducer, where one does."""
+        return None if self._runner is None else self._reducer_buckets.engine
 
     def _deferral(self) -> Deferral | None:
-        engine = self._reducer_buckets.engine if self._conductor is not None else None
-        return None if engine is None else engine.deferral
+        return None if self._engine is None else self._engine.deferral
 
     # ------------------------------------------------------------------ torch's own
 
@@ -481,13 +493,13 @@ class DistributedDataParallel(TorchDDP):
                 yield
         finally:
             self._in_join = False
-            if self._conductor is not None:
-                self._conductor.return_to_engine()
+            if self._runner is not None:
+                self._runner.return_to_engine()
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Prepare for uneven inputs, as torch's; without the engine as long as that lasts."""
-        if self._conductor is not None:
-            self._conductor.leave_engine()
+        if self._runner is not None:
+            self._runner.leave_engine()
         return super().join_hook(**kwargs)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
@@ -509,12 +521,12 @@ class DistributedDataParallel(TorchDDP):
 
     def _set_static_graph(self) -> None:
         super()._set_static_graph()
-        if getattr(self, "_conductor", None) is not None:
+        if getattr(self, "_runner", None) is not None:
             self._reducer_buckets.follow()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         super()._set_ddp_runtime_logging_sample_rate(sample_rate)
-        self._sample_rate = sample_rate
+        self._wrapped.sample_rate = sample_rate
 
     def _update_process_group(self, new_process_group: Any) -> None:
         """Refuse another process group: what was measured and planned is of this one.
@@ -522,7 +534,7 @@ class DistributedDataParallel(TorchDDP):
         Raises:
             UserError: unless the wrapper trains with DDP's own buckets alone.
         """
-        if self._conductor is not None:
+        if self._runner is not None:
             raise UserError(
                 "_update_process_group is not available: Syncline measures and plans for the ranks "
                 "that the model was wrapped with; wrap the model again, or use torch's "
@@ -530,9 +542,9 @@ class DistributedDataParallel(TorchDDP):
             )
         super()._update_process_group(new_process_group)
 
-    @_disable_dynamo
+    @disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        engine = self._reducer_buckets.engine if self._conductor is not None else None
+        engine = self._engine
         keeping = contextlib.nullcontext() if engine is None else engine.keeping_gradients()
         with telling_lost_peers("before the forward pass"), keeping:
             return super()._pre_forward(*inputs, **kwargs)
@@ -554,39 +566,44 @@ class DistributedDataParallel(TorchDDP):
         state: dict[str, Any] = super().__getstate__()
         # Measurements belong to this process; a copy trains with DDP's own buckets.
         state.pop("_tuning", None)
-        state["_conductor"] = None
-        state["_compressing"] = None
-        state["_overlapped"] = []
+        state["_runner"] = None
         state["_comm_hooks"] = []
         state.pop("_reducer_buckets", None)
+        state["_wrapped"] = self._wrapped.why_not_deferred
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        reason = self.__dict__["_wrapped"]
+        self._wrapped = Wrapped(self, self._arguments, self._exchanged)
+        self._wrapped.why_not_deferred = reason
 
     # ------------------------------------------------------------------ what is going on
 
     @property
     def phase(self) -> str:
         """What the wrapper is doing: ``"baseline"``, ``"profiling"``, ..., ``"steady"``."""
-        return "steady" if self._conductor is None else self._conductor.stage.name
+        return "steady" if self._runner is None else self._runner.stage.name
 
     @property
     def measuring(self) -> bool:
         """Whether the measurement and the check are still going on."""
-        return self._conductor is not None and not self._conductor.steady
+        return self._runner is not None and not self._runner.steady
 
     @property
     def plan(self) -> Plan | None:
         """The plan that runs now; None while DDP's own buckets do."""
-        return self._conductor.stage.plan if self._conductor is not None else None
+        return self._runner.stage.plan if self._runner is not None else None
 
     @property
     def profile(self) -> Profile | None:
         """The measured or given profile, once there is one."""
-        return self._tuning.profile if self._conductor is not None else None
+        return self._tuning.profile if self._runner is not None else None
 
     @property
     def network(self) -> Network | None:
         """The probed or given network, once there is one."""
-        return self._tuning.network if self._conductor is not None else None
+        return self._tuning.network if self._runner is not None else None
 
     @property
     def exposed_communication_s(self) -> float | None:
@@ -594,7 +611,7 @@ class DistributedDataParallel(TorchDDP):
         deferral = self._deferral()
         if deferral is not None:
             return deferral.stall_ns / NS_PER_S
-        data = self._get_ddp_logging_data()
+        data = logging_data(self)
         if not data.get("backward_comm_time_end"):
             return None
         waited_ns = data["backward_comm_time_end"] - data["backward_compute_time_end"]
@@ -602,7 +619,7 @@ class DistributedDataParallel(TorchDDP):
 
     def run_record(self) -> Run:
         """Return the record of this run so far."""
-        return record_of(self)
+        return record_of(self._wrapped, self._runner, why_not_planned=self._why_not_planned)
 
     def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
         """Write everything that is known into a directory, with ``report.html``.
@@ -622,7 +639,7 @@ class DistributedDataParallel(TorchDDP):
         from syncline.report.bundle import Bundle
         from syncline.report.page import save
 
-        tuning = self._tuning if self._conductor is not None else None
+        tuning = self._tuning if self._runner is not None else None
         bundle = Bundle(
             run=run or self.run_record(),
             profile=tuning.profile if tuning else None,
@@ -635,28 +652,6 @@ class DistributedDataParallel(TorchDDP):
         return save(bundle, directory)
 
     # ------------------------------------------------------------------ the reducer
-
-    def _exchanged_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that DDP exchanges, by name; a shared one once.
-
-        Those that needed gradients when the module was wrapped: torch's class never exchanges
-        others, and these even if they are frozen for a while.
-        """
-        return self._exchanged
-
-    def _bucket_sizes(self) -> list[int]:
-        data = self._get_ddp_logging_data()
-        listed = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
-        return [int(size) for size in listed.split(", ") if size]
-
-    def _own_buckets(self) -> Ddp:
-        """Return the buckets that torch's class makes under the user's arguments."""
-        keeps = self.find_unused_parameters and not self._arguments.get("static_graph", False)
-        cap_mb = self._arguments.get("bucket_cap_mb")
-        if cap_mb is None:
-            return Ddp(from_the_last=keeps)
-        cap_bytes = int(cap_mb * BYTES_PER_MIB)
-        return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes, from_the_last=keeps)
 
     def _check_given(self) -> None:
         workers = dist.get_world_size(self.process_group)
@@ -675,7 +670,7 @@ class DistributedDataParallel(TorchDDP):
     def _require_fitting(self, plan: Plan, what: str) -> None:
         tensors = [
             Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
-            for name, p in self._exchanged_parameters().items()
+            for name, p in self._exchanged.items()
         ]
         difference = plan.difference(tensors, dist.get_world_size(self.process_group))
         if difference is not None:

@@ -1,25 +1,23 @@
-"""What the last backward pass left to do: gradients that are on their way, updates that are due."""
+"""``Deferral``: the gradients that are still being exchanged, and the updates that are due."""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.graph import increment_version
 
 from syncline.errors import SynclineError
+from syncline.parallel.deferred_step import DeferredStep
 from syncline.parallel.engine import Engine
 from syncline.parallel.guard import Guard, lift
-from syncline.parallel.orphans import Orphans
 from syncline.parallel.pending import hand_over, is_pending, release, suspend
 from syncline.parallel.recording import GateTimes
-
-if TYPE_CHECKING:
-    from syncline.parallel.deferred_step import DeferredStep
 
 __all__ = ["Deferral"]
 
@@ -28,7 +26,7 @@ KEPT_GATES = 4096
 
 
 class _Due(NamedTuple):
-    """An update that has been asked for and not been made."""
+    """An update that was asked for and is not made yet."""
 
     step: DeferredStep
     gradient: torch.Tensor
@@ -36,7 +34,7 @@ class _Due(NamedTuple):
 
 
 class Deferral:
-    """Knows which of a model's gradients and parameters are pending, and finishes them.
+    """Knows which gradients and parameters of a model are pending, and finishes them.
 
     A gradient is pending from the end of the backward pass until its messages have arrived; a
     parameter from the optimizer's ``step`` until that update has been made. Each is finished where
@@ -44,7 +42,7 @@ class Deferral:
 
     Args:
         parameters: the exchanged ones, by name, in the order of the plan's tensors.
-        guard: lets C++ code wait, too; None where it does not.
+        guard: makes C++ code wait, too; None if it does not.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], guard: Guard | None = None) -> None:
@@ -62,12 +60,12 @@ class Deferral:
         """Pending gradients."""
         self._due: dict[int, _Due] = {}
         self._zeroed: set[int] = set()
-        """Those to be set to zero once used."""
+        """Pending gradients that are set to zero after their update."""
         self._compiled: set[int] = set()
         """Parameters that compiled code reads."""
         self._stalling_ns = 0
         self.stall_ns = 0
-        """How long computation stood still for the gradients of the last round that it used."""
+        """How long computation waited for gradients of the last round, in ns."""
         self._gates: deque[GateTimes] = deque(maxlen=KEPT_GATES)
 
     @property
@@ -79,7 +77,7 @@ class Deferral:
 
     @property
     def anything_due(self) -> bool:
-        """Whether any update has been asked for and not been made."""
+        """Whether any update was asked for and is not made yet."""
         return bool(self._due)
 
     def take_gates(self) -> list[GateTimes]:
@@ -116,7 +114,7 @@ class Deferral:
                 continue
             self._suspend(gradient, index)
             if self.guard is not None:
-                parameter.grad = gradient  # refers to the C++ tensor, which may be another now
+                parameter.grad = gradient  # refers to the C++ tensor, which may have changed
             self._gradients[index] = gradient
         engine.wait(arrived)  # on CUDA, the stream
 
@@ -130,23 +128,23 @@ class Deferral:
 
     @property
     def pending_gradients(self) -> bool:
-        """Whether any gradient is on its way."""
+        """Whether any gradient is being exchanged."""
         return bool(self._gradients)
 
     def awaits(self, parameter: nn.Parameter) -> bool:
-        """Say whether what a parameter has as its gradient is on its way."""
+        """Say whether a parameter's gradient is being exchanged."""
         gradient = self._gradients.get(self.index_of.get(id(parameter), -1))
         return gradient is not None and gradient is parameter.grad
 
     def is_due(self, parameter: nn.Parameter) -> bool:
-        """Say whether a parameter's update has been asked for and not been made."""
+        """Say whether a parameter's update was asked for and is not made yet."""
         return self.index_of.get(id(parameter), -1) in self._due
 
     def defer(self, step: DeferredStep, parameters: Iterable[nn.Parameter]) -> None:
         """Make the update of parameters with pending gradients due."""
         chosen = list(parameters)
-        # Whoever has kept a graph with the old values for another backward pass gets torch's error,
-        # as after an update that was made at once.
+        # A second backward pass through a graph with the old values raises torch's error, as after
+        # an update that was made at once.
         increment_version(chosen)
         for parameter in chosen:
             index = self.index_of[id(parameter)]
@@ -157,7 +155,7 @@ class Deferral:
     # ------------------------------------------------------------------ the forward pass
 
     def begin_forward(self) -> None:
-        """Call before a forward pass: what it reads behind no gate is finished first."""
+        """Call before a forward pass: finishes first what it reads without a gate."""
         self.in_forward = True
         if self._due and self._compiled:
             self.gate("compiled code", sorted(self._compiled))
@@ -167,7 +165,7 @@ class Deferral:
         self.in_forward = False
 
     def note_compiled(self, indices: Iterable[int]) -> None:
-        """Note that some parameters are read by compiled code that no gate stands in front of."""
+        """Note that compiled code without a gate reads some parameters."""
         self._compiled.update(indices)
 
     # ------------------------------------------------------------------ what finishes it
@@ -182,7 +180,7 @@ class Deferral:
         engine.check()
         began_ns = time.perf_counter_ns()
         while not all(map(engine.arrived, due)):
-            # While they are on their way, the time is used for what has arrived.
+            # Meanwhile, make the updates whose gradients have arrived.
             others = [index for index in self._due if engine.arrived(index)]
             if not others:
                 self._wait(due)
@@ -200,7 +198,7 @@ class Deferral:
         self._gates.append(GateTimes(label, began_ns, arrived_ns, time.perf_counter_ns()))
 
     def read_parameters(self, indices: list[int]) -> None:
-        """Finish parameters that are read past their gates."""
+        """Finish parameters that are read without a gate."""
         if self.in_forward:
             self.gate(self.names[indices[0]], indices)
         else:
@@ -209,7 +207,7 @@ class Deferral:
     def read_gradients(self, indices: list[int]) -> None:
         """Finish gradients that are read.
 
-        Before any update is due that is all of them, as who reads one reads the others next.
+        If no update is due, all gradients: code that reads one reads the others next.
         """
         engine = self.engine
         assert engine is not None
@@ -267,10 +265,10 @@ class Deferral:
             self.engine.require_whole()
 
     def outlive(self) -> None:
-        """Call when the wrapper is dropped: what is pending can still be read."""
+        """Call when the wrapper is dropped: pending gradients can still be read."""
         left = {i: gradient for i, gradient in self._gradients.items() if i not in self._due}
         if left and self.engine is not None:
-            orphans = Orphans(self.engine, left)
+            orphans = _Orphans(self.engine, left)
             for index, gradient in left.items():
                 lift(gradient, self.parameters[index])
                 hand_over(gradient, orphans)
@@ -306,7 +304,7 @@ class Deferral:
             self._release_gradients(chosen)
             for step, parameters, gradients in by_step.values():
                 step.make(parameters, gradients)
-            # Under the same circumstances as the updates.
+            # Under the same state of torch as the updates.
             zeroed = [chosen[index].gradient for index in self._zeroed & chosen.keys()]
             if zeroed:
                 step.zero(zeroed)
@@ -316,7 +314,7 @@ class Deferral:
         self._zeroed -= chosen.keys()
 
     def _spoil(self, chosen: dict[int, _Due], error: BaseException) -> None:
-        """Let every read fail from now on: nobody knows which parameters have their update."""
+        """Let every read fail from now on: which parameters were updated is unknown."""
         assert self.engine is not None
         self.engine.fail(
             SynclineError(
@@ -345,3 +343,42 @@ class Deferral:
     def _release(self, tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
         lift(tensor, parameter)
         release(tensor)
+
+
+class _Orphans:
+    """Finishes the gradients that were under way when their model's wrapper was dropped.
+
+    Each gradient keeps this object alive, which keeps none of them alive: a parameter refers to its
+    gradient where garbage collection cannot look, so a circle would never be freed.
+
+    Args:
+        engine: exchanges them.
+        gradients: by the index of their tensor.
+    """
+
+    def __init__(self, engine: Engine, gradients: Mapping[int, torch.Tensor]) -> None:
+        self._engine = engine
+        self._gradients = [weakref.ref(gradient) for gradient in gradients.values()]
+        self._indices = list(gradients)
+
+    def read_parameters(self, indices: list[int]) -> None:
+        """No update is due."""
+        raise AssertionError(f"parameters {indices} wait for no gradient")
+
+    def read_gradients(self, indices: list[int]) -> None:  # noqa: ARG002
+        """Wait for all gradients."""
+        self._engine.wait(self._indices)
+        for gradient in self._alive():
+            if is_pending(gradient):
+                release(gradient)
+
+    def zero_gradients(self, indices: list[int]) -> None:
+        """Wait for all gradients, and set some to zero."""
+        chosen = [self._gradients[self._indices.index(index)]() for index in indices]
+        self.read_gradients(indices)
+        for gradient in chosen:
+            if gradient is not None:
+                gradient.zero_()
+
+    def _alive(self) -> Iterable[torch.Tensor]:
+        return [g for reference in self._gradients if (g := reference()) is not None]

@@ -1,40 +1,36 @@
-"""An optimizer whose ``step`` is made parameter by parameter, when each is next used."""
+"""``DeferredStep``: one call of ``step``, to be made later as it would have been at once."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import itertools
-import types
-import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
-from torch.optim import optimizer as torch_optimizer
 
-from syncline.errors import UserError
-from syncline.parallel.ambient import Ambient
-from syncline.parallel.canaries import StepCheck
-from syncline.parallel.guard import KeptParameter
-from syncline.parallel.log import warn
-from syncline.parallel.pending import PendingState, finish, is_pending
-from syncline.parallel.separable import why_not_separable
+from syncline.parallel.pending import PendingState
+from syncline.torch_private import (
+    disable_dispatch_modes,
+    dispatch_modes,
+    foreach_zero_,
+    function_mode_count,
+    function_modes,
+    interpreter_stack,
+    no_interpreter_stack,
+    pop_function_mode,
+    push_function_mode,
+    set_tracing_state,
+    step_hooks,
+    tracing_state,
+)
 
-if TYPE_CHECKING:
-    from syncline.parallel.deferral import Deferral
-
-__all__ = ["DeferredOptimizer", "DeferredStep"]
-
-_MARK = "_syncline_overlap"
-PLAIN = (nn.Parameter, KeptParameter)
-"""The classes of parameters that can be made pending."""
+__all__ = ["DeferredStep", "TorchState", "is_hooked", "step_of"]
 
 
 class DeferredStep:
-    """One call of ``step``: the hyper-parameters, and what else was in force, as they were then.
+    """One call of ``step``: the hyper-parameters and torch's switches as they were then.
 
     A learning-rate scheduler changes them before the update is made.
     """
@@ -55,10 +51,10 @@ class DeferredStep:
             for p in group["params"]
         }
         self._device = members[0].device.type
-        self._ambient = Ambient.now(self._device)
+        self._torch_state = TorchState.now(self._device)
 
     def suspend(self, parameters: int) -> None:
-        """Note that the updates of so many parameters are due."""
+        """Note how many parameters' updates are due."""
         self._due = parameters
         self._state.hide()
 
@@ -72,8 +68,8 @@ class DeferredStep:
 
     def zero(self, gradients: Sequence[torch.Tensor]) -> None:
         """Set gradients to zero, as after the whole step."""
-        with self._ambient.restored(self._device):
-            torch._foreach_zero_(list(gradients))
+        with self._torch_state.restored(self._device):
+            foreach_zero_(list(gradients))
 
     def apply(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
         """Update some of the parameters with these gradients, as the whole step would have."""
@@ -82,173 +78,123 @@ class DeferredStep:
         for parameter in parameters:
             members.setdefault(self._group_of[id(parameter)], []).append(parameter)
         groups = [{**self._groups[n], "params": members[n]} for n in sorted(members)]
-        # The user may have dropped or replaced the gradients since; those of the step count.
+        # The user may have replaced the gradients since; the step uses those of its time.
         present = [parameter.grad for parameter in parameters]
         real_groups = optimizer.param_groups
-        with self._ambient.restored(self._device):
+        with self._torch_state.restored(self._device):
             try:
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.grad = gradient
                 optimizer.param_groups = groups
-                _step_of(optimizer)(optimizer)
+                step_of(optimizer)(optimizer)
             finally:
                 optimizer.param_groups = real_groups
                 for parameter, before in zip(parameters, present, strict=True):
                     parameter.grad = before
 
 
-class DeferredOptimizer:
-    """Puts a deferred ``step`` in place of an optimizer's own.
+class TorchState(NamedTuple):
+    """Torch's switches that may change what an operation does.
 
-    Args:
-        optimizer: keeps its identity, class, state and groups.
-        current: refers to what returns what knows the pending gradients of the model now, None
-            where none ever is pending. The optimizer does not keep the model alive.
-
-    Raises:
-        UserError: the optimizer is overlapped already.
+    A deferred update is made in the middle of a forward pass: under autocasting, inside
+    ``inference_mode``, under a default device, inside a ``vmap`` or under the recording of
+    selective checkpointing. None of that was meant for the optimizer.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        current: weakref.ref[Callable[[], Deferral | None]],
-    ) -> None:
-        if getattr(optimizer, _MARK, None) is not None:
-            raise UserError(
-                "overlap was called twice for this optimizer; its step is deferred already, use "
-                "what the first call returned"
-            )
-        self.optimizer = optimizer
-        self.updates = 0
-        """How often ``step`` was called; all ranks must agree."""
-        self._reference = current
-        self._said: set[str] = set()
-        self.why_not: str | None = why_not_separable(optimizer)
-        """Why the optimizer's steps are synchronous from the start, or None if they are not."""
-        self._check = StepCheck(optimizer, lambda: _step_of(optimizer)(optimizer))
-        self._coupled = False
-        """Whether a check has found that its steps must be synchronous."""
-        setattr(optimizer, _MARK, weakref.ref(self))
-        self._whole_step: Callable[..., Any] = optimizer.step
-        """What the user has as the optimizer's step."""
-        self._state = PendingState(optimizer, self._flush)
-        optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
-        optimizer.register_state_dict_pre_hook(lambda _: self._flush())
-        optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())
-        if self.why_not is not None:
-            self._say(self.why_not)
+    gradients: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype | None], ...]
+    """Of each kind of device: the type that autocasting casts to; None where it is off."""
+    function_modes: tuple[Any, ...]
+    """Outermost first; a default device is one."""
+    dispatch_modes: int
+    transformed: bool
+    """Whether a transformation of ``torch.func`` runs."""
+    traced: bool
+    """Whether ``torch.jit.trace`` runs."""
 
-    def _deferred_step(self) -> Any:
-        deferred = self
+    @classmethod
+    def now(cls, device: str) -> Self:
+        """Return what is switched on.
 
-        @functools.wraps(type(self.optimizer).step)
-        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            # Schedulers made before this one look for the mark that their own step leaves.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
-            return deferred.step(*args, **kwargs)
+        Args:
+            device: the kind of device that matters beside the CPU.
+        """
+        modes = function_mode_count()
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            (_casting("cpu"),) if device == "cpu" else (_casting("cpu"), _casting(device)),
+            tuple(function_modes()) if modes else (),
+            dispatch_modes(),
+            interpreter_stack() is not None,
+            tracing_state() is not None,
+        )
 
-        if hasattr(self._whole_step, "_wrapped_by_lr_sched"):
-            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        return step
+    def restored(self, device: str) -> AbstractContextManager[None]:
+        """Restore these switches within the block.
 
-    @_disable_dynamo
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the update due, as far as its gradients are on their way; make the rest now."""
-        optimizer, deferral = self.optimizer, self._current()
-        self.updates += 1
-        if deferral is None:
-            self._flush()
-            self._check.skip()
-            return self._whole_step(*args, **kwargs)
-        deferral.require_whole()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if deferral.anything_due and any(map(deferral.is_due, parameters)):
-            deferral.settle()  # the second step on one exchange
-        reason = self._why_now(deferral, args, kwargs)
-        if reason is not None:
-            if reason:
-                self._say(reason)
-            deferral.settle()
-            self._check.skip()
-            return self._whole_step(*args, **kwargs)
-        present: list[nn.Parameter] = []
-        later: list[nn.Parameter] = []
-        for parameter in parameters:
-            if parameter.grad is not None:
-                # A class of the user's could not be put back on.
-                waits = deferral.awaits(parameter) and type(parameter) in PLAIN
-                (later if waits else present).append(parameter)
-        if not later:
-            return self._whole_step()
-        step = DeferredStep(optimizer, self._state)
-        if present:
-            step.apply(present, [p.grad for p in present if p.grad is not None])
-        deferral.defer(step, later)
-        return None
+        Modes that see every operation (``TorchDispatchMode``), traces and transformations are
+        switched off: they would see only a part of the updates.
+        """
+        now = TorchState.now(device)
+        if now == self and not (now.dispatch_modes or now.transformed or now.traced):
+            return nullcontext()
+        return self._restored(now)
 
-    def _why_now(
-        self, deferral: Deferral, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> str | None:
-        """Say why this step cannot be deferred: "" if it simply need not be, None if it can."""
-        optimizer = self.optimizer
-        if self.why_not is not None or self._coupled:
-            return ""
-        if not deferral.pending_gradients:
-            return ""
-        if args or kwargs:
-            return "step was called with a closure or other arguments"
-        if _is_hooked(optimizer):
-            return "hooks are registered on its step"
-        scaled = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
-        if any(value is not None for value in scaled):
-            return "a gradient scaler passes its scale to the optimizer"
-        found = self._check.why_not()
-        self._coupled = found is not None
-        return None if found is None else f"found before step {self.updates}: {found}"
+    @contextmanager
+    def _restored(self, now: TorchState) -> Iterator[None]:
+        with ExitStack() as stack:
+            if now.transformed:
+                stack.enter_context(no_interpreter_stack())
+            if now.traced:
+                stack.callback(set_tracing_state, tracing_state())
+                set_tracing_state(None)
+            if now.dispatch_modes:
+                stack.enter_context(disable_dispatch_modes())
+            if now.function_modes != self.function_modes:
+                stack.enter_context(_replaced_modes(self.function_modes))
+            if now.inference or now.gradients != self.gradients:
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.set_grad_enabled(self.gradients))
+            if now.autocast != self.autocast:
+                for kind, dtype in self.autocast:
+                    stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+            yield
 
-    def _current(self) -> Deferral | None:
-        current = self._reference()
-        return None if current is None else current()
 
-    def _before_load(self) -> None:
-        self._flush()
-        self._check.skip()
+def _casting(kind: str) -> tuple[str, torch.dtype | None]:
+    return kind, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def _flush(self) -> None:
-        deferral = self._current()
-        if deferral is not None:
-            deferral.flush()
-            return
-        for group in self.optimizer.param_groups:  # the wrapper may have been dropped
-            for parameter in group["params"]:
-                if is_pending(parameter):
-                    finish(parameter)
 
-    def _say(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            warn(f"overlap: {type(self.optimizer).__name__} makes synchronous steps: {reason}")
+@contextmanager
+def _replaced_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+    """Replace the stack of ``TorchFunctionMode``."""
+    before = [pop_function_mode() for _ in function_modes()]
+    for mode in wanted:
+        push_function_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in wanted:
+            pop_function_mode()
+        for mode in reversed(before):
+            push_function_mode(mode)
 
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
-def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether anyone but ourselves wants to see whole steps."""
-    hooks = itertools.chain(
-        optimizer._optimizer_step_pre_hooks.values(),
-        optimizer._optimizer_step_post_hooks.values(),
-        torch_optimizer._global_optimizer_pre_hooks.values(),
-        torch_optimizer._global_optimizer_post_hooks.values(),
-    )
+def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether hooks other than ours expect whole steps."""
+    hooks = (hook for _, registered in step_hooks(optimizer) for hook in registered.values())
     return any(not str(getattr(h, "__module__", "")).startswith("syncline.") for h in hooks)
 
 
-def _step_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
-    """Return the class's step, without hooks that were registered since it was asked for."""
+def step_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
+    """Return the class's step, without hooks that were registered after it was called."""
     step = type(optimizer).step
-    if _is_hooked(optimizer):
+    if is_hooked(optimizer):
         step = getattr(step, "__wrapped__", step)
     return step

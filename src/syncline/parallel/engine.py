@@ -1,4 +1,17 @@
-"""The engine: exchanges gradients as a plan says, beside whatever the training thread does."""
+"""The engine: exchanges gradients as a plan says, while the training thread computes.
+
+What runs in which thread:
+
+| thread | runs | waits for |
+|---|---|---|
+| training | ``begin``, ``tensor_ready``, ``bucket_ready``; ``wait`` and what calls it | messages |
+| "syncline issuer" | ``_issue``: the roll call, then each message in the plan's order | gradients |
+| "syncline completer" | ``_complete``: waits for each message, then notes its end | peers |
+
+Under one lock, the training thread and the completer wake the issuer (``_for_issuer``), the issuer
+and the completer wake the training thread (``_for_trainer``), and the issuer hands works to the
+completer through ``_issued_queue``.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +26,34 @@ from typing import Any, NamedTuple
 import torch
 
 from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
-from syncline.measure.exchange import said_of
+from syncline.measure.exchange import describe_error
 from syncline.model.plan import Plan
-from syncline.parallel.carrier import Carrier, Flight
-from syncline.parallel.compressor import Compressor
-from syncline.parallel.layout import Layout, shares_of
+from syncline.parallel.compression import Compressor
+from syncline.parallel.dense_transport import DenseTransport, Work
+from syncline.parallel.layout import BucketLayout, shares_of
 from syncline.parallel.pacing import Pacing
 from syncline.parallel.recording import MessageTimes
 
 __all__ = ["Engine"]
 
 SLACK_S = 30.0
-"""A wait of the training thread ends so much after the group's own timeout at the latest: the
-backend should report first, as it knows which peer it was."""
+"""A wait of the training thread ends at most this long after the group's own timeout: the backend
+should report first, as it knows which peer it was."""
 CLOSING_S = 10.0
 
 
 class _Round:
     """One iteration's exchange."""
 
-    def __init__(self, number: int, layout: Layout) -> None:
+    def __init__(self, number: int, layout: BucketLayout) -> None:
         self.number = number
         self.missing = [len(tensors) for tensors in layout.tensors]
         """Of each message: tensors that are not ready."""
         self.ready = [False] * len(layout.touching)
         self.left = [len(messages) for messages in layout.completing]
         """Of each tensor: messages that have not arrived."""
-        self.flights: list[Flight | None] = [None] * len(layout.places)
-        """Of each message that was sent; none of one that the host has seen landing."""
+        self.works: list[Work | None] = [None] * len(layout.places)
+        """Of each issued message; None again once the host has seen it complete."""
         self.ready_ns = [0] * len(layout.places)
         self.issued_ns = [0] * len(layout.places)
         self.finished_ns = [0] * len(layout.places)
@@ -55,69 +68,69 @@ def _times(round_: _Round) -> list[MessageTimes]:
     return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
 
-class _Leave:
+class _Drain:
     """Asks the threads to end once nothing more can be sent."""
 
 
-class _Landing(NamedTuple):
+class _Issued(NamedTuple):
     round: _Round
     message: int | None
     """None for the roll call."""
-    flight: Flight
+    work: Work
     then: Callable[[], None] | None
 
 
 class Engine:
     """Runs a plan's messages in their static order, round after round, on two threads of its own.
 
-    One thread issues: each message once its gradients are ready, the one before it has been issued
-    and fewer than ``plan.in_flight`` are under way. The other waits for them to land. The training
-    thread says what is ready and asks for what it needs. All ranks issue the same collectives in
-    the same order, so none can wait for another in a circle.
+    The issuer sends each message once its gradients are ready, the one before it has been issued
+    and fewer than ``plan.in_flight`` are under way. The completer waits until they are complete.
+    The training thread says what is ready and asks for what it needs. All ranks issue the same
+    collectives in the same order, so ranks never wait for each other in a circle.
 
-    Every round begins with a roll call, under the backward pass: ranks that count different rounds
-    or updates have parted, and say so instead of averaging gradients of different parameters.
+    Every round begins with a roll call, during the backward pass: ranks that count different rounds
+    or updates have parted, and raise instead of averaging gradients of different parameters.
 
     Args:
         plan: the messages.
-        layout: where they lie.
-        carrier: what exchanges slices.
+        layout: their places in the buckets.
+        transport: exchanges slices.
         compressor: what exchanges lossy messages, if the plan has any.
-        timeout_s: deadline of every wait for peers; the carrier's group has the same.
+        timeout_s: deadline of every wait for peers; that of the transport's group.
     """
 
     def __init__(
         self,
         plan: Plan,
-        layout: Layout,
-        carrier: Carrier,
+        layout: BucketLayout,
+        transport: DenseTransport,
         *,
         compressor: Compressor | None = None,
         timeout_s: float,
     ) -> None:
         self.plan = plan
         self.layout = layout
-        self.workers = carrier.workers
-        self.rank = carrier.rank
-        self._carrier = carrier
+        self.workers = transport.workers
+        self.rank = transport.rank
+        self._transport = transport
         self._compressor = compressor
         self.timeout_s = timeout_s
         self._process = os.getpid()
         self._shares = shares_of(plan)
-        bounded = carrier.bounded or compressor is not None
+        bounded = transport.bounded or compressor is not None
         self._credits = plan.in_flight if bounded else len(plan.messages) + 1
         if compressor is not None:
-            # Lossy messages travel one at a time; the next is prepared meanwhile.
+            # Lossy messages are sent one at a time; the next is prepared meanwhile.
             self._credits += 1
-        self._lands = [carrier.bounded or m.payload != "dense" for m in plan.messages]
-        """Of each message: whether the host sees it land, or only the device."""
+        self._host_waits = [transport.bounded or m.payload != "dense" for m in plan.messages]
+        """Of each message: whether the host sees it complete, or only the device."""
         self._buffers: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._for_issuer = threading.Condition(self._lock)
         self._for_trainer = threading.Condition(self._lock)
         self._round: _Round | None = None
         self._before: deque[_Round] = deque(maxlen=1)
-        """Rounds before the present one."""
+        """The round before the present one."""
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
         self._in_flight = 0
@@ -125,14 +138,14 @@ class Engine:
         self._awaited = -1
         """The message that the issuer waits to become ready."""
         self._closing = False
-        self._leaving = False
+        self._draining = False
         self._error: SynclineError | None = None
-        self._landings: queue.SimpleQueue[_Landing | _Leave | None] = queue.SimpleQueue()
+        self._issued_queue: queue.SimpleQueue[_Issued | _Drain | None] = queue.SimpleQueue()
         self.threads = [
             threading.Thread(
                 target=self._guarded, args=(work,), name=f"syncline {name}", daemon=True
             )
-            for name, work in (("issuer", self._issue), ("lander", self._land))
+            for name, work in (("issuer", self._issue), ("completer", self._complete))
         ]
         for thread in self.threads:
             thread.start()
@@ -140,7 +153,7 @@ class Engine:
     # ------------------------------------------------------------------ the training thread
 
     def know(self, bucket: int, buffer: torch.Tensor) -> None:
-        """Take a bucket's flat buffer; all must be known before the first round."""
+        """Register a bucket's flat buffer; all must be known before the first round."""
         self._buffers[bucket] = buffer
 
     @property
@@ -158,28 +171,28 @@ class Engine:
             self._require_ready(self._round, range(len(self.plan.messages)))
 
     def check(self) -> None:
-        """Raise what went wrong, once something has."""
+        """Raise the error that an exchange has raised, if one has."""
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     def fail(self, error: SynclineError) -> None:
-        """Let every wait from now on raise ``error``, unless something went wrong before."""
+        """Let every wait from now on raise ``error``, unless an earlier one does already."""
         if os.getpid() != self._process:
             self._error = self._error or error
-            return  # whoever held the lock has stayed behind
+            return  # the fork has no thread that could release the lock
         with self._lock:
             if self._error is None:
                 self._error = error
             self._closing = True
             self._for_trainer.notify_all()
             self._for_issuer.notify_all()
-        self._landings.put(None)
+        self._issued_queue.put(None)
 
     def begin(self, roll: Iterable[int] = ()) -> None:
         """Begin a round; the one before it must be finished.
 
         Args:
-            roll: what all ranks must agree on, such as how many updates they have made.
+            roll: numbers that must be equal on all ranks, such as how many updates each has made.
         """
         self._require_own_process()
         with self._lock:
@@ -193,7 +206,7 @@ class Engine:
             self._for_issuer.notify()
 
     def tensor_ready(self, tensor: int) -> None:
-        """Say that a tensor's gradient is in its bucket."""
+        """Note that a tensor's gradient is in its bucket."""
         round_ = self._round
         assert round_ is not None
         if not round_.ready[tensor]:
@@ -201,15 +214,15 @@ class Engine:
             self._touch(round_, self.layout.touching[tensor])
 
     def bucket_ready(self, bucket: int) -> None:
-        """Say that all of a bucket's tensors are ready."""
+        """Note that all of a bucket's tensors are ready."""
         for tensor in self.layout.buckets[bucket]:
             self.tensor_ready(tensor)
 
     def _touch(self, round_: _Round, messages: Sequence[int]) -> None:
         complete = [message for message in messages if round_.missing[message] == 1]
         if complete:
-            # Before the messages count as complete: the issuer looks without waiting to be told.
-            mark, now_ns = self._carrier.mark(), time.perf_counter_ns()
+            # Before the messages count as complete: the issuer may look before it is notified.
+            mark, now_ns = self._transport.mark(), time.perf_counter_ns()
             for message in complete:
                 round_.marks[message].append(mark)
                 round_.ready_ns[message] = now_ns
@@ -227,7 +240,7 @@ class Engine:
         """Return once the exchanged gradients of some tensors are in place.
 
         On CUDA the current stream waits, and the host only until their messages are issued; until
-        they have landed if those are lossy, which pass through the host.
+        they are complete if those are lossy, which pass through the host.
 
         Raises:
             PeerError: a rank failed or did not answer within the timeout.
@@ -240,52 +253,52 @@ class Engine:
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
         self._require_ready(round_, messages)
         self._wait_for(lambda: all(self._settled(round_, m) for m in messages), messages)
-        if self._carrier.bounded:
+        if self._transport.bounded:
             return
         for message in messages:
-            if not self._lands[message]:
-                flight = round_.flights[message]
-                assert flight is not None
-                flight.join()
+            if not self._host_waits[message]:
+                work = round_.works[message]
+                assert work is not None
+                work.wait_on_stream()
 
     def _settled(self, round_: _Round, message: int) -> bool:
-        """Say whether the host need wait no more for a message."""
-        if self._lands[message]:
+        """Say whether the host need not wait for a message any more."""
+        if self._host_waits[message]:
             return round_.finished_ns[message] > 0
-        return round_.flights[message] is not None
+        return round_.works[message] is not None
 
     def wait_all(self) -> None:
         """Return once the round is finished; see :meth:`wait`."""
         self.wait(range(len(self.layout.touching)))
         round_ = self._round
-        if round_ is not None and self._carrier.bounded:
-            # Reduce-scatters complete no tensor; their all-gathers come after them.
+        if round_ is not None and self._transport.bounded:
+            # A reduce-scatter completes no tensor; the all-gather after it does.
             self._wait_for(lambda: round_.unfinished == 0, ())
         elif round_ is not None:
             self._wait_for(lambda: round_.unsent == 0, ())
 
     def finish(self) -> None:
-        """Return once nothing is under way on the host's side either."""
+        """Return once nothing is under way, on the host either."""
         round_ = self._round
         if round_ is not None:
             self.wait_all()
             self._wait_for(lambda: round_.unfinished == 0, ())
 
     def times(self) -> list[MessageTimes]:
-        """Return when the messages of the last two rounds went that have finished, in ns."""
+        """Return the times of the finished messages of the last two rounds, in ns."""
         return [
             times for round_ in (*self._before, self._round) if round_ for times in _times(round_)
         ]
 
     def last_round(self) -> list[MessageTimes]:
-        """Return when all messages of the last finished round went; nothing before the first."""
+        """Return the times of the last finished round's messages; nothing before the first."""
         for round_ in (self._round, *reversed(self._before)):
             if round_ is not None and not round_.unfinished:
                 return _times(round_)
         return []
 
     def finishes(self, patience_s: float) -> bool:
-        """Wait as long as messages go on landing, at most ``patience_s`` apart.
+        """Wait while messages go on completing, at most ``patience_s`` apart.
 
         Returns:
             Whether nothing is under way any more.
@@ -315,24 +328,24 @@ class Engine:
         return True
 
     def close(self, patience_s: float = CLOSING_S) -> None:
-        """End the threads, and wait for each at most so long.
+        """End the threads, and wait for each at most ``patience_s``.
 
-        What is under way is given up; finish it first.
+        Messages under way are abandoned; call :meth:`finish` first.
         """
         if os.getpid() != self._process:
-            return  # the threads have stayed behind
+            return  # the threads run in the parent only
         with self._lock:
             self._closing = True
             self._for_issuer.notify()
         for thread in self.threads:
             thread.join(patience_s)
 
-    def leave(self) -> None:
-        """Let the threads end by themselves, as soon as the round is sent as far as it can be.
+    def drain(self) -> None:
+        """Let the threads end by themselves, once every message of the round that can be is sent.
 
-        Takes no lock: it may be called while garbage is collected, on any thread.
+        Takes no lock: it may be called by the garbage collector, on any thread.
         """
-        self._landings.put(_Leave())
+        self._issued_queue.put(_Drain())
 
     def _require_ready(self, round_: _Round, messages: Iterable[int]) -> None:
         for message in messages:
@@ -355,7 +368,7 @@ class Engine:
             )
 
     def _wait_for(self, done: Callable[[], bool], messages: Sequence[int]) -> None:
-        """Wait as long as messages go on being sent and landing, with a deadline between them."""
+        """Wait while messages go on being issued and completing, with a deadline between them."""
         if done():
             return
         self._require_own_process()
@@ -392,7 +405,7 @@ class Engine:
             self.lose(error)
 
     def lose(self, error: Exception) -> None:
-        """Let every wait from now on raise, in words for the user, what an exchange has raised."""
+        """Let every wait from now on raise an error that explains to the user what went wrong."""
         self.fail(self._explained(error))
 
     def _explained(self, error: Exception) -> SynclineError:
@@ -405,8 +418,8 @@ class Engine:
             return ours
         return PeerError(
             f"rank {self.rank} lost a peer while gradients were exchanged: "
-            f"{said_of(error, self.timeout_s)}; the updates that are due are lost on this rank: "
-            "see the other ranks' output, and resume all ranks from the last checkpoint"
+            f"{describe_error(error, self.timeout_s)}; the updates that are due are lost on this "
+            "rank: see the other ranks' output, and resume all ranks from the last checkpoint"
         )
 
     def _issue(self) -> None:
@@ -415,7 +428,7 @@ class Engine:
                 self._for_issuer.wait_for(
                     lambda: (
                         self._closing
-                        or self._leaving
+                        or self._draining
                         or (self._round is not None and not self._round.taken)
                     )
                 )
@@ -427,24 +440,24 @@ class Engine:
             for number in range(len(self.plan.messages)):
                 if not self._issue_message(round_, number):
                     break
-        self._landings.put(None)
+        self._issued_queue.put(None)
 
     def _summed(self, round_: _Round, number: int) -> bool:
-        """Say whether what a message hands round is there: with several under way, not at once."""
+        """Say whether the sums that an all-gather sends are complete: several may be under way."""
         return all(round_.finished_ns[source] for source in self.layout.sources[number])
 
     def _issue_message(self, round_: _Round, number: int) -> bool:
-        """Send a message when its turn has come; return False if the engine is closing."""
+        """Send a message once it may be; return False if the engine is closing."""
         message = self.plan.messages[number]
         with self._lock:
             self._awaited = number
             self._for_issuer.wait_for(
                 lambda: (
                     self._closing
-                    or (self._leaving and round_.missing[number] > 0)
+                    or (self._draining and round_.missing[number] > 0)
                     or (
                         not round_.missing[number]
-                        and (self._summed(round_, number) or not self._carrier.bounded)
+                        and (self._summed(round_, number) or not self._transport.bounded)
                     )
                 )
             )
@@ -454,8 +467,8 @@ class Engine:
         place = self.layout.places[number]
         elements = self._buffers[place.bucket][place.start : place.stop]
         if message.payload == "dense":
-            self._carrier.prepare(elements, message.collective)
-        if not self._has_line():
+            self._transport.prepare(elements, message.collective)
+        if not self._may_send():
             return False
         if message.delay_s:
             held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
@@ -466,21 +479,21 @@ class Engine:
             self._pacing.sent(number, round_.issued_ns[number])
         if message.payload != "dense":
             assert self._compressor is not None
-            flight = self._compressor.send(number, elements, round_.marks[number])
+            work = self._compressor.send(number, elements, round_.marks[number])
         else:
-            flight = self._carrier.send(
+            work = self._transport.send(
                 elements, message.collective, self._shares[number], round_.marks[number]
             )
         with self._lock:
-            round_.flights[number] = flight
+            round_.works[number] = work
             round_.unsent -= 1
             self._in_flight += 1
-            if not self._carrier.bounded:
+            if not self._transport.bounded:
                 self._for_trainer.notify_all()
-        self._landings.put(_Landing(round_, number, flight, None))
+        self._issued_queue.put(_Issued(round_, number, work, None))
         return True
 
-    def _has_line(self) -> bool:
+    def _may_send(self) -> bool:
         """Wait until one more message may be under way; return False if the engine is closing."""
         with self._lock:
             self._for_issuer.wait_for(lambda: self._closing or self._in_flight < self._credits)
@@ -488,36 +501,36 @@ class Engine:
             return not self._closing
 
     def _keep_pace(self) -> None:
-        """Wait, holding the lock, until the message under way leaves the line to the next."""
-        while self._carrier.bounded and self._compressor is None and not self._closing:
+        """Wait, holding the lock, until the next message may follow the one under way."""
+        while self._transport.bounded and self._compressor is None and not self._closing:
             left_ns = self._pacing.opens_ns() - time.perf_counter_ns()
             if left_ns <= 0:
                 return
             self._for_issuer.wait(min(left_ns / 1e9, self.timeout_s))
 
-    def _land(self) -> None:
+    def _complete(self) -> None:
         while True:
-            landing = self._landings.get()
-            if landing is None:
+            issued = self._issued_queue.get()
+            if issued is None:
                 return
-            if isinstance(landing, _Leave):
+            if isinstance(issued, _Drain):
                 with self._lock:
-                    self._leaving = True
+                    self._draining = True
                     self._for_issuer.notify()
                 continue
-            landing.flight.land()
-            if landing.message is None:
-                assert landing.then is not None
-                landing.then()
-                del landing  # nothing that has landed is kept while the next is waited for
+            issued.work.wait()
+            if issued.message is None:
+                assert issued.then is not None
+                issued.then()
+                del issued  # nothing that is complete is kept while the next is waited for
                 continue
-            round_, number = landing.round, landing.message
-            del landing
+            round_, number = issued.round, issued.message
+            del issued
             with self._lock:
-                if self._lands[number]:
-                    round_.flights[number] = None
+                if self._host_waits[number]:
+                    round_.works[number] = None
                 round_.finished_ns[number] = time.perf_counter_ns()
-                self._pacing.landed(number, round_.issued_ns[number], round_.finished_ns[number])
+                self._pacing.completed(number, round_.issued_ns[number], round_.finished_ns[number])
                 if self.plan.messages[number].collective != "reduce-scatter":
                     for tensor in self.layout.tensors[number]:
                         round_.left[tensor] -= 1
@@ -528,7 +541,7 @@ class Engine:
 
     def _call_roll(self, round_: _Round) -> None:
         own = self._roll
-        flight, tell = self._carrier.gather_numbers(own)
+        work, tell = self._transport.gather_numbers(own)
 
         def compare() -> None:
             everyone = tell()
@@ -542,4 +555,4 @@ class Engine:
                         "backward pass. Resume from the last checkpoint"
                     )
 
-        self._landings.put(_Landing(round_, None, flight, compare))
+        self._issued_queue.put(_Issued(round_, None, work, compare))

@@ -12,8 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.pending import finish_all
+from syncline.torch_private import compiled_call, is_compiled, set_compiled_call
 
-__all__ = ["Gates", "is_compiled"]
+__all__ = ["Gates"]
 
 
 class Gates:
@@ -52,12 +53,12 @@ class Gates:
         seen.add(module)
         held = self._indices(module, recurse=True)
         label = name or type(module).__name__
-        call = module.__dict__.get("_compiled_call_impl")
+        call = compiled_call(module)
         if call is not None:
             gate = _CompiledGate(self._deferral, label, held, held)
             self._compiled.append((module, call))
-            module._compiled_call_impl = _gated(gate, call)
-        elif isinstance(module, torch._dynamo.OptimizedModule):
+            set_compiled_call(module, _gated(gate, call))
+        elif is_compiled(module):
             gate = _CompiledGate(self._deferral, label, held, held)
             add = module.register_forward_pre_hook
             self._handles.append(add(gate, prepend=True, with_kwargs=True))
@@ -129,15 +130,7 @@ def _take_down(handles: list[RemovableHandle], compiled: list[tuple[nn.Module, A
     for handle in handles:
         handle.remove()
     for module, call in compiled:
-        module._compiled_call_impl = call
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Say whether calling a module runs code that ``torch.compile`` made."""
-    return (
-        isinstance(module, torch._dynamo.OptimizedModule)
-        or module.__dict__.get("_compiled_call_impl") is not None
-    )
+        set_compiled_call(module, call)
 
 
 def _gated(gate: _CompiledGate, call: Callable[..., Any]) -> Callable[..., Any]:

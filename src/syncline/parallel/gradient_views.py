@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from syncline.torch_private import storage_use_count
+
 __all__ = ["GradientViews"]
 
 
@@ -144,7 +146,7 @@ def _watched(parameter: nn.Parameter) -> tuple[int, int]:
     gradient = parameter.grad
     assert gradient is not None
     memory = gradient.untyped_storage()
-    return sys.getrefcount(gradient), torch._C._storage_Use_Count(memory._cdata)
+    return sys.getrefcount(gradient), storage_use_count(memory)
 
 
 def _counts_alone() -> tuple[int, int, int]:

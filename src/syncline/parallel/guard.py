@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from syncline.parallel.log import warn
 from syncline.parallel.pending import (
@@ -32,6 +30,17 @@ from syncline.parallel.pending import (
     suspend,
     tensors_in,
 )
+from syncline.torch_private import (
+    disable_dynamo,
+    disabled_torch_function,
+    dispatch_keys,
+    dispatch_modes,
+    force_dispatch_keys,
+    swap_tensor_impl,
+    tracing_state,
+    unsafe_preserve_version_counter,
+    without_torch_function,
+)
 
 __all__ = ["Guard", "KeptParameter", "lift"]
 
@@ -40,7 +49,7 @@ _TWIN = "_syncline_twin"
 _OBJECT = "_syncline_object"
 """Of a twin: a weak reference to the tensor's object."""
 _GUARD = "_syncline_guard"
-_OUTSIDE = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+_OUTSIDE = dispatch_keys()
 """The dispatch keys that are switched on and off where no operator runs."""
 HOOKS = frozenset(
     {
@@ -131,7 +140,7 @@ def _put_stand_in(tensor: torch.Tensor) -> str | None:
         return f"it is a {type(tensor).__name__}"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return f"the guard is not tested for {tensor.layout} tensors on {tensor.device.type}"
-    if torch._C._len_torch_dispatch_stack():
+    if dispatch_modes():
         return "a TorchDispatchMode sees every operator"
     # A view: a graph that is made of it leads to the tensor's own.
     with torch.inference_mode(False), torch.enable_grad():
@@ -146,7 +155,7 @@ def _put_stand_in(tensor: torch.Tensor) -> str | None:
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> str | None:
     """Let two objects swap their C++ tensors, or say why they cannot."""
     try:
-        torch._C._swap_tensor_impl(one, other)
+        swap_tensor_impl(one, other)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
@@ -156,7 +165,7 @@ class _Guarded:
     """What the two classes below share."""
 
     @classmethod
-    @_disable_dynamo
+    @disable_dynamo
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -168,7 +177,7 @@ class _Guarded:
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
 
     @classmethod
-    @_disable_dynamo
+    @disable_dynamo
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -182,8 +191,8 @@ class _Guarded:
         twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
         # And the update must not be made as a part of this operator.
         with (
-            torch._C._ForceDispatchKeyGuard(*_OUTSIDE),
-            _unsafe_preserve_version_counter(twins),
+            force_dispatch_keys(*_OUTSIDE),
+            unsafe_preserve_version_counter(twins),
         ):
             finish_all((args, kwargs))
         return func(*args, **kwargs)
@@ -201,17 +210,17 @@ class _Kept:
     """What the two classes below share: tensors that are not pending, and keep the stand-in."""
 
     @classmethod
-    @_disable_dynamo
+    @disable_dynamo
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch._C._get_tracing_state() is not None:  # a trace knows a parameter by the stand-in
-            with torch._C.DisableTorchFunctionSubclass():
+        if tracing_state() is not None:  # a trace knows a parameter by the stand-in
+            with without_torch_function():
                 return func(*args, **(kwargs or {}))
         return _with_twins(func, args, kwargs or {})
 
     @classmethod
-    @_disable_dynamo
+    @disable_dynamo
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -244,10 +253,10 @@ class _Twin(torch.Tensor):
     done with the tensor.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function
 
     @classmethod
-    @_disable_dynamo
+    @disable_dynamo
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -256,7 +265,7 @@ class _Twin(torch.Tensor):
 
 def _with_twins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function with the objects that have the C++ tensors; return the user's objects."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         result = func(*_own(args), **_own(kwargs))
     if isinstance(result, _Twin):
         found: torch.Tensor | None = result.__dict__[_OBJECT]()

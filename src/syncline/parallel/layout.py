@@ -11,8 +11,8 @@ from syncline.model.plan import Message, Plan
 
 __all__ = [
     "BYTES_PER_MIB",
-    "Layout",
-    "Place",
+    "BucketLayout",
+    "BucketSlice",
     "Shares",
     "difference_from_plan",
     "needs_engine",
@@ -22,7 +22,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketSlice:
     """The elements ``[start, stop)`` of a bucket's flat buffer."""
 
     bucket: int
@@ -31,7 +31,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BucketLayout:
     """Buckets that hold whole tensors and whole messages, and each message's place in them.
 
     A message is a contiguous slice of the gradients, a bucket a contiguous buffer of whole tensors.
@@ -41,7 +41,7 @@ class Layout:
     buckets: tuple[range, ...]
     """The tensors of each bucket, as indices into the plan's."""
     bucket_bytes: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[BucketSlice, ...]
     """Of each message."""
     tensors: tuple[range, ...]
     """Of each message: those that must be ready before it may leave."""
@@ -71,7 +71,7 @@ class Layout:
             members = tensors[number]
             bucket = bucket_of[members[0]] if members else 0
             offset = first_element[buckets[bucket][0]]
-            places.append(Place(bucket, message.start - offset, message.stop - offset))
+            places.append(BucketSlice(bucket, message.start - offset, message.stop - offset))
             for tensor in members:
                 touching[tensor].append(number)
                 if message.collective != "reduce-scatter":

@@ -1,4 +1,4 @@
-"""When the next message may follow the one under way."""
+"""``Pacing``: when the next message may follow the one under way."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from statistics import median
 __all__ = ["LEAD_S", "Pacing"]
 
 LEAD_S = 0.003
-"""How long before its predecessor has passed a message is sent: about what starting one takes, from
-the engine's threads to the last rank."""
+"""A message is sent this long before its predecessor is expected to be complete: about as long as
+starting one takes, from the engine's threads to the last rank."""
 ROUNDS = 5
-"""So many rounds are remembered."""
+"""Rounds whose times are kept."""
 
 
 class Pacing:
-    """Lets a message follow its predecessor closely, without sharing the line with it.
+    """Lets a message follow its predecessor closely, without sharing the bandwidth with it.
 
     Two messages under way hide each other's startup, but backends send both at once, at half the
-    rate each. An urgent piece behind a large message would then arrive about when the large one
-    does, and the one behind it slow it down further. So the second is sent when the first should
-    have passed but for a last moment, as the last rounds tell, or the largest message so far;
-    before the very first has landed, nothing follows it.
+    rate each. A small message behind a large one would then arrive about when the large one does.
+    So the second is sent shortly before the first should be complete. That is estimated from the
+    last rounds, or from the largest message so far; until the very first message is complete, no
+    other follows it.
 
-    Planners and the simulator take it so: one channel, in the order of the plan, startups hidden.
+    Planners and the simulator assume the same: one channel, in the plan's order, startups hidden.
 
     Args:
         sizes: of the messages of a round, in any unit.
@@ -33,29 +33,29 @@ class Pacing:
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
         self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in sizes]
-        """Of each message: how long it had the line."""
+        """Of each message: how long it occupied the channel."""
         self._largest: int | None = None
-        """The largest message that has landed."""
+        """The largest message of those complete."""
         self._last: int | None = None
         """The message sent last, if it is under way."""
         self._sent_ns = 0
         self._finished_ns = 0
-        """When a message landed last."""
+        """When the last message was complete."""
         self._passed_ns: float = 0.0
-        """When all that is under way should have passed."""
+        """When all messages under way should be complete."""
 
     def opens_ns(self) -> float:
-        """Return when the next message may be sent; infinity: once its predecessor has landed."""
+        """Return when the next message may be sent; infinity: once its predecessor is complete."""
         return self._passed_ns - LEAD_S * 1e9 if self._last is not None else 0.0
 
     def sent(self, message: int, now_ns: int) -> None:
-        """Take note that a message is under way."""
+        """Note that a message is under way."""
         begins_ns = max(now_ns, self._passed_ns) if self._last is not None else now_ns
         self._last, self._sent_ns = message, now_ns
         self._passed_ns = begins_ns + self._expected_ns(message)
 
-    def landed(self, message: int, sent_ns: int, now_ns: int) -> None:
-        """Take note that a message has landed."""
+    def completed(self, message: int, sent_ns: int, now_ns: int) -> None:
+        """Note that a message is complete."""
         self._took_ns[message].append(now_ns - max(sent_ns, self._finished_ns))
         if self._largest is None or self._sizes[message] > self._sizes[self._largest]:
             self._largest = message

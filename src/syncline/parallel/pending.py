@@ -18,9 +18,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
 
 from syncline.errors import UserError
+from syncline.torch_private import (
+    disable_dynamo,
+    foreach_zero_,
+    make_subclass,
+    without_torch_function,
+)
 
 __all__ = [
     "CLASS",
@@ -95,20 +100,20 @@ METADATA = frozenset(
 _GRAD: Any = torch.Tensor.grad
 GRADIENT = frozenset({_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__})
 """A parameter's gradient is pending by itself, or replaced: the exchange holds a reference too."""
-ZEROING = frozenset({torch.Tensor.zero_, torch._foreach_zero_, torch.zero_})
+ZEROING = frozenset({torch.Tensor.zero_, foreach_zero_, torch.zero_})
 
 
 class _Pending:
     """What the classes below share. Objects come to them by a change of their class only."""
 
     @classmethod
-    @_disable_dynamo  # a compiled function calls this as it is, between two parts of its code
+    @disable_dynamo  # a compiled function calls this as it is, between two parts of its code
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func in METADATA or func in GRADIENT:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 return func(*args, **kwargs)
         found = list(_pending_in((args, kwargs)))
         gradients = [tensor for tensor in found if isinstance(tensor, PendingGradient)]
@@ -154,7 +159,7 @@ class PendingParameter(_Pending, nn.Parameter):
         caller = sys._getframe(1).f_code
         finish(self)
         if caller is nn.Parameter.__new__.__code__:
-            return torch.Tensor._make_subclass(nn.Parameter, self)
+            return make_subclass(nn.Parameter, self)
         return self.detach()
 
 

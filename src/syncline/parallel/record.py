@@ -1,21 +1,20 @@
-"""The record of a run, from what the tuning script knows."""
+"""The record of a run, from what its tuning knows."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from syncline.measure.statistics import median, standard_error
 from syncline.model.run import Event, Rate, Run
+from syncline.parallel.stage_runner import StageRunner
+from syncline.parallel.wrapped import Wrapped
 from syncline.planners.ddp import Ddp
-
-if TYPE_CHECKING:
-    from syncline.parallel.ddp import DistributedDataParallel
+from syncline.torch_private import bucket_sizes
 
 __all__ = ["machine_line", "record_of"]
 
@@ -23,26 +22,35 @@ MIN_STEADY = 5
 """Fewest steady iterations that make a rate."""
 
 
-def record_of(ddp: DistributedDataParallel) -> Run:
-    """Return the record of a wrapped module's run so far."""
+def record_of(
+    wrapped: Wrapped, runner: StageRunner | None, *, why_not_planned: str | None = None
+) -> Run:
+    """Return the record of a wrapped module's run so far.
+
+    Args:
+        wrapped: the module.
+        runner: of its stages; None where nothing is measured.
+        why_not_planned: why not, in that case; None for a copy of a wrapped module.
+    """
+    ddp = wrapped.ddp
     model = type(ddp.module).__name__
     workers = dist.get_world_size(ddp.process_group)
     backend = str(dist.get_backend(ddp.process_group))
-    if ddp._conductor is None:
+    if runner is None:
         return Run(
             model=model,
             workers=workers,
             backend=backend,
             machine=machine_line(),
             decision="ddp",
-            reason=ddp._why_not_planned or "a copy of a wrapped module is not measured",
+            reason=why_not_planned or "a copy of a wrapped module is not measured",
             planner=Ddp.NAME,
-            messages=max(len(ddp._bucket_sizes()), 1),
-            events=(Event(iteration=0, text=ddp._why_not_planned or "copied"),),
+            messages=max(len(bucket_sizes(ddp)), 1),
+            events=(Event(iteration=0, text=why_not_planned or "copied"),),
         )
-    tuning = ddp._tuning
+    tuning = runner.tuning
     baseline = tuning.baseline
-    times_s = ddp._conductor.steady_iteration_s
+    times_s = runner.steady_iteration_s
     steady = None
     if len(times_s) >= MIN_STEADY:
         steady = Rate(
@@ -52,9 +60,9 @@ def record_of(ddp: DistributedDataParallel) -> Run:
             iterations=len(times_s),
         )
     overhead = None
-    if ddp._conductor.steady and baseline is not None:
-        spent = ddp._conductor.measuring_s / baseline.iteration_s
-        overhead = max(spent - ddp._conductor.measuring_iterations, 0.0)
+    if runner.steady and baseline is not None:
+        spent = runner.measuring_s / baseline.iteration_s
+        overhead = max(spent - runner.measuring_iterations, 0.0)
     return Run(
         model=model,
         workers=workers,
@@ -63,16 +71,16 @@ def record_of(ddp: DistributedDataParallel) -> Run:
         decision=tuning.decision,
         reason=tuning.reason,
         planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
-        messages=len(tuning.plan.messages) if tuning.plan else len(ddp._bucket_sizes()),
-        deferred=ddp.defers and tuning.plan is not None and tuning.plan.wait == "need",
+        messages=len(tuning.plan.messages) if tuning.plan else len(bucket_sizes(ddp)),
+        deferred=wrapped.can_defer and tuning.plan is not None and tuning.plan.wait == "need",
         baseline=baseline,
         planned=tuning.planned,
         steady=steady,
         predicted_baseline_s=tuning.predicted_baseline_s,
         predicted_planned_s=tuning.predicted_planned_s,
         overhead_iterations=overhead,
-        compression=None if ddp._compressing is None else ddp._compressing.compression,
-        sent=None if ddp._compressing is None else ddp._compressing.sent,
+        compression=None if wrapped.compressing is None else wrapped.compressing.compression,
+        sent=None if wrapped.compressing is None else wrapped.compressing.sent,
         suggestion=tuning.comparison.suggestion if tuning.comparison else None,
         events=tuple(tuning.events),
     )

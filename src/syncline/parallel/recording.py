@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 
 from syncline.measure.clock import Clock, CpuClock
-from syncline.measure.observer import Iteration, Moment
+from syncline.measure.observer import Moment, ObservedIteration
 from syncline.measure.segments import read_iteration
 from syncline.model.plan import Plan
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.parallel.carrier import bucket_elements
+from syncline.parallel.dense_transport import bucket_elements
 
 __all__ = [
     "BucketRecorder",
+    "BucketStamps",
     "EngineTimes",
-    "Exchange",
     "GateTimes",
     "MessageTimes",
     "Recorded",
@@ -56,7 +56,7 @@ class GateTimes(NamedTuple):
     """When the update that it applied was done."""
 
 
-class Exchange(NamedTuple):
+class BucketStamps(NamedTuple):
     """One bucket's all-reduce."""
 
     bucket: int
@@ -74,7 +74,7 @@ class EngineTimes(NamedTuple):
     gates: list[GateTimes]
 
 
-Recorded = list[Exchange] | EngineTimes
+Recorded = list[BucketStamps] | EngineTimes
 """What is noted of an exchange: by the reducer's hook, or by the engine."""
 
 
@@ -84,10 +84,10 @@ class BucketRecorder:
     def __init__(self, group: dist.ProcessGroup, clock: Clock) -> None:
         self._group = group
         self._clock = clock
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[BucketStamps] = []
         self._share = 1.0 / dist.get_world_size(group)
 
-    def take(self) -> list[Exchange]:
+    def take(self) -> list[BucketStamps]:
         """Return the exchanges since the last call."""
         taken, self._exchanges = self._exchanges, []
         return taken
@@ -96,7 +96,7 @@ class BucketRecorder:
         """Average the bucket over the group. Registered with ``register_comm_hook``."""
         # The same multiplication as the reducer's own, so that results agree to the last bit.
         bucket_elements(bucket).mul_(self._share)
-        exchange = Exchange(bucket.index(), self._clock.stamp(), [])
+        exchange = BucketStamps(bucket.index(), self._clock.stamp(), [])
         self._exchanges.append(exchange)
         work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
         assert work is not None
@@ -110,7 +110,7 @@ class BucketRecorder:
 
 
 def recorded_timeline(
-    iteration: Iteration, recorded: Recorded, plan: Plan, clock: Clock
+    iteration: ObservedIteration, recorded: Recorded, plan: Plan, clock: Clock
 ) -> Timeline | None:
     """Build the timeline of a recorded iteration; None if some message was not seen."""
     if isinstance(recorded, EngineTimes):
@@ -123,7 +123,7 @@ def recorded_timeline(
 
 
 def measured_timeline(
-    iteration: Iteration, exchanges: list[Exchange], plan: Plan, clock: Clock
+    iteration: ObservedIteration, exchanges: list[BucketStamps], plan: Plan, clock: Clock
 ) -> Timeline:
     """Build the timeline of one recorded iteration; see :func:`timeline_of`.
 
@@ -145,7 +145,7 @@ def measured_timeline(
 
 
 def engine_timeline(
-    iteration: Iteration,
+    iteration: ObservedIteration,
     messages: Sequence[MessageTimes],
     gates: Sequence[GateTimes],
     plan: Plan,
@@ -172,7 +172,7 @@ def engine_timeline(
 
 
 def timeline_of(
-    iteration: Iteration,
+    iteration: ObservedIteration,
     messages: Sequence[MessageTimes],
     gates: Sequence[GateTimes],
     plan: Plan,
@@ -242,7 +242,7 @@ def _start(piece: _Piece) -> int:
 
 
 def _computing(
-    iteration: Iteration, sent: Iterable[MessageTimes], plan: Plan, clock: Clock
+    iteration: ObservedIteration, sent: Iterable[MessageTimes], plan: Plan, clock: Clock
 ) -> list[_Piece]:
     """Return what ran from the forward pass to the next one; ``finalize`` where nothing is known.
 
@@ -383,7 +383,7 @@ def _host_ns(stamp: Any, clock: Clock) -> int:
     return time.perf_counter_ns() - clock.between_ns(stamp, now)
 
 
-def _walk(iteration: Iteration, clock: Clock) -> tuple[int, int]:
+def _walk(iteration: ObservedIteration, clock: Clock) -> tuple[int, int]:
     """Return from when to when our own walk of the graph took, in ns from the beginning."""
     events = iteration.events
     for before, event in itertools.pairwise(events):

@@ -2,78 +2,76 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import nn
+from torch.utils.hooks import RemovableHandle
 
-from syncline.measure.clock import Clock, clock_for
-from syncline.measure.profiler import dtype_name
+from syncline.measure.exchange import new_group_like, telling_lost_peers
 from syncline.model.plan import Plan
-from syncline.model.quantities import BYTES_PER_ELEMENT, NS_PER_S
-from syncline.parallel.conductor import PACE_EVERY
+from syncline.model.quantities import NS_PER_S
 from syncline.parallel.layout import difference_from_plan, needs_engine
 from syncline.parallel.recording import BucketRecorder, Recorded
-from syncline.parallel.reductions import Reductions, thawed
-from syncline.parallel.stage_engine import StageEngine, engine_group
-from syncline.parallel.watches import Pace
+from syncline.parallel.rounds import accumulator, take_off, thawed
+from syncline.parallel.stage_engine import StageEngine
+from syncline.parallel.watches import PACE_EVERY, PaceSample
+from syncline.parallel.wrapped import Wrapped
+from syncline.torch_private import Ddp as TorchDDP
+from syncline.torch_private import (
+    caps_for_buckets,
+    current_graph_task,
+    disable_dynamo,
+    has_final_buckets,
+    is_finalized,
+    logging_data,
+    make_final_buckets,
+    queue_callback,
+    reducer_parameters,
+    remake_reducer,
+)
 
-if TYPE_CHECKING:
-    from syncline.parallel.ddp import DistributedDataParallel
-
-__all__ = ["ReducerBuckets", "WrappedJob", "obstacle"]
-
-
-class WrappedJob:
-    """What the tuning script needs to know of a wrapped module."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.group: dist.ProcessGroup = ddp.process_group
-        self.module: nn.Module = ddp.module
-        self.parameters: dict[str, nn.Parameter] = ddp._exchanged_parameters()
-        first = next(iter(self.parameters.values()))
-        self.device: torch.device = (
-            first.device if first.device.type == "cuda" else torch.device("cpu")
-        )
-        self.clock: Clock = clock_for(first.device)
-        self.gradients_are_views: bool = ddp.gradient_as_bucket_view
-        self._ddp = ddp
-
-    @property
-    def can_defer(self) -> bool:
-        """Whether an optimizer's update can wait for the next forward pass."""
-        return self._ddp.defers
+__all__ = ["ReducerBuckets"]
 
 
 class ReducerBuckets:
-    """Changes and reads the reducer of a wrapped module."""
+    """Changes and reads the reducer of a wrapped module.
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp = ddp
-        self._parameters, self._sparse = ddp._build_params_for_reducer()
-        """The parameters that torch's class gave to its reducer; the module may change later."""
-        self._names = ddp._build_debug_param_to_name_mapping(self._parameters)
-        """Of these parameters, where torch is to name them in its messages."""
+    Args:
+        wrapped: the module.
+        end_iteration: a method that is called at the end of every backward pass whose gradients are
+            exchanged; its object is not kept alive.
+        torch_may_hook: lets torch's class register a communication hook within the block.
+    """
+
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        *,
+        end_iteration: Callable[[], None],
+        torch_may_hook: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._wrapped = wrapped
+        self._torch_may_hook = torch_may_hook
+        self._parameters, self._sparse, self._names = reducer_parameters(wrapped.ddp)
+        """What torch's class gave to its reducer; the module may change later."""
         self._order = list(range(len(self._parameters)))
         """The order in which the reducer has them now."""
         self.engine: StageEngine | None = None
         """Runs what the reducer cannot do by itself; None where it can."""
         self._engine_group: dist.ProcessGroup | None = None
         self._recorder: BucketRecorder | None = None
-        reference = weakref.WeakMethod(ddp._end_iteration)
+        reference = weakref.WeakMethod(end_iteration)
 
         def finished() -> None:
-            end_iteration = reference()
-            if end_iteration is not None:
-                end_iteration()
+            end = reference()
+            if end is not None:
+                end()
 
         self._finished = finished
-        self._reductions: Reductions | None = Reductions(ddp, finished)
+        self._reductions: _Reductions | None = _Reductions(wrapped, finished)
         """Follows the reducer where the engine does not run."""
         self._is_ours = False
         """Whether the reducer is one that was made here."""
@@ -81,13 +79,15 @@ class ReducerBuckets:
     def meet(self, plan: Plan) -> None:
         """Make the process group that a plan needs, if any, together with all ranks."""
         if needs_engine(plan) and self._engine_group is None:
-            self._engine_group = engine_group(self._ddp)
+            with telling_lost_peers("while the engine's process group was made"):
+                group = new_group_like(self._wrapped.group, description="syncline engine")
+            self._engine_group = group
 
     def follow(self) -> None:
         """Follow the reducer anew: which of its parameters get gradients may have changed."""
         if self._reductions is not None:
             self._reductions.detach()
-            self._reductions = Reductions(self._ddp, self._finished)
+            self._reductions = _Reductions(self._wrapped, self._finished)
 
     def expect(self) -> None:
         """Call after a forward pass whose gradients will be exchanged."""
@@ -107,10 +107,10 @@ class ReducerBuckets:
         It exchanges their order for that. torch's class does so in the next forward pass, once in
         a training; we change reducers more often, and forward passes may not be in step.
         """
-        ddp = self._ddp
-        if self._is_ours and not ddp._has_rebuilt_buckets:
+        ddp = self._wrapped.ddp
+        if self._is_ours and not has_final_buckets(ddp):
             with self._keeping_gradients():
-                ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()
+                make_final_buckets(ddp)
 
     def use(self, plan: Plan | None, *, record: bool) -> None:
         """Make a new reducer, with the plan's messages as its buckets.
@@ -119,13 +119,13 @@ class ReducerBuckets:
         has attached to it. A plan that the reducer cannot run by itself is run by the engine over
         its buckets.
         """
-        ddp = self._ddp
+        wrapped = self._wrapped
         self._stop_engine()
         if self._reductions is not None:
             self._reductions.detach()
             self._reductions = None
-        if ddp._compressing is not None and not (plan is not None and plan.is_lossy):
-            ddp._compressing.deliver_residuals()
+        if wrapped.compressing is not None and not (plan is not None and plan.is_lossy):
+            wrapped.compressing.deliver_residuals()
         hook = None
         self._recorder = None
         buckets: Sequence[range] = ()
@@ -133,58 +133,47 @@ class ReducerBuckets:
         if plan is not None and needs_engine(plan):
             self.meet(plan)
             assert self._engine_group is not None
-            self.engine = StageEngine(ddp, plan, self._engine_group, self._finished)
+            self.engine = StageEngine(wrapped, plan, self._engine_group, self._finished)
             hook = self.engine.hook
             buckets, sizes = self.engine.layout.buckets, self.engine.layout.bucket_bytes
         elif plan is not None:
             buckets, sizes = plan.message_tensors(), plan.message_bytes()
         if self.engine is None and record:
-            self._recorder = BucketRecorder(ddp.process_group, clock_for(_device(ddp)))
+            self._recorder = BucketRecorder(wrapped.group, wrapped.clock)
             hook = self._recorder.hook
-        backwards = ddp.find_unused_parameters and not ddp.static_graph
         self._order = list(range(len(self._parameters)))
-        if plan is not None and backwards:
+        if plan is not None and wrapped.keeps_first_buckets:
             # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
             # buckets it made at first, the last one from the first parameters.
             order = [plan.tensors[t].name for bucket in reversed(buckets) for t in bucket]
-            position = {id(ddp._exchanged_parameters()[name]): n for n, name in enumerate(order)}
+            position = {id(wrapped.parameters[name]): n for n, name in enumerate(order)}
             self._order.sort(key=lambda index: position[id(self._parameters[index])])
             sizes = sizes[::-1]
-        changed = {} if plan is None else _bucket_caps(ddp, sizes)
+        changed = {} if plan is None else caps_for_buckets(wrapped.ddp, sizes)
         if self.engine is not None:
             changed["gradient_as_bucket_view"] = True
-        with ddp._torch_may_hook():
-            with _changed(ddp, changed), self._keeping_gradients():
+        with self._torch_may_hook():
+            with _changed(wrapped.ddp, changed), self._keeping_gradients():
                 self._make_reducer()
             if hook is not None:
-                ddp.register_comm_hook(None, hook)
+                wrapped.ddp.register_comm_hook(None, hook)
         self._is_ours = True
         if self.engine is not None:
             self.engine.start()
         else:
-            self._reductions = Reductions(ddp, self._finished)
+            self._reductions = _Reductions(wrapped, self._finished)
 
     def _make_reducer(self) -> None:
         """Make a reducer of the same parameters as at first, whatever is frozen now."""
-        ddp, order = self._ddp, self._order
-        del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
+        order = self._order
         with thawed(self._parameters):
-            ddp._ddp_init_helper(
+            remake_reducer(
+                self._wrapped.ddp,
                 [self._parameters[index] for index in order],
                 [self._sparse[index] for index in order],
                 {n: self._names[index] for n, index in enumerate(order) if index in self._names},
-                ddp.static_graph,
+                sample_every=self._wrapped.sample_rate or PACE_EVERY,
             )
-        ddp._comm_hooks = []
-        ddp._has_rebuilt_buckets = False
-        if ddp.static_graph:
-            ddp._static_graph_delay_allreduce_enqueued = False
-            ddp.reducer._set_static_graph()
-            assert ddp.logger is not None
-            ddp.logger._set_static_graph()
-        if getattr(ddp, "require_manual_backward_finalization", False):  # since torch 2.15
-            setattr(ddp, "require_manual_backward_finalization", True)  # noqa: B010 - a property
-        ddp.reducer._set_ddp_runtime_logging_sample_rate(ddp._sample_rate or PACE_EVERY)
 
     def _keeping_gradients(self) -> AbstractContextManager[None]:
         return nullcontext() if self.engine is None else self.engine.keeping_gradients()
@@ -204,30 +193,104 @@ class ReducerBuckets:
         """Say how the reducer's buckets differ from the plan."""
         if self.engine is not None:
             return self.engine.mismatch
-        ddp = self._ddp
-        names = {id(p): name for name, p in ddp._exchanged_parameters().items()}
+        names = {id(p): name for name, p in self._wrapped.parameters.items()}
         ordered = [names[id(self._parameters[index])] for index in self._order]
-        return difference_from_plan(plan, ordered, ddp._get_ddp_logging_data())
+        return difference_from_plan(plan, ordered, logging_data(self._wrapped.ddp))
 
     def flushed(self) -> str | None:
         """Say why hardly anything was left to run under forward passes since the last call."""
         return None if self.engine is None else self.engine.flushed()
 
-    def pace(self, iteration_s: float) -> Pace | None:
+    def pace(self, iteration_s: float) -> PaceSample | None:
         """Return what the last iteration took, as far as it was sampled."""
         if self.engine is not None:
             return self.engine.pace(iteration_s)
-        data = self._ddp._get_ddp_logging_data()
+        data = logging_data(self._wrapped.ddp)
         if not data.get("backward_compute_time"):
             return None
-        return Pace(
+        return PaceSample(
             computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
             communication_s=data["backward_comm_time"] / NS_PER_S,
         )
 
 
+class _Reductions:
+    """Calls back at the end of every backward pass that one reducer has exchanged.
+
+    Forward passes cannot be counted instead: one rank may make more of them than another, such as
+    to log a sample.
+
+    Args:
+        wrapped: with the reducer to follow.
+        finished: is called when all gradients are averaged.
+    """
+
+    def __init__(self, wrapped: Wrapped, finished: Callable[[], None]) -> None:
+        ddp = wrapped.ddp
+        self._finished = finished
+        self._reducer: Any = ddp.reducer
+        self._expected = False
+        """Whether the reducer exchanges the next backward pass."""
+        self._begun = False
+        """Whether that backward pass has reached a gradient."""
+        self._task = -1
+        """The number of the backward pass at whose end we look; those inside it have their own."""
+        self._late = ddp.static_graph
+        """Whether the end is seen in the next forward pass: in a static graph the reducer notes
+        nothing before the last use of a parameter, and looks finished until then."""
+        self._handles: list[RemovableHandle] = []
+        self._nodes: list[Any] = []
+        """What the hooks are on; kept alive, or the hooks would go with it."""
+        weakref.finalize(self, take_off, self._handles).atexit = False
+        parameters = list(wrapped.parameters.values())
+        if not (ddp.find_unused_parameters or ddp.static_graph):
+            # The reducer insists on a gradient for each of them.
+            parameters = [p for p in parameters if p.requires_grad][:1]
+        # The hook is held by what it is on, where garbage collection cannot look.
+        reference = weakref.ref(self)
+
+        def reached(*_: Any) -> None:
+            reductions = reference()
+            if reductions is not None:
+                reductions._reached()
+
+        for parameter in parameters:
+            node = accumulator(parameter)
+            self._nodes.append(node)
+            self._handles.append(node.register_prehook(reached))
+
+    def expect(self) -> None:
+        """Call after a forward pass whose gradients will be exchanged."""
+        self._expected = True
+
+    def look(self) -> None:
+        """Call before a forward pass: the end of a backward pass inside another is seen here."""
+        if self._reducer is not None and self._begun and is_finalized(self._reducer):
+            self._expected = self._begun = False
+            self._task = -1
+            self._finished()
+
+    def detach(self) -> None:
+        """Remove the hooks, and let the reducer go."""
+        self._reducer = None
+        take_off(self._handles)
+        self._nodes.clear()
+
+    @disable_dynamo
+    def _reached(self) -> None:
+        if not self._expected:
+            return
+        self._begun = True
+        task = current_graph_task()
+        if task != self._task and not self._late:
+            self._task = task
+            # The reducer queues its last work when the last gradient is there, so by the end of
+            # this backward pass; what is queued then comes after it.
+            queue_callback(lambda: queue_callback(self.look))
+
+
 @contextmanager
-def _changed(ddp: DistributedDataParallel, changed: Mapping[str, Any]) -> Iterator[None]:
+def _changed(ddp: TorchDDP, changed: Mapping[str, Any]) -> Iterator[None]:
     """Let a wrapper have other settings for a moment."""
     before = {name: ddp.__dict__[name] for name in changed}
     ddp.__dict__.update(changed)
@@ -235,50 +298,3 @@ def _changed(ddp: DistributedDataParallel, changed: Mapping[str, Any]) -> Iterat
         yield
     finally:
         ddp.__dict__.update(before)
-
-
-def _bucket_caps(ddp: DistributedDataParallel, sizes: Sequence[int]) -> dict[str, Any]:
-    """Return what torch's class would have noted of a cap in bytes for each bucket.
-
-    A bucket is closed once it holds at least its cap: a cap of exactly its bytes closes it there.
-    """
-    largest, caps = max(sizes), list(sizes)
-    noted: dict[str, Any] = {
-        "bucket_bytes_cap": largest,
-        "bucket_bytes_cap_list": caps,
-        "bucket_bytes_cap_default": False,
-    }
-    config = ddp.__dict__.get("_bucket_config")  # since torch 2.13 it counts, not these
-    if config is not None:
-        noted["_bucket_config"] = dataclasses.replace(
-            config,
-            bucket_bytes_cap=largest,
-            per_bucket_bytes_caps=tuple(caps),
-            first_bucket_bytes_cap=largest,
-        )
-    return noted
-
-
-def _device(ddp: DistributedDataParallel) -> torch.device:
-    return next(iter(ddp._exchanged_parameters().values())).device
-
-
-def obstacle(ddp: DistributedDataParallel) -> str | None:
-    """Say why this model's buckets cannot be planned, or None if they can."""
-    parameters = ddp._exchanged_parameters()
-    if ddp._use_python_reducer:
-        return "torch._dynamo's Python reducer is in use"
-    if ddp.mixed_precision is not None:
-        return "the mixed_precision argument uses DDP's only communication hook"
-    if ddp._delay_all_reduce_params:
-        return "some parameters are reduced later (delay_all_reduce_named_params)"
-    if any(hasattr(p, "_in_backward_optimizers") for p in parameters.values()):
-        return "the optimizer runs inside backward and uses DDP's only communication hook"
-    if len({(p.dtype, p.device) for p in parameters.values()}) > 1:
-        return "gradients are of several dtypes or devices, which DDP never merges"
-    unknown = {dtype_name(p.dtype) for p in parameters.values()} - BYTES_PER_ELEMENT.keys()
-    if unknown:
-        return f"gradients are of {unknown.pop()}, of which messages cannot be planned"
-    if any(getattr(m, "sparse", False) for m in ddp.module.modules()):
-        return "some gradients are sparse"
-    return None

@@ -2,36 +2,57 @@
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum, auto
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import PeerError
-from syncline.parallel.carrier import bucket_elements
-from syncline.parallel.compressor import Compressor
+from syncline.parallel.compression import Compressor
 from syncline.parallel.deferral import Deferral
+from syncline.parallel.dense_transport import bucket_elements
 from syncline.parallel.engine import Engine
 from syncline.parallel.gradient_views import GradientViews
-from syncline.parallel.reductions import accumulator, take_off
 from syncline.sparse.gradients import flat
+from syncline.torch_private import queue_callback
 
-__all__ = ["Rounds"]
+__all__ = ["Rounds", "accumulator", "take_off", "thawed"]
 
-_ENGINE = torch.autograd.Variable._execution_engine
+
+class _Backward(Enum):
+    """Who exchanges the backward pass that runs."""
+
+    NONE = auto()
+    """None runs, or nothing exchanges it."""
+    REDUCER = auto()
+    ENGINE = auto()
+
+
+class _Buckets(Enum):
+    """What is known of the reducer's buckets."""
+
+    FIRST = auto()
+    """No round is over: the reducer may make others."""
+    UNKNOWN = auto()
+    """Not all final ones were seen, or they are not those of the layout."""
+    USABLE = auto()
+    """They are final, and those of the layout."""
 
 
 class Rounds:
     """Feeds the engine from the reducer's hooks, round after round.
 
-    A round is one backward pass after a forward pass that :meth:`expect` was told of. The reducer's
-    first tells it the order of the gradients, the second comes with its final buckets: in these,
-    backward waits, and the exchange is DDP's own. From the third on, the engine runs. Under a lossy
-    plan these two are exchanged message by message when the last gradient is there, so that every
-    step is exchanged by the plan.
+    A round is one backward pass after a forward pass that :meth:`expect` was called for. In the
+    first round the reducer learns the order of the gradients, in the second it has its final
+    buckets: in both, backward waits, and the exchange is DDP's own. From the third on, the engine
+    runs. Under a lossy plan the first two are exchanged message by message once the last gradient
+    is there, so that every step is exchanged by the plan.
 
     Args:
         engine: runs the plan.
@@ -78,25 +99,24 @@ class Rounds:
         self._views = GradientViews(deferral.parameters, as_views=as_views)
         self._handles: list[RemovableHandle] = []
         self._nodes: list[Any] = []
-        """What the hooks are on; kept alive, or the hooks would go with it."""
+        """The nodes with hooks; kept alive, since a node that is freed loses its hooks."""
         # Parameters outlive their wrapper: nothing of it stays on them when it is dropped.
         weakref.finalize(self, take_off, self._handles).atexit = False
         self._expected = False
-        """Whether the reducer exchanges the next backward pass."""
-        self._running = False
-        """Whether that backward pass has begun."""
-        self._exchanging = False
-        """Whether the engine exchanges it."""
-        self.first = True
-        """Whether no round is over."""
+        """Whether the next backward pass will be exchanged."""
+        self._backward = _Backward.NONE
+        self._buckets = _Buckets.FIRST
         self._seen: dict[int, list[int]] = {}
         """The parameters in each final bucket, by identity, as far as seen."""
         self._values: dict[int, int] = {}
         """How many values each of these buckets holds."""
-        self._usable = False
-        """Whether the reducer's buckets are final, and those of the layout."""
         self.mismatch: str | None = None
         """How the reducer's buckets differ from the layout, once seen."""
+
+    @property
+    def first(self) -> bool:
+        """Whether no round is over."""
+        return self._buckets is _Buckets.FIRST
 
     def attach(self) -> None:
         """Register hooks on the gradients."""
@@ -131,15 +151,15 @@ class Rounds:
         self._views.leave()
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return what is to surround the making of buckets, which happens in a forward pass too."""
-        return nullcontext() if self._usable else self._views.kept()
+        """Return a context for the making of buckets, which happens in a forward pass too."""
+        return nullcontext() if self._buckets is _Buckets.USABLE else self._views.kept()
 
     def expect(self) -> None:
         """Call after a forward pass whose gradients will be exchanged."""
         self._expected = True
 
     def hook(self) -> Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]:  # type: ignore[name-defined]
-        """Return what takes over full buckets, for ``register_comm_hook``."""
+        """Return the function that takes full buckets, for ``register_comm_hook``."""
         reference = weakref.ref(self)  # as above
 
         def take_bucket(
@@ -156,20 +176,20 @@ class Rounds:
         buffer = bucket.buffer()
         # In its first round a static graph's buckets all come when backward ends, unnumbered.
         unnumbered = not self._by_tensor and self.first
-        if self._running and (bucket.is_last() or unnumbered):
+        if self._backward is not _Backward.NONE and (bucket.is_last() or unnumbered):
             # The reducer's own callback is queued after its last bucket; a callback that is queued
             # by a callback comes after it. Not any sooner: inside a nested backward pass, as
             # reentrant checkpointing makes, callbacks run when that ends.
-            _ENGINE.queue_callback(lambda: _ENGINE.queue_callback(self._end))
-        if self._exchanging:
+            queue_callback(lambda: queue_callback(self._end))
+        if self._backward is _Backward.ENGINE:
             self._engine.bucket_ready(bucket.index())
             return _done(buffer)
-        if self._running and self._is_final():
+        if self._backward is _Backward.REDUCER and self._is_final():
             self._note(bucket)
         return self._exchange_now(bucket) if self._compressor is None else self._hold(bucket)
 
     def _hold(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        """Keep a bucket back until the last one is there, and then exchange the plan's messages."""
+        """Hold a bucket until the last one is there, then exchange the plan's messages."""
         future = _future_of(bucket.buffer())
         self._futures.append((future, bucket.buffer()))
         for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -231,7 +251,7 @@ class Rounds:
                     f"elements from {names[tensors[0]]!r} on"
                 )
                 return
-        self._usable = True
+        self._buckets = _Buckets.USABLE
 
     def _exchange_now(
         self,
@@ -265,7 +285,7 @@ class Rounds:
             PeerError: the backward pass before broke off; torch's own check, in the forward pass,
                 finds this first wherever a gradient had reached the reducer.
         """
-        if self._running:
+        if self._backward is not _Backward.NONE:
             if self._expected:
                 raise PeerError(
                     "the last backward pass broke off while gradients were exchanged, so the ranks "
@@ -278,31 +298,34 @@ class Rounds:
             self._begin()
 
     def _begin(self) -> None:
-        self._running, self._expected = True, False
-        self._exchanging = self._usable
+        self._expected = False
+        by_engine = self._buckets is _Buckets.USABLE
+        self._backward = _Backward.ENGINE if by_engine else _Backward.REDUCER
         self._views.begin()
-        if self._exchanging:
+        if by_engine:
             self._engine.begin(self._roll())
 
     def _accumulated(self, index: int) -> None:
         # Python's hooks keep the place among a node's hooks that the first of them had, which may
         # be before the present reducer's: so it may not have taken the gradient yet.
-        if self._exchanging and self._views.take(index):
+        if self._backward is _Backward.ENGINE and self._views.take(index):
             self._engine.tensor_ready(index)
 
     def _end(self) -> None:
-        if not self._running:
+        if self._backward is _Backward.NONE:
             return
-        exchanged = self._exchanging
-        self._running = self._exchanging = self.first = False
+        by_engine = self._backward is _Backward.ENGINE
+        self._backward = _Backward.NONE
+        if self._buckets is _Buckets.FIRST:
+            self._buckets = _Buckets.UNKNOWN
         self._engine.check()
-        if exchanged:
+        if by_engine:
             self._engine.wait(self._views.foreign)
-        self._views.end(known=self._usable)
-        if exchanged and self.defer:
+        self._views.end(known=self._buckets is _Buckets.USABLE)
+        if by_engine and self.defer:
             self._deferral.suspend_gradients()
         else:
-            if exchanged:
+            if by_engine:
                 self._deferral.wait_for_all()
             if self._compressor is not None:
                 self._compressor.close([p.grad for p in self._deferral.parameters])
@@ -320,3 +343,29 @@ def _future_of(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         [buffer.device] if buffer.device.type == "cuda" else []
     )
     return torch.futures.Future(devices=devices)
+
+
+def accumulator(parameter: nn.Parameter) -> Node:
+    """Return the node that accumulates a parameter's gradient, also of one that is frozen now."""
+    with thawed([parameter]):
+        return get_gradient_edge(parameter).node
+
+
+@contextmanager
+def thawed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let frozen parameters require gradients for a moment."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def take_off(handles: list[RemovableHandle]) -> None:
+    """Remove hooks, and empty the list of their handles."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()

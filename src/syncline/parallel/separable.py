@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from syncline.parallel.trial import why_trial_differs
+from syncline.torch_private import step_hooks
 
 __all__ = ["find_shared", "why_not_separable"]
 
@@ -73,12 +73,7 @@ def _why_not_called_alone(optimizer: Optimizer) -> str | None:
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic:
             return f"{type(optimizer).__name__}.step needs the argument {parameter.name!r}"
-    for where, hooks in (
-        ("the optimizer", getattr(optimizer, "_optimizer_step_pre_hooks", {})),
-        ("the optimizer", getattr(optimizer, "_optimizer_step_post_hooks", {})),
-        ("all optimizers", torch_optimizer._global_optimizer_pre_hooks),
-        ("all optimizers", torch_optimizer._global_optimizer_post_hooks),
-    ):
+    for where, hooks in step_hooks(optimizer):
         for hook in hooks.values():
             # Our own observer notes when a step begins and ends, whatever it updates.
             if not str(getattr(hook, "__module__", "")).startswith("syncline."):

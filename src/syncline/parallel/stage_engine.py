@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from syncline.measure.exchange import rename_new_groups, telling_lost_peers, timeout_of
+from syncline.measure.exchange import timeout_of
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
-from syncline.parallel.carrier import carrier_for
 from syncline.parallel.deferral import Deferral
+from syncline.parallel.dense_transport import transport_for
 from syncline.parallel.engine import Engine
 from syncline.parallel.gates import Gates
-from syncline.parallel.layout import Layout
-from syncline.parallel.leaving import finish_on_leaving
+from syncline.parallel.layout import BucketLayout
 from syncline.parallel.recording import EngineTimes
 from syncline.parallel.rounds import Rounds
-from syncline.parallel.watches import Pace
+from syncline.parallel.shutdown import finish_on_shutdown
+from syncline.parallel.watches import PaceSample
+from syncline.parallel.wrapped import Wrapped
+from syncline.torch_private import has_final_buckets
 
-if TYPE_CHECKING:
-    from syncline.parallel.ddp import DistributedDataParallel
-
-__all__ = ["StageEngine", "engine_group", "group_timeout_s"]
+__all__ = ["StageEngine"]
 
 
 class StageEngine:
@@ -34,7 +31,7 @@ class StageEngine:
     :meth:`start` afterwards.
 
     Args:
-        ddp: the wrapper.
+        wrapped: the module.
         plan: to run.
         group: the engine's own.
         finished: is called at the end of every backward pass whose gradients are exchanged.
@@ -42,54 +39,52 @@ class StageEngine:
 
     def __init__(
         self,
-        ddp: DistributedDataParallel,
+        wrapped: Wrapped,
         plan: Plan,
         group: dist.ProcessGroup,
         finished: Callable[[], None],
     ) -> None:
-        self._ddp = ddp
-        self.layout = Layout.of(plan)
-        by_name = ddp._exchanged_parameters()
+        self._wrapped = wrapped
+        self.layout = BucketLayout.of(plan)
         deferral = Deferral(
-            {tensor.name: by_name[tensor.name] for tensor in plan.tensors}, ddp._guard
+            {tensor.name: wrapped.parameters[tensor.name] for tensor in plan.tensors}, wrapped.guard
         )
         self.deferral = deferral
         self._waits_by_need = plan.wait == "need"
-        self.defers = self._waits_by_need and ddp.defers
+        self.defers = self._waits_by_need and wrapped.can_defer
         """Whether anything is left running when the backward pass ends."""
         device = deferral.parameters[0].device
         compressor = None
         if plan.is_lossy:
-            assert ddp._compressing is not None
-            compressor = ddp._compressing.compressor_for(plan)
+            assert wrapped.compressing is not None
+            compressor = wrapped.compressing.compressor_for(plan)
         self._engine = Engine(
             plan,
             self.layout,
-            carrier_for(group, device),
+            transport_for(group, device),
             compressor=compressor,
-            timeout_s=group_timeout_s(ddp.process_group),
+            timeout_s=timeout_of(wrapped.group).total_seconds(),
         )
         deferral.engine = self._engine
-        self._leaving = finish_on_leaving(deferral, self._engine)
+        self._shutdown = finish_on_shutdown(deferral, self._engine)
         # From here on: under join, ranks make different numbers of updates.
-        optimizers = ddp._overlapped
-        updates = sum(optimizer.updates for optimizer in optimizers)
+        updates = wrapped.updates
         self._rounds = Rounds(
             self._engine,
             deferral,
-            ddp.process_group,
+            wrapped.group,
             compressor=compressor,
             defer=self.defers,
-            roll=lambda: [sum(optimizer.updates for optimizer in optimizers) - updates],
-            by_tensor=not ddp.static_graph,
-            as_views=bool(ddp._arguments.get("gradient_as_bucket_view", False)),
+            roll=lambda: [wrapped.updates - updates],
+            by_tensor=not wrapped.ddp.static_graph,
+            as_views=wrapped.wants_views,
             is_final=self._is_final,
             finished=finished,
         )
         self.hook = self._rounds.hook()
         self.keeping_gradients = self._rounds.keeping_gradients
         """To surround what makes the reducer's buckets."""
-        self._gates = Gates(ddp.module, deferral)
+        self._gates = Gates(wrapped.ddp.module, deferral)
         self._paced_round = 0
 
     @property
@@ -113,14 +108,14 @@ class StageEngine:
         """Take everything off; what is under way is given up."""
         self._gates.detach()
         self._rounds.detach()
-        self._leaving.cancel()
+        self._shutdown.cancel()
         self._engine.close()
 
     def __del__(self) -> None:
         """Let go of what is under way, without waiting: the wrapper was dropped."""
-        if hasattr(self, "_leaving"):
+        if hasattr(self, "_shutdown"):
             self.deferral.outlive()
-            self._engine.leave()
+            self._engine.drain()
 
     def let_defer(self) -> None:
         """Let the exchange go on under forward passes, where the plan says so."""
@@ -160,45 +155,20 @@ class StageEngine:
             )
         return None
 
-    def pace(self, iteration_s: float) -> Pace | None:
+    def pace(self, iteration_s: float) -> PaceSample | None:
         """Return what an iteration takes now, from the last finished round."""
         messages = self._engine.last_round()
         if not messages:
             return None
         begun_ns = min(m.issued_ns for m in messages)
         ended_ns = max(m.finished_ns for m in messages)
-        return Pace(
+        return PaceSample(
             computation_s=max(iteration_s - self.deferral.stall_ns / NS_PER_S, 0.0),
             communication_s=(ended_ns - begun_ns) / NS_PER_S,
         )
 
     def _is_final(self) -> bool:
         """Whether the reducer has its final buckets: it keeps its first if it looks for unused."""
-        ddp = self._ddp
-        keeps = ddp.find_unused_parameters and not ddp.static_graph
-        return not self._rounds.first if keeps else bool(ddp._has_rebuilt_buckets)
-
-
-def engine_group(ddp: DistributedDataParallel) -> dist.ProcessGroup:
-    """Make the engine's own process group, of the ranks of the wrapper's; all ranks call.
-
-    Messages share no sequence with whatever else the user or DDP sends.
-    """
-    ranks = dist.get_process_group_ranks(ddp.process_group)
-    whole_world = len(ranks) == dist.get_world_size()
-    with telling_lost_peers("while the engine's process group was made"):
-        rename_new_groups(ddp.process_group)
-        group = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=group_timeout_s(ddp.process_group)),
-            backend=dist.get_backend(ddp.process_group),
-            use_local_synchronization=not whole_world,
-            group_desc="syncline engine",
-        )
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def group_timeout_s(group: dist.ProcessGroup) -> float:
-    """Return the timeout of a process group's collectives, in seconds."""
-    return timeout_of(group).total_seconds()
+        if self._wrapped.keeps_first_buckets:
+            return not self._rounds.first
+        return has_final_buckets(self._wrapped.ddp)

@@ -69,8 +69,8 @@ def why_trial_differs(optimizer: Optimizer, own: Mapping[str, Any]) -> str | Non
 
 
 def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> str | None:
-    whole = _Twin(optimizer, own, with_state=with_state)
-    apart = _Twin(optimizer, own, with_state=with_state)
+    whole = _TrialTwin(optimizer, own, with_state=with_state)
+    apart = _TrialTwin(optimizer, own, with_state=with_state)
     generator = torch.Generator().manual_seed(0)
     orders = random.Random(0)
     for scale in SCALES:
@@ -101,7 +101,7 @@ def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) 
     return None
 
 
-class _Twin:
+class _TrialTwin:
     """An optimizer of the same class, groups and attributes over small parameters of its own."""
 
     def __init__(self, original: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> None:
@@ -158,7 +158,7 @@ class _Twin:
                     return f"its step changes {key!r} of parameter group {number}"
         return None
 
-    def difference(self, other: _Twin) -> str | None:
+    def difference(self, other: _TrialTwin) -> str | None:
         """Say what differs after steps that should have done the same."""
         for index, (ours, theirs) in enumerate(zip(self.parameters, other.parameters, strict=True)):
             if not same(ours.detach(), theirs.detach()):

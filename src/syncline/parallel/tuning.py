@@ -1,8 +1,8 @@
-"""What to measure, in which order, and what to conclude: the script of a training run's start.
+"""``Tuning``: what to measure, in which order, and what to conclude.
 
-The script is a generator: it yields the :class:`Stage` to train under next and is sent what was
-measured there. All ranks run it in step. Whatever decides is measured on every rank, concluded on
-rank 0 and shared, so that no two ranks can ever disagree on the buckets.
+``Tuning.stages`` is a generator: it yields the :class:`Stage` to train under next and is sent what
+was measured there. All ranks run it in step. Every decision is measured on every rank, made on rank
+0 and shared, so ranks can never disagree on the buckets.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from syncline.model.profile import Baseline, Profile
 from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
-from syncline.parallel.groundwork import Groundwork, Job
+from syncline.parallel.forecasts import Forecasts, forecast
 from syncline.parallel.log import logger
-from syncline.parallel.outlook import Outlook, look_ahead
+from syncline.parallel.rank_measurements import (
+    RankMeasurements,
+    Settings,
+    Stage,
+    StageResult,
+)
 from syncline.parallel.recording import recorded_timeline
-from syncline.parallel.stages import Settings, Stage, StageResult
 from syncline.parallel.watches import FlushWatch
+from syncline.parallel.wrapped import Wrapped
 from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.compressed import compressed, compressing
 from syncline.planners.ddp import Ddp
 
 __all__ = ["Tuning"]
 
-Script = Generator[Stage, StageResult, None]
+Stages = Generator[Stage, StageResult, None]
 
 WARMUP = 3
 REBUILT = 2
@@ -54,17 +59,17 @@ TRIALS = 3
 class _Trial(NamedTuple):
     plan: Plan
     rate: Rate
-    outlook: Outlook | None
+    forecasts: Forecasts | None
     """What was expected before the plan was tried; None where the plan was given."""
 
 
 class Tuning:
-    """The state of the script, and the script."""
+    """The decisions so far, and the stages that lead to the next ones."""
 
-    def __init__(self, job: Job, settings: Settings) -> None:
+    def __init__(self, job: Wrapped, settings: Settings) -> None:
         self._job = job
         self._settings = settings
-        self._groundwork = Groundwork(job)
+        self._measurements = RankMeasurements(job)
         self.profile = settings.profile
         self.network = settings.network
         self.comparison: Comparison | None = None
@@ -83,9 +88,9 @@ class Tuning:
         self._compared = COMPARED_ITERATIONS
         self._resumed: tuple[Plan | None] | None = None
         """What a checkpoint says is to run, until it does."""
-        self._outlook: Outlook | None = None
+        self._forecasts: Forecasts | None = None
         """What was expected of the plan that runs, before it was tried."""
-        self._flushes = FlushWatch(job, self._groundwork.gather, self._say, heed=settings.check)
+        self._flushes = FlushWatch(job, self._measurements.gather, self._say, heed=settings.check)
 
     @property
     def can_revert(self) -> bool:
@@ -104,8 +109,8 @@ class Tuning:
             return self.plan
         return self._settings.ddp.plan(self.profile, self.network)
 
-    def script(self) -> Script:
-        """Measure, plan, try, decide, record, and train on; again when told that things changed."""
+    def stages(self) -> Stages:
+        """Measure, plan, try, decide, record, and train on; once more after a change."""
         while True:
             yield from self._decide()
             yield from self._record()
@@ -125,11 +130,11 @@ class Tuning:
                     self._say(
                         f"{self.plan.planner} takes longer than stock DDP did; measuring both again"
                     )
-                    rate = self._groundwork.rate(self.plan.planner, result)
-                    yield from self._judge_again(_Trial(self.plan, rate, self._outlook))
+                    rate = self._measurements.rate(self.plan.planner, result)
+                    yield from self._judge_again(_Trial(self.plan, rate, self._forecasts))
                     yield from self._record()
 
-    def _decide(self) -> Script:
+    def _decide(self) -> Stages:
         settings = self._settings
         if self._resumed is not None:
             (plan,), self._resumed = self._resumed, None
@@ -145,7 +150,7 @@ class Tuning:
         result = yield Stage(
             name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS
         )
-        self.baseline = self._groundwork.rate("stock DDP", result)
+        self.baseline = self._measurements.rate("stock DDP", result)
         wanted = round(COMPARED_S / max(self.baseline.iteration_s, 1e-6))
         self._compared = min(max(wanted, COMPARED_ITERATIONS), MOST_COMPARED_ITERATIONS)
         if self._compared > COMPARED_ITERATIONS:
@@ -156,7 +161,7 @@ class Tuning:
                 iterations=self._compared - COMPARED_ITERATIONS,
             )
             more.iteration_s += result.iteration_s
-            self.baseline = self._groundwork.rate("stock DDP", more)
+            self.baseline = self._measurements.rate("stock DDP", more)
         if settings.plan is not None:
             deferred = self._flushes.defers
             trial = yield from self._try(self._flushes.as_it_can_run(settings.plan), None)
@@ -165,16 +170,16 @@ class Tuning:
             yield from self._judge([trial], None)
             return
         profile, network = yield from self._measure(self.baseline)
-        first = outlook = self._look_ahead(profile, network, [])
-        if outlook.held_back:
+        first = forecasts = self._forecast(profile, network, [])
+        if forecasts.held_back:
             self._flushes.say_held_back(settings.planner)
         trials: list[_Trial | None] = []
-        while outlook.plan is not None and len(trials) < TRIALS:
+        while forecasts.plan is not None and len(trials) < TRIALS:
             deferred = self._flushes.defers
-            trial = yield from self._try(outlook.plan, outlook)
+            trial = yield from self._try(forecasts.plan, forecasts)
             if self._flushes.defers != deferred:
                 # Nothing of what was expected and tried can run any more: once more from here.
-                first = outlook = self._look_ahead(profile, network, [])
+                first = forecasts = self._forecast(profile, network, [])
                 trials.clear()
                 continue
             trials.append(trial)
@@ -183,12 +188,12 @@ class Tuning:
             tried = [t for t in trials if t is not None]
             own = (settings.ddp.plan(profile, network), self.baseline.iteration_s)
             measured = [own, *((t.plan, t.rate.iteration_s) for t in tried)]
-            outlook = self._look_ahead(profile, network, measured)
+            forecasts = self._forecast(profile, network, measured)
             best_s = min(seconds for _, seconds in measured)
-            name = outlook.comparison.chosen
+            name = forecasts.comparison.chosen
             if name in {t.plan.planner for t in tried}:
                 break
-            if outlook.predicted_s(name) > best_s - CONFIDENCE * self.baseline.noise_s:
+            if forecasts.predicted_s(name) > best_s - CONFIDENCE * self.baseline.noise_s:
                 break
         yield from self._judge(trials, first)
 
@@ -207,27 +212,29 @@ class Tuning:
         plan = self._flushes.as_it_can_run(plan)
         self._conclude("planned", "the checkpoint's plan goes on, unchecked", plan=plan)
 
-    def _compress_unchecked(self, compression: Compression) -> Script:
+    def _compress_unchecked(self, compression: Compression) -> Stages:
         """Compress from the first step on: measure under one message, plan, and train on."""
         profile, network = self._settings.profile, self._settings.network
         if profile is None or network is None:
             result = yield Stage(
                 name="profiling",
-                plan=compressed(self._groundwork.everything_at_once(), compression),
+                plan=compressed(self._measurements.everything_at_once(), compression),
                 warmup=WARMUP,
                 iterations=PROFILED_ITERATIONS,
                 observe=True,
             )
             # All ranks must probe for equally long.
-            iteration_s = self._groundwork.rate("profiling", result).iteration_s
-            network = network or self._groundwork.network(iteration_s)
+            iteration_s = self._measurements.rate("profiling", result).iteration_s
+            network = network or self._measurements.network(iteration_s)
             costs = compressing(network, compression)
-            profile = profile or self._groundwork.profile(result, costs)
+            profile = profile or self._measurements.profile(result, costs)
         self.profile, self.network = profile, network
-        outlook = self._look_ahead(profile, network, [])
-        if outlook.held_back:
+        forecasts = self._forecast(profile, network, [])
+        if forecasts.held_back:
             self._flushes.say_held_back(self._settings.planner)
-        self._conclude("planned", outlook.comparison.reason, plan=outlook.plan, outlook=outlook)
+        self._conclude(
+            "planned", forecasts.comparison.reason, plan=forecasts.plan, forecasts=forecasts
+        )
 
     def _measure(self, baseline: Rate) -> Generator[Stage, StageResult, tuple[Profile, Network]]:
         """Profile the computation undisturbed by communication, and probe the network."""
@@ -236,15 +243,15 @@ class Tuning:
             # One message after the last gradient: nothing is in flight while operations run.
             result = yield Stage(
                 name="profiling",
-                plan=self._groundwork.everything_at_once(),
+                plan=self._measurements.everything_at_once(),
                 warmup=REBUILT,
                 iterations=PROFILED_ITERATIONS,
                 observe=True,
             )
-            network = network or self._groundwork.network(baseline.iteration_s)
-            profile = self._groundwork.profile(result, network)
+            network = network or self._measurements.network(baseline.iteration_s)
+            profile = self._measurements.profile(result, network)
         elif network is None:
-            network = self._groundwork.network(baseline.iteration_s)
+            network = self._measurements.network(baseline.iteration_s)
         if profile.baseline is None:
             measured = Baseline(
                 iteration_s=baseline.iteration_s,
@@ -255,20 +262,20 @@ class Tuning:
         self.profile, self.network = profile, network
         return profile, network
 
-    def _look_ahead(
+    def _forecast(
         self, profile: Profile, network: Network, measured: list[tuple[Plan, float]]
-    ) -> Outlook:
-        return Outlook.from_shared(
+    ) -> Forecasts:
+        return Forecasts.from_shared(
             profile,
-            self._groundwork.shared(
-                lambda: look_ahead(
+            self._measurements.shared(
+                lambda: forecast(
                     profile, network, self._settings, measured, defers=self._flushes.defers
                 ).to_shared()
             ),
         )
 
     def _try(
-        self, plan: Plan, outlook: Outlook | None, name: str = "trying"
+        self, plan: Plan, forecasts: Forecasts | None, name: str = "trying"
     ) -> Generator[Stage, StageResult, _Trial | None]:
         """Train under a plan.
 
@@ -283,10 +290,10 @@ class Tuning:
         )
         if self._mismatch(plan, result) or self._flushes.gives_up(result):
             return None
-        return _Trial(plan, self._groundwork.rate(plan.planner, result), outlook)
+        return _Trial(plan, self._measurements.rate(plan.planner, result), forecasts)
 
     def _mismatch(self, plan: Plan, result: StageResult) -> bool:
-        for found in self._groundwork.gather(result.mismatch):
+        for found in self._measurements.gather(result.mismatch):
             if found is not None:
                 self._say(
                     f"DDP would not take the messages of {plan.planner}: {found}", logging.WARNING
@@ -294,14 +301,14 @@ class Tuning:
                 return True
         return False
 
-    def _judge(self, tried: list[_Trial | None], outlook: Outlook | None) -> Script:
+    def _judge(self, tried: list[_Trial | None], forecasts: Forecasts | None) -> Stages:
         """Keep the best plan that was tried, unless DDP's own buckets are faster."""
         trials = [trial for trial in tried if trial is not None]
         if not trials:
             reason = "DDP would not take the plan's messages"
-            if outlook is not None and not tried:
-                reason = outlook.comparison.reason
-            self._conclude("ddp", reason, outlook=outlook)
+            if forecasts is not None and not tried:
+                reason = forecasts.comparison.reason
+            self._conclude("ddp", reason, forecasts=forecasts)
             return
         best = min(trials, key=lambda trial: trial.rate.iteration_s)
         assert self.baseline is not None
@@ -311,7 +318,7 @@ class Tuning:
         else:
             self._keep_or_drop(best)
 
-    def _judge_again(self, trial: _Trial) -> Script:
+    def _judge_again(self, trial: _Trial) -> Stages:
         """Measure stock DDP, and then the plan once more: a plan must show that it is faster.
 
         The machine itself may have become slower since stock DDP was measured. Between two
@@ -320,9 +327,9 @@ class Tuning:
         result = yield Stage(
             name="checking again", plan=None, warmup=REBUILT, iterations=self._compared
         )
-        self.baseline = self._groundwork.rate("stock DDP", result)
+        self.baseline = self._measurements.rate("stock DDP", result)
         deferred = self._flushes.defers
-        again = yield from self._try(trial.plan, trial.outlook, "trying again")
+        again = yield from self._try(trial.plan, trial.forecasts, "trying again")
         if self._flushes.defers != deferred:
             yield from self._decide()
         else:
@@ -341,11 +348,13 @@ class Tuning:
             reason = f"{figures}; back to DDP's own buckets"
             if trial.plan.is_lossy:
                 reason += ", dense; what is left of the gradients goes out with the next ones"
-            self._conclude("reverted", reason, trial=trial, outlook=trial.outlook)
+            self._conclude("reverted", reason, trial=trial, forecasts=trial.forecasts)
         else:
             if trial.plan.wait == "need":
                 figures += "; each update is left to the next forward pass"
-            self._conclude("planned", figures, plan=trial.plan, trial=trial, outlook=trial.outlook)
+            self._conclude(
+                "planned", figures, plan=trial.plan, trial=trial, forecasts=trial.forecasts
+            )
 
     def _noise_s(self, trial: _Trial) -> float:
         assert self.baseline is not None
@@ -358,27 +367,27 @@ class Tuning:
         *,
         plan: Plan | None = None,
         trial: _Trial | None = None,
-        outlook: Outlook | None = None,
+        forecasts: Forecasts | None = None,
     ) -> None:
         """Take a decision, and keep what was expected before it beside it."""
         self.decision, self.reason, self.plan = decision, reason, plan
-        self._outlook = outlook
+        self._forecasts = forecasts
         self.planned = trial.rate if trial else None
         self.predicted_planned_s = self.predicted_baseline_s = None
         self.predicted_timeline = self.measured_timeline = self.comparison = None
-        if outlook is not None:
-            running = plan or self._settings.ddp.plan(outlook.profile, outlook.network)
-            self.network = outlook.network
+        if forecasts is not None:
+            running = plan or self._settings.ddp.plan(forecasts.profile, forecasts.network)
+            self.network = forecasts.network
             self.comparison = msgspec.structs.replace(
-                outlook.comparison, chosen=running.planner, reason=reason
+                forecasts.comparison, chosen=running.planner, reason=reason
             )
-            self.predicted_timeline = outlook.timeline(running)
-            self.predicted_baseline_s = outlook.predicted_s(Ddp.NAME)
+            self.predicted_timeline = forecasts.timeline(running)
+            self.predicted_baseline_s = forecasts.predicted_s(Ddp.NAME)
             if trial is not None:
-                self.predicted_planned_s = outlook.predicted_s(trial.plan.planner)
+                self.predicted_planned_s = forecasts.predicted_s(trial.plan.planner)
         self._say(reason, logging.WARNING if decision == "reverted" else logging.INFO)
 
-    def _record(self) -> Script:
+    def _record(self) -> Stages:
         """Record a few iterations under the final buckets for the measured timeline."""
         result = yield Stage(
             name="recording",
@@ -405,7 +414,7 @@ class Tuning:
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         self.events.append(Event(iteration=self.iteration, text=text))
-        if self._groundwork.rank == 0:
+        if self._measurements.rank == 0:
             logger.log(level, "iteration %d: %s", self.iteration, text)
 
 

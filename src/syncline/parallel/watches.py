@@ -1,4 +1,4 @@
-"""Whether the plan that runs still pays: computation, communication and updates are watched."""
+"""Watches whether the running plan still pays: computation, communication and updates."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ import msgspec
 from syncline.measure.statistics import median, standard_error
 from syncline.model.plan import Plan
 from syncline.model.run import Rate
-from syncline.parallel.groundwork import Job
-from syncline.parallel.stages import StageResult
+from syncline.parallel.rank_measurements import StageResult
+from syncline.parallel.wrapped import Wrapped
 
-__all__ = ["WINDOW", "DriftWatch", "FlushWatch", "LossWatch", "Pace"]
+__all__ = ["PACE_EVERY", "WINDOW", "DriftWatch", "FlushWatch", "LossWatch", "PaceSample"]
 
+PACE_EVERY = 5
+"""In the steady state, one iteration in this many is timed by the reducer's own timers."""
 WINDOW = 50
-"""Iterations of a window. Two in a row must differ, so that a change has lasted this long."""
+"""Iterations of a window. Two in a row must differ: so a change must last this long."""
 LIMIT = 0.20
-"""Relative change of computation or communication that calls for a new plan."""
+"""A relative change of computation or communication by more than this calls for a new plan."""
 RELEVANT = 0.02
-"""Changes below this share of an iteration do not matter, whatever they are relative to."""
+"""A change below this share of an iteration does not matter, however large it is relatively."""
 DRIFT_CONFIDENCE = 3.0
-"""Standard errors that a change must exceed: false alarms cost a measurement each."""
+"""A change must exceed this many standard errors: a false alarm costs a measurement."""
 LOSS_CONFIDENCE = 2.0
-"""Standard errors by which a plan must be slower than stock DDP."""
+"""A plan must be slower than stock DDP by this many standard errors."""
 
 
 class _TwoWindows:
     """Reports what two windows in a row have shown.
 
-    A report costs a measurement: each doubles the number of windows until the next may follow, so
-    that a machine whose speed keeps changing is not measured all the time.
+    A report costs a measurement. Each report doubles the number of windows before the next one, so
+    a machine whose speed keeps changing is not measured all the time.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ class _TwoWindows:
         self._suspicious = False
 
     def close(self, *, shown: bool) -> bool:
-        """End a window; return whether to report what it and the one before have shown."""
+        """End a window; return whether it and the one before are reported."""
         self._windows += 1
         if not shown:
             self._suspicious = False
@@ -59,7 +61,7 @@ class _TwoWindows:
         return True
 
 
-class Pace(NamedTuple):
+class PaceSample(NamedTuple):
     """What an iteration takes now."""
 
     computation_s: float
@@ -70,24 +72,24 @@ class Pace(NamedTuple):
 class _Window(NamedTuple):
     """Medians over a window and the ranks, with their standard errors."""
 
-    medians: Pace
-    errors: Pace
+    medians: PaceSample
+    errors: PaceSample
 
 
 class DriftWatch:
-    """Compares windows of iterations with the first of them, in the same way on every rank."""
+    """Compares windows of iterations with the first one; every rank decides alike."""
 
     def __init__(self) -> None:
-        self._samples: list[Pace] = []
+        self._samples: list[PaceSample] = []
         self._reference: _Window | None = None
         self._windows = _TwoWindows()
 
-    def add(self, pace: Pace) -> None:
+    def add(self, pace: PaceSample) -> None:
         """Add a sample of the window that is running."""
         self._samples.append(pace)
 
     def close_window(self, agree: Callable[[Sequence[float]], list[list[float]]]) -> bool:
-        """End a window and say, in agreement with all ranks, whether to measure again.
+        """End a window; return whether to measure again, on which all ranks agree.
 
         Args:
             agree: gathers a list of numbers from every rank.
@@ -99,7 +101,7 @@ class DriftWatch:
         self._samples.clear()
         everyone = agree(own)
         middle = [median([values[i] for values in everyone]) for i in range(4)]
-        now = _Window(Pace(*middle[:2]), Pace(*middle[2:]))
+        now = _Window(PaceSample(*middle[:2]), PaceSample(*middle[2:]))
         if self._reference is None:
             self._reference = now
         drifted = self._windows.close(shown=_differs(now, self._reference))
@@ -127,7 +129,7 @@ def _differs(now: _Window, before: _Window) -> bool:
 class LossWatch:
     """Notices in the steady state that a plan takes longer than stock DDP did.
 
-    It may be that everything has become slower, stock DDP too: a comparison finds out, which costs
+    Perhaps everything has become slower, stock DDP too: a comparison shows that, which costs
     iterations.
     """
 
@@ -149,20 +151,20 @@ class LossWatch:
 
 
 class FlushWatch:
-    """Gives up deferring updates, once and for good, where each is asked for before its turn.
+    """Stops deferring updates, for good, if the program reads them before the next forward pass.
 
-    Messages would then be sent in the order of need for nothing, and gates passed for nothing.
+    Then neither the order of need nor the gates gain anything.
 
     Args:
         job: says whether an optimizer's update can wait at all.
         gather: returns every rank's value; all ranks call it.
         say: logs a text at a level.
-        heed: give up; otherwise only say what could be gained by it.
+        heed: stop deferring; otherwise only report it.
     """
 
     def __init__(
         self,
-        job: Job,
+        job: Wrapped,
         gather: Callable[[Any], list[Any]],
         say: Callable[[str, int], None],
         *,
@@ -183,14 +185,14 @@ class FlushWatch:
 
     @property
     def watches(self) -> bool:
-        """Whether a flush matters: until one has been reported."""
+        """Whether to watch for flushes: until one was reported."""
         return self.defers and not self._said
 
     def gives_up(self, result: StageResult) -> bool:
-        """Say once why deferring gained nothing in a stage; return whether it is given up for that.
+        """Report once why deferring gained nothing in a stage; return whether it ends for that.
 
-        All ranks call it, and get the same answer: one rank that reads its gradients before the
-        update waits for all the others.
+        All ranks call it and get the same answer: a rank that reads its gradients before the update
+        waits for all the others.
         """
         if not self.watches:
             return False
@@ -208,14 +210,14 @@ class FlushWatch:
         return self._given_up
 
     def as_it_can_run(self, plan: Plan) -> Plan:
-        """Return a given plan, with an update that waits for everything if none can be deferred."""
+        """Return a given plan; if no update can be deferred, with one that waits for everything."""
         if plan.wait == "update" or self.defers:
             return plan
         self.say_held_back(plan.planner)
         return msgspec.structs.replace(plan, wait="update")
 
     def say_held_back(self, planner: str) -> None:
-        """Say once that a plan that was asked for needs an optimizer that defers its update."""
+        """Report once that the plan asked for needs an optimizer that defers its update."""
         if self._given_up or self._held_back_said:
             return
         self._held_back_said = True

@@ -1,4 +1,4 @@
-"""``Work``: what torch waits for, its future, and the profiler's ranges around an operation."""
+"""``BackendWork``: what torch waits for, its future, and the profiler's ranges around it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._autograd import _profiler_enabled as profiling
-from torch._C._profiler import _RecordFunctionFast
 from torch.autograd.profiler import record_function
 
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Pending
 from syncline.parallel.flight_recorder import Record
-from syncline.parallel.untraced import untraced
+from syncline.torch_private import RecordFunction, end_range, untraced
 
-__all__ = ["Completer", "Future", "Work", "profiled", "profiling"]
+__all__ = ["BackendWork", "Completer", "Future", "profiled"]
 
 
 @untraced
-class Work(dist.Work):
+class BackendWork(dist.Work):
     """Collectives or messages under way, and what is left to do with their results.
 
     Args:
@@ -106,9 +104,9 @@ class Work(dist.Work):
             self.record = None
         return True
 
-    def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> Work:
+    def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> BackendWork:
         """Return the same work with more to do at its end, and other results."""
-        return Work(self.pending, results, self._completer, [*self.finishes, *finishes])
+        return BackendWork(self.pending, results, self._completer, [*self.finishes, *finishes])
 
     def synchronize(self) -> None:
         """Return once the results are in place."""
@@ -256,16 +254,16 @@ OPERATORS = {
 that backends give to what they do for them."""
 
 
-def profiled(name: str, tensors: Sequence[Any], begin: Callable[[], Work]) -> Work:
+def profiled(name: str, tensors: Sequence[Any], begin: Callable[[], BackendWork]) -> BackendWork:
     """Begin an operation under two ranges of the profiler that runs.
 
     They are as for Gloo: ``c10d::allreduce_`` is the call, with the sizes of its tensors, and
     ``syncline:all_reduce`` lasts until the results are in place.
     """
     given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    with _RecordFunctionFast(f"c10d::{OPERATORS[name]}", given):
+    with RecordFunction(f"c10d::{OPERATORS[name]}", given):
         until_done = record_function(f"syncline:{name}")
         until_done.__enter__()
         work = begin()
-        until_done._call_end_callbacks_on_future(work.get_future())
+        end_range(until_done, work.get_future())
     return work

@@ -62,8 +62,8 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
         for index, cost_ns in zip(chosen, found, strict=True):
             costs[index] = cost_ns
     if plan.in_flight == 1 and plan.wait == "need":
-        handing_over_ns = round(network.handing_over_s * NS_PER_S)
-        costs = [cost_ns + handing_over_ns for cost_ns in costs]
+        issue_gap_ns = round(network.issue_gap_s * NS_PER_S)
+        costs = [cost_ns + issue_gap_ns for cost_ns in costs]
     _require_possible(network, sum(costs))
     return costs
 

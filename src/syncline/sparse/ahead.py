@@ -1,4 +1,4 @@
-"""``StepAhead``: gradients are taken where a rank's own residuals will bring the weights."""
+"""``StepAhead``: computes gradients at the weights as they will be once residuals are applied."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from syncline.sparse.residuals import Residuals
 __all__ = ["StepAhead", "Waiting"]
 
 Places = list[tuple[nn.Parameter, torch.Tensor]]
-"""Of parameters that are ahead, and where they belong."""
+"""Parameters that are ahead, each with its true value."""
 
 
 class Waiting(NamedTuple):
-    """What is to be known of residuals before a step."""
+    """The state of the residuals before a step."""
 
     changes: int
     """How often they have changed."""
     scale: float
     """What gradients and residuals are multiplied by."""
     is_delivered: bool
-    """Whether they go out with the next gradients, which are exchanged whole."""
+    """Whether they are added to the next gradients, which are exchanged whole."""
 
 
 class StepAhead:
-    """Moves a rank's weights ahead by what waits in its residuals, from forward pass to update.
+    """Moves a rank's weights ahead by its residuals, from forward pass to update.
 
-    What waits will move the weights one day, and gradients that know nothing of it point the same
-    way again and again, some ``1 / density`` times. So the first forward pass of a step moves the
-    weights by what this rank's residual ``e`` will move them,
+    Residuals will move the weights later. Gradients that do not include this point the same way
+    about ``1 / density`` times in a row. So the first forward pass of a step moves the weights by
+    as much as this rank's residual ``e`` will move them,
 
         x - lr / (1 - m) / P e,
 
-    with the learning rate ``lr`` and the momentum ``m`` of the optimizer. Before a step of any
-    optimizer of theirs, a forward pass for evaluation, ``state_dict`` and ``load_state_dict`` they
-    are put back, bit for bit: so ranks keep the same weights. That takes a copy of the weights, and
-    three passes over them a step.
+    with the learning rate ``lr`` and the momentum ``m`` of the optimizer. They
+    are restored bit for bit before a step of any of their optimizers, a forward pass for
+    evaluation, ``state_dict`` and ``load_state_dict``: so ranks keep the same weights. That takes a
+    copy of the weights, and three passes over them a step.
 
-    What waits keeps the effect that it had: where the learning rate changes, residuals are
-    multiplied by the old one over the new one, in a fourth pass.
+    Residuals keep their effect: when the learning rate changes, they are multiplied by the old one
+    over the new one, in a fourth pass.
 
-    Nothing but the caller keeps one alive; with it the hooks go, and the weights are put back.
+    Only the caller keeps this object alive; when it is freed, the hooks are removed and the weights
+    restored.
 
     Source: the step ahead of Xu, Huo and Huang, "Step-Ahead Error Feedback for Distributed Training
     with Compressed Gradient" (AAAI 2021). The share of the average, and the momentum, are ours.
@@ -69,12 +70,12 @@ class StepAhead:
         """Move ahead from the next forward pass on.
 
         Args:
-            module: that is trained, without a wrapper.
-            parameters: that are exchanged, by name.
-            optimizer: plain SGD, of which the effect of a residual is known.
+            module: to train, without a wrapper.
+            parameters: the exchanged ones, by name.
+            optimizer: plain SGD, for which the effect of a residual is known.
             residuals: of this rank.
             ranks: P.
-            waiting: says what waits, once nothing is under way.
+            waiting: returns the state of the residuals, once nothing is under way.
 
         Raises:
             UserError: it is another optimizer, has dampening or ascends, or it updates none of the
@@ -93,17 +94,17 @@ class StepAhead:
                 "not stepped ahead with yet; give each optimizer of this model once"
             )
         self._room: dict[str, torch.Tensor] = {}
-        """For copies of the weights, by parameter; made once."""
+        """Memory for copies of the weights, by parameter; made once."""
         self._places: Places = []
         self._since: int | None = None
-        """The residuals' number of changes when weights and residuals were last seen to."""
+        """The residuals' number of changes when the weights were last moved."""
         _remove_ended()
         hooks = [
             module.register_forward_pre_hook(_Hook(self._before_forward), prepend=True),
             module.register_state_dict_pre_hook(_Hook(self._before_state)),
             module.register_load_state_dict_pre_hook(_Hook(self._before_state)),
         ]
-        # Of any optimizer: the weights may be another one's too.
+        # Of any optimizer: another one may update the weights, too.
         on_steps = register_optimizer_step_pre_hook(_Hook(self._before_update))
         weakref.finalize(self, _end, self._places, hooks, on_steps).atexit = False
 
@@ -113,7 +114,7 @@ class StepAhead:
         return {name for _, name, _ in self._moved()}
 
     def put_back(self) -> None:
-        """Let the weights be again those that all ranks have, if they are ahead."""
+        """Restore the weights that all ranks have, if they are ahead."""
         if self._places:
             _put_back(self._places)
             self._since = None
@@ -182,7 +183,7 @@ class StepAhead:
 
 
 class _Hook:
-    """Calls a method as long as there is what it belongs to; a copy, such as a module's, does not.
+    """Calls a method while its object is alive. A copy, such as a copied module's, does nothing.
 
     It can be pickled with a module.
     """
@@ -213,10 +214,10 @@ def _end(places: Places, hooks: Sequence[RemovableHandle], on_steps: RemovableHa
 
 
 _ended: list[RemovableHandle] = []
-"""Hooks on the steps of all optimizers that do nothing any more.
+"""Step hooks whose object was freed.
 
-Garbage collection may end what they are of while torch goes through them, in any optimizer's step,
-and must not take them away then.
+The garbage collector may free it while torch iterates over the hooks, in any optimizer's step, and
+must not remove them then.
 """
 
 

@@ -6,13 +6,21 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from syncline.sparse.exchange import Algorithm, Content, Outcome, Refusal, Share, Step, join
+from syncline.sparse.exchange import (
+    Algorithm,
+    Content,
+    ExchangeOutcome,
+    ExchangeStep,
+    Refusal,
+    Share,
+    join,
+)
 from syncline.sparse.vector import SparseVector, merged, total
 
 __all__ = ["ALGORITHMS", "all_gather", "butterfly", "naive", "summed", "top_k", "tree"]
 
 
-def all_gather(share: Share) -> Generator[Step, tuple[Content, ...], list[Content]]:
+def all_gather(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], list[Content]]:
     """Return every rank's content, in the order of ranks.
 
     In round j a rank sends all it has, at most ``2^j`` contents, to the rank ``2^j`` before it:
@@ -26,7 +34,7 @@ def all_gather(share: Share) -> Generator[Step, tuple[Content, ...], list[Conten
     while len(held) < ranks:
         distance = len(held)
         count = min(distance, ranks - distance)
-        held += yield Step(
+        held += yield ExchangeStep(
             (rank - distance) % ranks, tuple(held[:count]), (rank + distance) % ranks, count
         )
     return [held[(other - rank) % ranks] for other in range(ranks)]
@@ -46,45 +54,45 @@ def summed(contents: Sequence[Content], length: int) -> Content:
     return total(length, sums)
 
 
-def top_k(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+def top_k(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
     """Deliver the sum of all ranks' entries, up to P k of them; nothing is dropped.
 
     Source: gTop-k, Algorithm 1, TopKAllReduce (lines 12 to 21). Its line 15 begins the sum with the
     rank's own vector, which the gathered ones hold already; here each is added once.
     """
     contents = yield from all_gather(share)
-    return Outcome(summed(contents, share.length), SparseVector.empty(share.length))
+    return ExchangeOutcome(summed(contents, share.length), SparseVector.empty(share.length))
 
 
-def naive(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+def naive(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
     """Deliver the k largest entries of the sum of all ranks' entries.
 
-    The definition of gTop-k: what it delivers is the best that k entries can. It sends as much as
-    top-k and is there to compare with.
+    The definition of gTop-k: it delivers the best k entries. It sends as much as top-k and serves
+    as a reference.
 
-    Source: gTop-k, Algorithm 2, lines 9 to 14: a rank takes back what it gave to the indices that
-    are not in the global mask.
+    Source: gTop-k, Algorithm 2, lines 9 to 14: a rank takes back its values at indices outside the
+    global mask.
     """
     contents = yield from all_gather(share)
     nothing = SparseVector.empty(share.length)
     delivered = summed(contents, share.length)
     if isinstance(delivered, Refusal) or isinstance(share.own, Refusal):
-        return Outcome(delivered, nothing)
+        return ExchangeOutcome(delivered, nothing)
     kept, dropped = merged(delivered, nothing, share.quota)
     returned, _ = share.own.divided(dropped.indices)
-    return Outcome(kept, returned)
+    return ExchangeOutcome(kept, returned)
 
 
-def tree(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+def tree(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
     """Merge towards rank 0 along a binomial tree, then broadcast along it.
 
     In round j the ranks whose lowest set bit is j send to the rank without that bit, which merges:
     ``ceil(log2 P)`` rounds, and as many for the broadcast, as in Eq. 7. A rank without a partner
-    sits a round out, so P may be any number; the paper's participateRanks assume a power of two.
+    skips the round, so P may be any number; the paper's participateRanks assume a power of two.
 
-    What a merge drops, and what rounding takes, goes into the residual of the rank that merges. The
-    paper leaves it to the ranks to put back what the final mask lacks (Algorithm 4, line 10), which
-    loses values whose index was dropped on the way and survived elsewhere.
+    Values that a merge drops, and rounding errors, go into the residual of the rank that merges. In
+    the paper each rank puts back what the final mask lacks (Algorithm 4, line 10), which loses
+    values whose index was dropped in one merge and survived in another.
 
     Source: gTop-k, Algorithm 3. Its barrier is not needed.
     """
@@ -94,38 +102,38 @@ def tree(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
     bit = 1
     while bit < ranks and not rank & bit:
         if rank + bit < ranks:
-            (theirs,) = yield Step(receive_from=rank + bit, receives=1)
+            (theirs,) = yield ExchangeStep(receive_from=rank + bit, receives=1)
             joined = join(held, theirs, share)
             held = joined.kept
             returned += [joined.dropped, joined.remainder]
         bit *= 2
     # Now `bit` is the rank's lowest set bit, or of rank 0 the first that is not below P.
     if rank:
-        yield Step(send_to=rank - bit, contents=(held,))
-        (held,) = yield Step(receive_from=rank - bit, receives=1)
+        yield ExchangeStep(send_to=rank - bit, contents=(held,))
+        (held,) = yield ExchangeStep(receive_from=rank - bit, receives=1)
     while bit > 1:
         bit //= 2
         if rank + bit < ranks:
-            yield Step(send_to=rank + bit, contents=(held,))
-    return Outcome(held, total(share.length, returned))
+            yield ExchangeStep(send_to=rank + bit, contents=(held,))
+    return ExchangeOutcome(held, total(share.length, returned))
 
 
-def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
+def butterfly(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
     """Exchange with the rank whose number differs in bit j, in round j; both merge the same.
 
     After round j all ``2^(j+1)`` ranks whose numbers agree in the higher bits hold the same k
     entries, so after log2 P rounds every rank has the result: half the rounds and half the bytes of
     Eq. 7, ``log2(P) (alpha + 2 k beta)``.
 
-    Where P is no power of two, ``P = 2^m + r``: the odd ones of the first 2 r ranks hand their
-    vector to the rank before them, and get the result at the end: two rounds more.
+    If P is no power of two, ``P = 2^m + r``: the odd ones of the first 2 r ranks send their vector
+    to the rank before them and receive the result at the end, which takes two more rounds.
 
-    Nothing is lost: what a merge drops, and what rounding to the wire's precision takes, goes into
-    the residual of exactly one of the ranks that make the same merge. So all of a dropped sum waits
-    in one place, where it is selected again by its whole size. The lowest bits of the index tell
-    which rank it is, so that all have as many of them; or it is always the lowest, as in the tree,
-    if :attr:`Share.lowest_keeps` says so. The published code puts back only what the *final* mask
-    lacks, and loses a value whose index was dropped on the way and yet survived elsewhere.
+    Nothing is lost: values that a merge drops, and rounding errors, go into the residual of exactly
+    one of the ranks that make the same merge. So a dropped sum is kept in one place, where its
+    whole magnitude counts in the next selection. The lowest bits of the index choose the rank, so
+    that all keep equally many; with :attr:`Share.lowest_keeps` it is always the lowest rank, as in
+    the tree. The published code puts back only what the *final* mask lacks, and loses a value whose
+    index was dropped in one merge and survived in another.
 
     Source: gTop-k, Algorithm 3 and section III.C for the merging, for powers of two and with a
     broadcast; the fold is of Rabenseifner (2004), section 3.
@@ -133,14 +141,14 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
     rank, ranks = share.rank, share.ranks
     surplus = ranks - (1 << (ranks.bit_length() - 1))
     if rank < 2 * surplus and rank % 2:
-        yield Step(send_to=rank - 1, contents=(share.own,))
-        (delivered,) = yield Step(receive_from=rank - 1, receives=1)
-        return Outcome(delivered, SparseVector.empty(share.length))
+        yield ExchangeStep(send_to=rank - 1, contents=(share.own,))
+        (delivered,) = yield ExchangeStep(receive_from=rank - 1, receives=1)
+        return ExchangeOutcome(delivered, SparseVector.empty(share.length))
 
     held = share.own
     returned: list[SparseVector] = []
     if rank < 2 * surplus:
-        (handed_in,) = yield Step(receive_from=rank + 1, receives=1)
+        (handed_in,) = yield ExchangeStep(receive_from=rank + 1, receives=1)
         joined = join(held, handed_in, share)
         held = joined.kept
         returned += [joined.dropped, joined.remainder]
@@ -150,7 +158,7 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
     while bit < ranks - surplus:
         other = number ^ bit
         partner = 2 * other if other < surplus else other + surplus
-        (theirs,) = yield Step(partner, (held,), partner, 1)
+        (theirs,) = yield ExchangeStep(partner, (held,), partner, 1)
         joined = join(held, theirs, share)
         held = joined.kept
         bit *= 2
@@ -161,12 +169,12 @@ def butterfly(share: Share) -> Generator[Step, tuple[Content, ...], Outcome]:
             returned += both
 
     if rank < 2 * surplus:
-        yield Step(send_to=rank + 1, contents=(held,))
-    return Outcome(held, total(share.length, returned))
+        yield ExchangeStep(send_to=rank + 1, contents=(held,))
+    return ExchangeOutcome(held, total(share.length, returned))
 
 
 def _own_part(vector: SparseVector, number: int, ranks: int) -> SparseVector:
-    """Return the entries that wait on one of the ranks, a power of two, that all have them."""
+    """Return the entries that one of ``ranks`` ranks keeps, a power of two, of those all have."""
     # By positions: indexing with booleans takes several times as long.
     own = np.flatnonzero((vector.indices & np.uint32(ranks - 1)) == number % ranks)
     return SparseVector(vector.length, vector.indices[own], vector.values[own])
@@ -178,4 +186,4 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gtop-k": tree,
     "gtop-k-butterfly": butterfly,
 }
-"""Those with a cost in ``syncline.model.sparse_costs`` have the same name there."""
+"""``syncline.model.sparse_costs`` uses the same names."""

@@ -1,9 +1,9 @@
 """What an exchange of sparse vectors is: steps that a rank asks for, and what it ends with.
 
-An algorithm is a generator of one rank. It yields a :class:`Step`, is sent what has arrived, and
-returns an :class:`Outcome`. It does no communication itself, so that the same code runs over a
-process group (:mod:`syncline.sparse.courier`) and, in one process, over a simulated world
-(:mod:`syncline.sparse.world`), where it can be tested for any number of ranks.
+An algorithm is a generator of one rank. It yields an :class:`ExchangeStep`, is sent what has
+arrived, and returns an :class:`ExchangeOutcome`. It does no communication itself, so the same code
+runs over a process group (:mod:`syncline.sparse.sparse_transport`) and, for tests of any number of
+ranks, in one process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = [
     "UNREADABLE",
     "Algorithm",
     "Content",
+    "ExchangeOutcome",
+    "ExchangeStep",
     "Joined",
-    "Outcome",
     "Refusal",
     "Share",
-    "Step",
     "is_by_gradient",
     "join",
     "refusal_error",
@@ -68,7 +68,7 @@ class Share(NamedTuple):
         return self.quota.length
 
 
-class Step(NamedTuple):
+class ExchangeStep(NamedTuple):
     """Send to one rank, receive from one rank, or both at once."""
 
     send_to: int | None = None
@@ -78,7 +78,7 @@ class Step(NamedTuple):
     """How many contents."""
 
 
-class Outcome(NamedTuple):
+class ExchangeOutcome(NamedTuple):
     """How an exchange ended on one rank.
 
     Over all ranks, ``sum(own) = delivered + sum(returned)``, to rounding.
@@ -91,7 +91,7 @@ class Outcome(NamedTuple):
     """What goes back into this rank's residual. Without meaning if the exchange was refused."""
 
 
-Algorithm = Callable[[Share], Generator[Step, tuple[Content, ...], Outcome]]
+Algorithm = Callable[[Share], Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]]
 
 
 class Joined(NamedTuple):

@@ -11,7 +11,7 @@ from torch import nn
 from syncline.errors import UserError
 
 __all__ = [
-    "Gradient",
+    "NamedGradient",
     "device_of",
     "exchanged_parameters",
     "flat",
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-class Gradient(NamedTuple):
+class NamedGradient(NamedTuple):
     """A parameter's gradient, contiguous float32 on the CPU or a GPU."""
 
     name: str

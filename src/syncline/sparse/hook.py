@@ -10,16 +10,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from syncline.errors import UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.gradients import Gradient, device_of, exchanged_parameters, flat, unwrapped
-from syncline.sparse.line import Line
+from syncline.sparse.gradients import (
+    NamedGradient,
+    device_of,
+    exchanged_parameters,
+    flat,
+    unwrapped,
+)
+from syncline.sparse.serial_executor import SerialExecutor
 from syncline.sparse.session import Scaler, Session, resharded
+from syncline.torch_private import current_graph_task, queue_callback
 
 __all__ = ["GTopKState", "resharded"]
 
@@ -83,13 +89,13 @@ class GTopKState:
         if scaler is not None:
             self._session.follow(scaler)
         timeout_s = timeout_of(base).total_seconds()
-        self._line = Line("syncline-sparse", timeout_s=PATIENCE * timeout_s)
-        weakref.finalize(self, self._line.close)
+        self._executor = SerialExecutor("syncline-sparse", timeout_s=PATIENCE * timeout_s)
+        weakref.finalize(self, self._executor.close)
         self._exchanged: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
         """Buckets of this step that DDP does not know of yet."""
         self._message = 0
         self._step = 0
-        self._kept_back: list[tuple[list[Gradient], Future[torch.Tensor], torch.Tensor]] = []
+        self._kept_back: list[tuple[list[NamedGradient], Future[torch.Tensor], torch.Tensor]] = []
 
     @property
     def step(self) -> int:
@@ -111,7 +117,9 @@ class GTopKState:
         Raises:
             UserError: it is another optimizer, or of another model, or it was given before.
         """
-        self._session.step_ahead(self._module, self._parameters, optimizer, settle=self._line.join)
+        self._session.step_ahead(
+            self._module, self._parameters, optimizer, settle=self._executor.join
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save; every rank saves its own.
@@ -119,7 +127,7 @@ class GTopKState:
         Raises:
             PeerError: a rank failed, or did not answer in time.
         """
-        self._line.join()
+        self._executor.join()
         return self._session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +138,7 @@ class GTopKState:
         Raises:
             MismatchError: it is of another recipe, model, rank or number of ranks.
         """
-        self._line.join()
+        self._executor.join()
         self._session.load_state_dict(state)
         self._step = self._session.step
 
@@ -138,8 +146,8 @@ class GTopKState:
 
     def exchanged(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Begin the exchange of a bucket; the future is its buffer, averaged."""
-        self._line.check()
-        future = self._session.side.future()
+        self._executor.check()
+        future = self._session.context.future()
         gradients = []
         for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = self._names.get(id(parameter))
@@ -148,7 +156,7 @@ class GTopKState:
                     "a bucket holds a parameter that the state was not made with; make GTopKState "
                     "of the model that DDP trains"
                 )
-            gradients.append(Gradient(name, flat(values)))
+            gradients.append(NamedGradient(name, flat(values)))
         self._kept_back.append((gradients, future, bucket.buffer()))
         if bucket.is_last() or self.recipe.unit != "model":
             self._begin(bucket.is_last())
@@ -160,7 +168,7 @@ class GTopKState:
         message = self._message
         self._message += 1
         # DDP has copied all of them on the stream that is the current one here.
-        complete = self._session.side.mark()
+        complete = self._session.context.mark()
 
         def exchange() -> None:
             self._session.prepare(gradients, message=message, after=[complete])()
@@ -172,17 +180,17 @@ class GTopKState:
             # A later bucket may be the one for which the whole step is to be skipped.
             if last or not self._session.has_scaler:
                 exchanged, self._exchanged = self._exchanged, []
-                with self._session.side.after(()):
+                with self._session.context.after(()):
                     for future, buffer in exchanged:
                         if self._session.refused:
                             buffer.fill_(math.inf)
                         future.set_result(buffer)
 
-        self._line.put(exchange, ended)
+        self._executor.put(exchange, ended)
         if last:
             self._step, self._message = self._step + 1, 0
             # Before DDP waits for the futures: so an error comes out of backward() as it is.
-            if torch._C._current_graph_task_id() >= 0:
-                Variable._execution_engine.queue_callback(self._line.join)
+            if current_graph_task() >= 0:
+                queue_callback(self._executor.join)
             else:  # a rank that has joined, in DDP's join(), follows the others' backward passes
-                self._line.join()
+                self._executor.join()

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from syncline.sparse.selection import Part, first_not_finite, select
+from syncline.sparse.selection import SelectionPart, first_not_finite, select
 from syncline.sparse.vector import SparseVector, joined
 
 __all__ = ["HostMemory", "Memory", "Tracked", "Unit"]
@@ -131,9 +131,9 @@ def _is_zero(values: torch.Tensor) -> bool:
     return not any(elements[start : start + ZERO_BLOCK].any() for start in blocks)
 
 
-def _part(each: Tracked) -> Part:
+def _part(each: Tracked) -> SelectionPart:
     """Return what :func:`select` works on; the tensors must outlive it."""
-    return Part(
+    return SelectionPart(
         each.residual.data_ptr(),
         each.residual.numel(),
         each.gradient.data_ptr(),

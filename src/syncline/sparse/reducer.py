@@ -9,13 +9,12 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
-from syncline.errors import UserError
+from syncline.errors import InternalError, UserError
 from syncline.model.recipe import Recipe
 from syncline.sparse.algorithms import ALGORITHMS
-from syncline.sparse.conservation import Conservation
-from syncline.sparse.courier import Courier
 from syncline.sparse.exchange import (
     NOT_FINITE,
     OVERFLOW,
@@ -25,14 +24,20 @@ from syncline.sparse.exchange import (
     is_by_gradient,
     refusal_error,
 )
-from syncline.sparse.gradients import Gradient
+from syncline.sparse.gradients import NamedGradient
+from syncline.sparse.memory import HostMemory
 from syncline.sparse.residuals import Residuals, Treatment
-from syncline.sparse.side import Side
+from syncline.sparse.sparse_transport import SparseTransport
+from syncline.sparse.stream_context import StreamContext
 from syncline.sparse.vector import Quota, SparseVector, rounded
-from syncline.sparse.whole import average_whole
-from syncline.sparse.wire import Wire
+from syncline.sparse.wire import WireFormat
 
 __all__ = ["SparseReducer"]
+
+
+TOLERANCE = 2.0**-18
+"""Relative to the sum of magnitudes: sums of up to 64 ranks in float32, each rounded a few
+times."""
 
 
 class _Begun(NamedTuple):
@@ -40,8 +45,8 @@ class _Begun(NamedTuple):
 
     own: Content
     quota: Quota
-    wire: Wire
-    conservation: Conservation | None
+    wire: WireFormat
+    conservation: _Conservation | None
     """If that is checked."""
 
 
@@ -58,7 +63,7 @@ class SparseReducer:
         group: dist.ProcessGroup,
         timeout: timedelta,
         *,
-        side: Side,
+        context: StreamContext,
         check: bool,
     ) -> None:
         """Begin with empty residuals.
@@ -68,7 +73,7 @@ class SparseReducer:
             elements: of every parameter by name, in the order of the model.
             group: which nothing else uses.
             timeout: after which a peer that does not answer counts as lost.
-            side: of the device that gradients are on; whoever calls has entered it.
+            context: of the device that gradients are on; whoever calls has entered it.
             check: whether every exchange is checked for lost gradient, by dense exchanges of
                 float64.
         """
@@ -76,7 +81,7 @@ class SparseReducer:
         self._elements = dict(elements)
         self._numbers = {name: number for number, name in enumerate(elements)}
         self._names = list(elements)
-        self.courier = Courier(group, timeout)
+        self.transport = SparseTransport(group, timeout)
         self._check = check
         self.refused: bool | None = None
         """Whether a gradient of this step was infinite or NaN. None: that is an error; otherwise it
@@ -85,15 +90,15 @@ class SparseReducer:
         """What gradients and residuals are multiplied by."""
         self.lowest_keeps = False
         """See :class:`Share`; ranks that differ in it refuse each other's messages."""
-        self._memory = side.memory
+        self._memory = context.memory
         kept = {name: n for name, n in elements.items() if not recipe.is_dense(name, n)}
         self.residuals = Residuals(
-            kept, velocities=recipe.momentum > 0, memory=side.memory, device=side.device
+            kept, velocities=recipe.momentum > 0, memory=context.memory, device=context.device
         )
-        self._treatment = Treatment(recipe, self.residuals, side.memory, self.courier.ranks)
+        self._treatment = Treatment(recipe, self.residuals, context.memory, self.transport.ranks)
 
     def prepare(
-        self, gradients: Sequence[Gradient], *, step: int, message: int
+        self, gradients: Sequence[NamedGradient], *, step: int, message: int
     ) -> Callable[[], None]:
         """Select what one message sends; return what is to be called to exchange it.
 
@@ -126,21 +131,21 @@ class SparseReducer:
 
         return exchange
 
-    def _is_dense(self, gradient: Gradient) -> bool:
+    def _is_dense(self, gradient: NamedGradient) -> bool:
         return self._recipe.is_dense(gradient.name, self._elements[gradient.name])
 
-    def _refusal_of(self, gradients: Sequence[Gradient]) -> Refusal | None:
+    def _refusal_of(self, gradients: Sequence[NamedGradient]) -> Refusal | None:
         number = self._memory.first_not_finite([gradient.values for gradient in gradients])
         if number is None:
             return None
-        return Refusal(self.courier.rank, NOT_FINITE, self._numbers[gradients[number].name])
+        return Refusal(self.transport.rank, NOT_FINITE, self._numbers[gradients[number].name])
 
     def _begin(
-        self, gradients: Sequence[Gradient], refusal: Refusal | None, step: int, message: int
+        self, gradients: Sequence[NamedGradient], refusal: Refusal | None, step: int, message: int
     ) -> _Begun:
         names = [gradient.name for gradient in gradients]
         quota = self._treatment.quota([self._elements[name] for name in names], step)
-        wire = Wire(
+        wire = WireFormat(
             k=quota.k,
             length=quota.length,
             precision=self._recipe.wire,
@@ -151,7 +156,7 @@ class SparseReducer:
         conservation = None
         if self._check:
             momentum = self._recipe.momentum
-            conservation = Conservation(gradients, self.residuals, momentum, self.courier)
+            conservation = _Conservation(gradients, self.residuals, momentum, self.transport)
         own: Content
         if refusal is not None:
             own = refusal
@@ -159,15 +164,15 @@ class SparseReducer:
             own, remainder = rounded(taken, wire.precision)
             self.residuals.add(names, remainder)
         else:
-            own = Refusal(self.courier.rank, OVERFLOW, self._numbers[taken])
+            own = Refusal(self.transport.rank, OVERFLOW, self._numbers[taken])
         return _Begun(own, quota, wire, conservation)
 
-    def _exchange(self, gradients: Sequence[Gradient], begun: _Begun) -> None:
+    def _exchange(self, gradients: Sequence[NamedGradient], begun: _Begun) -> None:
         names = [gradient.name for gradient in gradients]
         own, quota, wire, conservation = begun
-        rank, ranks = self.courier.rank, self.courier.ranks
+        rank, ranks = self.transport.rank, self.transport.ranks
         share = Share(rank, ranks, own, quota, wire.precision, self.lowest_keeps)
-        outcome = self.courier.run(ALGORITHMS[self._recipe.algorithm], share, wire)
+        outcome = self.transport.run(ALGORITHMS[self._recipe.algorithm], share, wire)
         delivered = outcome.delivered
         if isinstance(delivered, Refusal):
             if isinstance(own, SparseVector):
@@ -179,13 +184,13 @@ class SparseReducer:
             self._treatment.mask(names, own, delivered)
         if conservation is not None:
             conservation.require(delivered)
-        averages = delivered.values / np.float32(self.courier.ranks)
+        averages = delivered.values / np.float32(self.transport.ranks)
         self._memory.write(
             [gradient.values for gradient in gradients],
             SparseVector(delivered.length, delivered.indices, averages),
         )
 
-    def _accept(self, refusal: Refusal, gradients: Sequence[Gradient]) -> None:
+    def _accept(self, refusal: Refusal, gradients: Sequence[NamedGradient]) -> None:
         """Leave a refusal to whoever looks at the gradients, or raise."""
         if self.refused is None or not is_by_gradient(refusal):
             raise refusal_error(refusal, self._names, together=len(gradients))
@@ -193,8 +198,8 @@ class SparseReducer:
         for gradient in gradients:
             gradient.values.fill_(math.inf)
 
-    def _exchange_whole(self, gradients: Sequence[Gradient]) -> None:
-        odd = average_whole(gradients, self.courier)
+    def _exchange_whole(self, gradients: Sequence[NamedGradient]) -> None:
+        odd = _average_whole(gradients, self.transport)
         if odd is None:
             return
         if self.refused is None:
@@ -205,6 +210,89 @@ class SparseReducer:
         self.refused = True
         for gradient in gradients:
             gradient.values.fill_(math.inf)
+
+
+class _Conservation:
+    """What the residuals and gradients of all ranks add up to, before and after an exchange.
+
+    Args:
+        gradients: of a message, before they are added to anything.
+        residuals: of this rank.
+        momentum: of the velocities, if there are some: then a velocity takes the gradient's place.
+        transport: adds up; all ranks must make one.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[NamedGradient],
+        residuals: Residuals,
+        momentum: float,
+        transport: SparseTransport,
+    ) -> None:
+        self._gradients = list(gradients)
+        self._residuals = residuals
+        self._transport = transport
+        rows = []
+        for name, values in gradients:
+            added = values
+            velocity = residuals.velocity_of(name)
+            if velocity is not None:
+                added = velocity * momentum + added
+            residual = residuals.of(name).double()
+            rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
+        self._before = torch.cat(rows, dim=1).cpu()
+        """Of shape (2, elements), float64: sums over all ranks, and those of the magnitudes."""
+        transport.all_reduce(self._before, counted=False)
+
+    def require(self, delivered: SparseVector) -> None:
+        """Compare what is kept and delivered now with what there was; all ranks must call.
+
+        Raises:
+            InternalError: an element differs by more than rounding.
+        """
+        after = torch.cat([self._residuals.of(g.name).double() for g in self._gradients]).cpu()
+        self._transport.all_reduce(after, counted=False)
+        after += torch.from_numpy(delivered.dense())
+        expected, magnitude = self._before
+        allowed = magnitude * (TOLERANCE * self._transport.ranks) + 1e-37
+        wrong = torch.nonzero((after - expected).abs() > allowed).view(-1)
+        if len(wrong) == 0:
+            return
+        index = int(wrong[0])
+        start = 0
+        for name, values in self._gradients:
+            if index < start + values.numel():
+                raise InternalError(
+                    f"element {index - start} of {name!r} is not conserved: residuals and "
+                    f"gradients were {expected[index]:g}, residuals and what was delivered are "
+                    f"{after[index]:g}; please report it, with the recipe"
+                )
+            start += values.numel()
+
+
+def _average_whole(gradients: Sequence[NamedGradient], transport: SparseTransport) -> str | None:
+    """Average gradients over all ranks, whole; all ranks must call alike.
+
+    Args:
+        gradients: become the averages.
+        transport: exchanges them, on the host.
+
+    Returns:
+        The name of one whose average is infinite or NaN; then none has changed.
+
+    Raises:
+        PeerError: a rank failed, or did not answer in time.
+    """
+    together = torch.cat([gradient.values for gradient in gradients]).cpu()
+    transport.all_reduce(together)
+    together /= transport.ranks
+    parts = together.split([gradient.values.numel() for gradient in gradients])
+    number = HostMemory().first_not_finite(parts)
+    if number is not None:
+        return gradients[number].name
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.values.copy_(part)
+    return None
 
 
 def _digest_of(*what: object) -> int:

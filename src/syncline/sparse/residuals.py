@@ -1,4 +1,4 @@
-"""``Residuals``: what was not sent yet; ``Treatment``: what a rank adds to it and takes out."""
+"""``Residuals``: gradients not sent yet; ``Treatment``: how a rank adds to them and selects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from syncline.errors import MismatchError, quoted
 from syncline.model.recipe import Recipe
-from syncline.sparse.gradients import Gradient
+from syncline.sparse.gradients import NamedGradient
 from syncline.sparse.memory import Memory, Tracked
 from syncline.sparse.vector import Quota, SparseVector
 
@@ -47,7 +47,7 @@ class Residuals:
             n: torch.zeros(e, device=device) for n, e in elements.items() if velocities
         }
         self._rates: dict[str, float] = {}
-        """Of parameters that follow a learning rate: at which their residuals are to count."""
+        """The learning rate of each parameter's residual, if it follows one."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._residuals
@@ -66,13 +66,13 @@ class Residuals:
                 tensor.mul_(factor)
 
     def follow(self, name: str, rate: float) -> None:
-        """Let a parameter's residual move the weights as far at this learning rate as at the last.
+        """Scale a parameter's residual so that it moves the weights as far as at the last rate.
 
-        Gradients that are added from now on are of this rate. At 0 residuals stay as they are, and
-        what is delivered then moves nothing, as whole gradients do not.
+        Gradients added from now on are of this rate. At 0 residuals do not change, and what is
+        delivered then moves nothing, as whole gradients would not.
 
         Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
-        Schemes" (ICML 2019), Algorithm 2, where a gradient times its learning rate is what waits.
+        Schemes" (ICML 2019), Algorithm 2, whose residuals are gradients times learning rates.
         """
         if rate > 0:
             before = self._rates.get(name, rate)
@@ -81,16 +81,16 @@ class Residuals:
             self._rates[name] = rate
 
     def follow_none(self) -> None:
-        """Let residuals count at whatever the learning rate is."""
+        """Let residuals be of no particular learning rate."""
         self._rates.clear()
 
     def copy_of(self, name: str) -> list[torch.Tensor]:
-        """Return copies of what is kept of a parameter, for :meth:`restore`."""
+        """Return copies of a parameter's residual and velocity, for :meth:`restore`."""
         kept = (self._residuals, self._velocities)
         return [tensors[name].clone() for tensors in kept if name in tensors]
 
     def restore(self, name: str, copies: Sequence[torch.Tensor]) -> None:
-        """Take back what :meth:`copy_of` returned."""
+        """Restore what :meth:`copy_of` returned."""
         kept = [each for each in (self._residuals, self._velocities) if name in each]
         for tensors, copied in zip(kept, copies, strict=True):
             tensors[name].copy_(copied)
@@ -104,11 +104,11 @@ class Residuals:
         return self._velocities.get(name)
 
     def add(self, names: Sequence[str], vector: SparseVector) -> None:
-        """Add the entries of a vector that these parameters make up one after the other."""
+        """Add the entries of a vector that is the concatenation of these parameters."""
         self._memory.add([self._residuals[name] for name in names], vector)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies on the CPU of all tensors of this rank, so that any device can go on."""
+        """Return copies on the CPU of all tensors of this rank, for any device."""
         return {
             "residuals": {n: t.to("cpu", copy=True) for n, t in self._residuals.items()},
             "velocities": {n: t.to("cpu", copy=True) for n, t in self._velocities.items()},
@@ -116,7 +116,7 @@ class Residuals:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state.
+        """Load a state.
 
         Raises:
             MismatchError: they are of other parameters.
@@ -143,8 +143,8 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
 
     All of them follow the same learning rates.
 
-    Rank r gets the sum of the old ranks r, r + P, r + 2 P, ...; a rank that no old one falls to
-    begins with zeros. With as many ranks as before nothing changes.
+    Rank r gets the sum of the old ranks r, r + P, r + 2 P, ...; if there are none, zeros. With as
+    many ranks as before nothing changes.
 
     Args:
         states: of ``Residuals.state_dict()``, in the order of ranks.
@@ -167,10 +167,10 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
 
 
 class Treatment:
-    """Clips gradients, adds them to their residuals and takes the largest out of these.
+    """Clips gradients, adds them to their residuals and takes out the largest elements.
 
     Args:
-        recipe: what is done.
+        recipe: how.
         residuals: of this rank.
         memory: of the device that they are on.
         ranks: P, how many exchange.
@@ -183,18 +183,18 @@ class Treatment:
         self._ranks = ranks
 
     def quota(self, lengths: Sequence[int], step: int) -> Quota:
-        """Return how many are exchanged, of each parameter or of all together."""
+        """Return how many elements are exchanged, of each parameter or of all together."""
         together = tuple(lengths) if self._recipe.unit == "layer" else (sum(lengths),)
         return Quota(together, tuple(self._recipe.count_at(step, n) for n in together))
 
-    def clip(self, gradients: Sequence[Gradient], scale: float) -> None:
-        """Scale gradients down, so that averages of independent ones have the largest norm.
+    def clip(self, gradients: Sequence[NamedGradient], scale: float) -> None:
+        """Clip gradients so that the average of independent ones has at most the largest norm.
 
-        Deep Gradient Compression, 3.2, divides by the root of P: its limit is that of the sum.
+        Deep Gradient Compression, 3.2, divides by the root of P: its limit is for the sum.
 
         Args:
-            gradients: of a message; in place.
-            scale: what they are multiplied by.
+            gradients: of a message; changed in place.
+            scale: the factor that they carry.
         """
         if self._recipe.clip_norm is None:
             return
@@ -206,8 +206,8 @@ class Treatment:
                 for gradient in unit:
                     gradient.values.mul_(limit / norm)
 
-    def taken(self, gradients: Sequence[Gradient], quota: Quota) -> SparseVector | str:
-        """Add gradients to their residuals and take the largest out of these.
+    def taken(self, gradients: Sequence[NamedGradient], quota: Quota) -> SparseVector | str:
+        """Add gradients to their residuals and take out the largest elements.
 
         Returns:
             What was taken, or the name of a parameter of a unit that is no longer finite.
@@ -223,32 +223,32 @@ class Treatment:
         return found if isinstance(found, SparseVector) else units[found][0].name
 
     def mask(self, names: Sequence[str], own: SparseVector, delivered: SparseVector) -> None:
-        """Clear the velocities of what this rank has sent and all have got: factor masking.
+        """Clear the velocities of elements that were sent and delivered: factor masking.
 
-        What was sent and dropped waits on with its velocity, as if it had not been selected. In
-        Deep Gradient Compression, 3.3, everything that is sent is delivered; here, where gradients
-        differ, most is not, and would be sent again and again without momentum.
+        Elements that were sent and dropped keep their velocity, as if they had not been selected.
+        In Deep Gradient Compression, 3.3, everything sent is delivered. Here most of it is not if
+        gradients differ, and would be sent again and again without momentum.
 
         Args:
             names: of the parameters of a message, all with a velocity.
-            own: what this rank has sent of them.
-            delivered: what all ranks have got.
+            own: the elements that this rank has sent.
+            delivered: the elements that all ranks have received.
         """
         arrived, _ = own.divided(delivered.indices)
         velocities = [self._residuals.velocity_of(name) for name in names]
         self._memory.clear([each for each in velocities if each is not None], arrived)
 
-    def _units(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
-        """Return what is clipped and selected from together."""
+    def _units(self, gradients: Sequence[NamedGradient]) -> list[list[NamedGradient]]:
+        """Return the groups of gradients that are clipped and selected together."""
         if self._recipe.unit == "layer":
             return [[gradient] for gradient in gradients]
         return [list(gradients)]
 
-    def _tracked(self, gradient: Gradient, is_zero: bool) -> Tracked:
-        """Return what to select from.
+    def _tracked(self, gradient: NamedGradient, is_zero: bool) -> Tracked:
+        """Return the tensors to select from.
 
-        Zeros for a gradient of zeros, so that nothing is sent: DDP passes nothing on to a parameter
-        that no rank has used, so it would be lost.
+        Zeros for a gradient of zeros, so that nothing is sent: DDP discards the average for a
+        parameter that no rank has used, so it would be lost.
         """
         residual = self._residuals.of(gradient.name)
         velocity = self._residuals.velocity_of(gradient.name)

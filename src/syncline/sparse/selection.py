@@ -13,8 +13,8 @@ from syncline.sparse.vector import SparseVector
 __all__ = [
     "INSTRUCTIONS",
     "Instructions",
-    "Part",
     "Selection",
+    "SelectionPart",
     "first_not_finite",
     "require_selectable",
     "select",
@@ -26,7 +26,7 @@ INSTRUCTIONS: dict[Instructions, int] = {"widest": -1, "portable": 0, "avx2": 1,
 """Sets of vector instructions, by the core's number. All give the same bits."""
 
 
-class Part(NamedTuple):
+class SelectionPart(NamedTuple):
     """One of the arrays that make up a vector, one after the other; contiguous float32 on the CPU.
 
     The caller keeps the memory alive. Addresses are 0 where there is nothing.
@@ -56,7 +56,7 @@ class Selection:
 
 
 def select(
-    parts: Sequence[Part],
+    parts: Sequence[SelectionPart],
     k: int,
     *,
     momentum: float = 0.0,

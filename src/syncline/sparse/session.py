@@ -1,4 +1,4 @@
-"""``Session``: one rank's part in a training whose gradients are exchanged sparsely."""
+"""``Session``: the state of one rank in a training with sparse exchange."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.errors import MismatchError, UserError
-from syncline.measure.exchange import gather_json, rename_new_groups, timeout_of
+from syncline.measure.exchange import gather_json, new_group_like, timeout_of
 from syncline.model.recipe import Recipe
 from syncline.sparse.ahead import StepAhead, Waiting
-from syncline.sparse.gradients import Gradient
+from syncline.sparse.gradients import NamedGradient
 from syncline.sparse.reducer import SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
-from syncline.sparse.side import side_of
+from syncline.sparse.stream_context import stream_context_for
+from syncline.torch_private import device_types
 
 __all__ = ["Scaler", "Session", "own_group", "resharded"]
 
@@ -27,13 +28,13 @@ VERSION = 1
 
 
 class Scaler(Protocol):
-    """What is needed of torch's ``GradScaler``."""
+    """The methods of torch's ``GradScaler`` that are used."""
 
     def is_enabled(self) -> bool:
-        """Say whether it scales, and skips steps, at all."""
+        """Say whether it scales gradients and skips steps."""
 
     def get_scale(self) -> float:
-        """Return what losses are multiplied by now."""
+        """Return the factor of losses."""
 
 
 class Session:
@@ -57,10 +58,10 @@ class Session:
         Args:
             recipe: the same on all ranks.
             elements: of every parameter by name, in the order of the model.
-            group: of the ranks; the session makes one of its own of them.
-            device: that gradients are on.
+            group: of the ranks; the session makes another one of them.
+            device: of the gradients.
             check: whether every exchange is checked for lost gradient.
-            refused: why this rank cannot exchange sparsely, if so; the others are told.
+            refused: why this rank cannot exchange sparsely, if so; sent to the others.
 
         Raises:
             UserError: this rank or another cannot exchange sparsely.
@@ -73,30 +74,30 @@ class Session:
         self._require_same(refused)
         self._group = own_group(group)
         timeout = timeout_of(group)
-        self.side = side_of(device)
+        self.context = stream_context_for(device)
         self.reducer = SparseReducer(
-            recipe, elements, self._group, timeout, side=self.side, check=check
+            recipe, elements, self._group, timeout, context=self.context, check=check
         )
         self.step = 0
-        """How many steps have been exchanged; the warm-up goes by it."""
+        """How many steps have been exchanged; the warm-up depends on it."""
         self._scaler: Scaler | None = None
         self._changes = 0
         """How often the residuals have changed."""
         self.delivers = False
-        """Whether gradients are exchanged densely for now, with what waits added to them."""
+        """Whether gradients are exchanged densely for now, with the residuals added to them."""
         self._ahead: list[StepAhead] = []
-        """Of each optimizer that steps ahead."""
+        """One for each optimizer that steps ahead."""
         self._begun = False
         """Whether a message of the present step has been prepared."""
         self._before: dict[str, list[torch.Tensor]] = {}
-        """With a scaler: what residuals were before the present step, or the last one."""
+        """With a scaler: copies of the residuals from before the present or last step."""
 
     def follow(self, scaler: Scaler) -> None:
-        """Let steps be skipped: a gradient that is not finite is no error from now on.
+        """Let a scaler skip steps: a gradient that is not finite is no error from now on.
 
-        All ranks then get infinities, so that all their scalers skip the step, and the residuals
-        are what they were before it. They follow the scale, so that it may change. A scaler that is
-        not enabled skips none, and changes nothing.
+        All ranks then get infinities, so that all scalers skip the step, and the residuals are
+        restored. Residuals are rescaled when the scale changes. A scaler that is not enabled has no
+        effect.
         """
         if not scaler.is_enabled():
             return
@@ -110,11 +111,11 @@ class Session:
 
     @property
     def refused(self) -> bool:
-        """Whether the present step, or the last one, is one to be skipped."""
+        """Whether the present step, or the last one, is to be skipped."""
         return bool(self.reducer.refused)
 
     def refuse(self) -> None:
-        """Let the present step be one to be skipped."""
+        """Mark the present step as one to be skipped."""
         self.reducer.refused = True
 
     def _begin_step(self, scaler: Scaler) -> None:
@@ -126,7 +127,7 @@ class Session:
             self.reducer.scale = scale
 
     def undo_refused(self) -> None:
-        """Let residuals be what they were before the last step, if that is one to be skipped."""
+        """Restore the residuals from before the last step, if that step is to be skipped."""
         if self.refused:
             for name, copies in self._before.items():
                 self.reducer.residuals.restore(name, copies)
@@ -140,7 +141,7 @@ class Session:
         *,
         settle: Callable[[], None],
     ) -> None:
-        """Take gradients where the residuals will bring the weights; see :class:`StepAhead`.
+        """Compute gradients at the weights with residuals applied; see :class:`StepAhead`.
 
         It ends with the session.
 
@@ -164,7 +165,7 @@ class Session:
 
         def waiting() -> Waiting:
             session = own()
-            assert session is not None  # it keeps what calls this
+            assert session is not None  # it keeps the caller alive
             settle()
             session.undo_refused()
             return Waiting(session._changes, session.reducer.scale, session.delivers)
@@ -175,22 +176,22 @@ class Session:
         self._ahead.append(
             StepAhead(module, free, optimizer, residuals, ranks=ranks, waiting=waiting)
         )
-        # A rank that knows of all that was dropped learns more than if each knows of a part.
+        # Stepping ahead works better if one rank has all of a dropped sum than if each has a part.
         self.reducer.lowest_keeps = True
 
     def prepare(
-        self, gradients: Sequence[Gradient], *, message: int, after: Sequence[Any]
+        self, gradients: Sequence[NamedGradient], *, message: int, after: Sequence[Any]
     ) -> Callable[[], None]:
         """Select what one message sends; return what exchanges it.
 
-        See :meth:`SparseReducer.prepare`. Both are done on the device when they end.
+        See :meth:`SparseReducer.prepare`. Both are complete on the device when they return.
 
         Args:
             gradients: of the message.
             message: its number within the step.
-            after: marks of :attr:`side` after which the gradients are complete.
+            after: marks of :attr:`context` after which the gradients are complete.
         """
-        with self.side.after(after):
+        with self.context.after(after):
             if self._scaler is not None:
                 if not self._begun:
                     self._begin_step(self._scaler)
@@ -200,7 +201,7 @@ class Session:
             exchange = self.reducer.prepare(gradients, step=self.step, message=message)
 
         def carry_out() -> None:
-            with self.side.after(()):
+            with self.context.after(()):
                 exchange()
 
         return carry_out
@@ -252,7 +253,7 @@ class Session:
                 "syncline.hooks.resharded"
             )
         self.reducer.residuals.load_state_dict(state)
-        # As without a scaler; one that there is scales them anew.
+        # Unscaled; a scaler scales them again.
         self.reducer.residuals.scale(1 / state.get("scale", 1.0))
         self.reducer.scale = 1.0
         self._before.clear()
@@ -280,18 +281,18 @@ class Session:
 
 
 def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
-    """Return the states with which another number of ranks goes on.
+    """Return states for another number of ranks.
 
-    What the residuals add up to is kept; with as many ranks as before nothing changes. A plan is
-    for one number of ranks, so that of the states does not go with another.
+    The sums of the residuals are kept; with as many ranks as before nothing changes. A plan is for
+    one number of ranks, so another number drops it.
 
     Args:
         states: ``state_dict()`` of all ranks of one checkpoint.
-        ranks: how many there are to be.
+        ranks: the new number.
 
     Raises:
         MismatchError: the states are not all those of one checkpoint.
-        UserError: no rank is to be.
+        UserError: ``ranks`` is below 1.
     """
     if ranks < 1:
         raise UserError(f"states are shared out to at least 1 rank, found {ranks}")
@@ -322,16 +323,7 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
 
 def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
     """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
-    ranks = dist.get_process_group_ranks(base)
-    rename_new_groups(base)
-    own = dist.new_group(
-        ranks,
-        timeout=timeout_of(base),
-        backend=_backend_for(base),
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-    )
-    assert isinstance(own, dist.ProcessGroup)
-    return own
+    return new_group_like(base, backend=_backend_for(base))
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
@@ -339,7 +331,7 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def _serves_the_cpu(group: dist.ProcessGroup) -> bool:
-    return "cpu" in {device.type for device in group._device_types}
+    return "cpu" in {device.type for device in device_types(group)}
 
 
 def _backend_for(group: dist.ProcessGroup) -> str:

@@ -11,6 +11,13 @@ import torch
 from syncline.sparse.memory import Unit
 from syncline.sparse.selection import require_selectable
 from syncline.sparse.vector import SparseVector
+from syncline.torch_private import (
+    foreach_add_,
+    foreach_copy_,
+    foreach_mul_,
+    foreach_norm,
+    foreach_zero_,
+)
 
 __all__ = ["TorchMemory", "largest", "magnitudes"]
 
@@ -47,10 +54,10 @@ class TorchMemory:
         added = [each.gradient for each in every]
         if velocities:
             # A product and a sum, each rounded, as on the CPU: no fused multiply-add.
-            torch._foreach_mul_(velocities, momentum)
-            torch._foreach_add_(velocities, added)
+            foreach_mul_(velocities, momentum)
+            foreach_add_(velocities, added)
             added = velocities
-        torch._foreach_add_(residuals, added)
+        foreach_add_(residuals, added)
         together = _joined(residuals)
         magnitude = magnitudes(together)
         there = largest(magnitude, lengths, counts)
@@ -76,7 +83,7 @@ class TorchMemory:
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Let these tensors, one after the other, be this vector."""
-        torch._foreach_zero_([*tensors])
+        foreach_zero_([*tensors])
         for tensor, indices, values in _placed(tensors, vector):
             tensor.index_put_((indices,), values)
 
@@ -86,7 +93,7 @@ def _largest_of_each(tensors: Sequence[torch.Tensor]) -> list[float]:
     present = [number for number, tensor in enumerate(tensors) if tensor.numel()]
     found = [0.0] * len(tensors)
     if present:
-        norms = torch._foreach_norm([tensors[number] for number in present], math.inf)
+        norms = foreach_norm([tensors[number] for number in present], math.inf)
         for number, norm in zip(present, torch.stack([*norms]).tolist(), strict=True):
             found[number] = norm
     return found
@@ -106,7 +113,7 @@ def _clear(tensors: Sequence[torch.Tensor], together: torch.Tensor, indices: tor
     """
     together.index_fill_(0, indices, 0)
     if len(tensors) > 1:
-        torch._foreach_copy_([*tensors], [*together.split([t.numel() for t in tensors])])
+        foreach_copy_([*tensors], [*together.split([t.numel() for t in tensors])])
 
 
 def _placed(

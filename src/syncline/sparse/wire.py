@@ -32,7 +32,7 @@ from syncline.sparse.vector import (
     value_bytes,
 )
 
-__all__ = ["HEADER_BYTES", "Wire"]
+__all__ = ["HEADER_BYTES", "WireFormat"]
 
 HEADER = struct.Struct("<4sBBBBIIIQ")
 HEADER_BYTES = HEADER.size
@@ -43,7 +43,7 @@ REASON = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class WireFormat:
     """What both ends of an exchange know of its messages."""
 
     k: int

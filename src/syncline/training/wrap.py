@@ -19,6 +19,7 @@ from syncline.model.profile import Profile
 from syncline.model.recipe import Compression
 from syncline.planners import planner_named
 from syncline.planners.base import MergingPlanner
+from syncline.torch_private import default_store
 from syncline.training.config import COLLECTIVES, TrainingConfig
 from syncline.training.group import Worker
 
@@ -52,7 +53,7 @@ def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | None]:
     # The store may have seen a group of another training.
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name)
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     group = Group(store, worker.rank, worker.workers, name=name[0], timeout_s=config.timeout_s)
     yield group
     # Not after an error: the process ends anyway, and others learn of it by that.

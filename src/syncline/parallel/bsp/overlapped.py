@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from syncline.errors import UserError
 from syncline.parallel.bsp.algorithm import Algorithm, Job
+from syncline.torch_private import tree_leaves
 
-__all__ = ["Layer", "LayerOrder", "Overlapped"]
+__all__ = ["LayerOrder", "ModuleLayer", "Overlapped"]
 
 
 class Overlapped(Algorithm):
@@ -35,9 +35,9 @@ class Overlapped(Algorithm):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._order: LayerOrder | None = LayerOrder(job)
-        self._arrange([Layer(None, list(range(len(job.parameters))))])
+        self._arrange([ModuleLayer(None, list(range(len(job.parameters))))])
 
-    def _arrange(self, layers: list[Layer]) -> None:
+    def _arrange(self, layers: list[ModuleLayer]) -> None:
         self._gradients = [self.job.gradients(layer.indices) for layer in layers]
         self._weights = [self.job.weights(layer.indices) for layer in layers]
         self._members = [frozenset(layer.indices) for layer in layers]
@@ -140,7 +140,7 @@ START = -1
 """In place of a module: the beginning of the forward pass."""
 
 
-class Layer:
+class ModuleLayer:
     """Parameters that are needed when a module begins.
 
     Args:
@@ -206,7 +206,7 @@ class LayerOrder(TorchFunctionMode):
                 self._gates[index] = self._running[-1]
         return func(*args, **(kwargs or {}))
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[ModuleLayer]:
         """Return the layers as the root has seen them, on all ranks alike."""
         entered = [self._entered.get(gate, START) for gate in self._gates]
         seen = torch.tensor([self._gates, entered], dtype=torch.int64)
@@ -216,6 +216,6 @@ class LayerOrder(TorchFunctionMode):
         for index in sorted(range(len(gates)), key=lambda index: entered[index]):
             found.setdefault(gates[index], []).append(index)
         return [
-            Layer(None if gate == START else self._modules[gate], indices)
+            ModuleLayer(None if gate == START else self._modules[gate], indices)
             for gate, indices in found.items()
         ]

@@ -14,7 +14,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from syncline.errors import UserError
 from syncline.groups import Group
@@ -26,6 +25,7 @@ from syncline.parallel.bsp.overlapped import Overlapped
 from syncline.parallel.bsp.reduce_broadcast import ReduceBroadcast
 from syncline.parallel.record import machine_line
 from syncline.planners.base import MergingPlanner
+from syncline.torch_private import queue_callback, tree_leaves
 
 __all__ = ["BspSgd", "IterationProfile"]
 
@@ -243,8 +243,7 @@ class BspSgd(nn.Module):
         del gradient
         if self._synchronises and not self._backward_under_way:
             self._backward_under_way = True
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._after_backward)
+            queue_callback(self._after_backward)
 
     def _gradient_ready(self, index: int, parameter: Tensor) -> None:
         del parameter

@@ -1,4 +1,4 @@
-"""``Line``: a thread that does one job after the other, until one fails."""
+"""``SerialExecutor``: a thread that runs one job after the other, until one fails."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from queue import SimpleQueue
 
 from syncline.errors import InternalError, PeerError
 
-__all__ = ["Line"]
+__all__ = ["SerialExecutor"]
 
 Job = Callable[[], None]
 
 
-class Line:
+class SerialExecutor:
     """Runs jobs in the order in which they were put; after a failure, no more of them.
 
     The thread is started by the first job and does not keep the program from ending. It ends with
@@ -23,11 +23,11 @@ class Line:
     """
 
     def __init__(self, name: str, *, timeout_s: float) -> None:
-        """Make a line.
+        """Make an executor.
 
         Args:
             name: of its thread.
-            timeout_s: how long a job may take while somebody waits for it.
+            timeout_s: how long a job may take while a thread waits for it.
         """
         self._name = name
         self._timeout_s = timeout_s
@@ -43,7 +43,7 @@ class Line:
 
         Args:
             job: what to do, unless an earlier one has failed.
-            ended: called in any case, on the line's thread.
+            ended: called in any case, on the executor's thread.
         """
         with self._changed:
             self._put += 1
@@ -74,7 +74,7 @@ class Line:
         """Raise what a job has raised, without waiting."""
         error = self._error
         if error is not None:
-            # Whoever catches it lets its frames go, with the tensors in them; they are not kept.
+            # The frames of an error hold tensors: they are not kept for the next time.
             self._error = _without_frames(error)
             raise error
 

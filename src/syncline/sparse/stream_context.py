@@ -1,4 +1,4 @@
-"""``Side``: where an exchange does its work, beside the training."""
+"""``StreamContext``: where an exchange runs its operations, beside the training's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from syncline.sparse.memory import HostMemory, Memory
 from syncline.sparse.torch_memory import TorchMemory
 
-__all__ = ["CudaSide", "Side", "side_of"]
+__all__ = ["CudaStreamContext", "StreamContext", "stream_context_for"]
 
 
-class Side:
-    """The host: what it is asked to do is done when it answers."""
+class StreamContext:
+    """The host: every operation is complete when it returns."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -27,7 +27,7 @@ class Side:
 
     @contextmanager
     def after(self, marks: Sequence[Any]) -> Iterator[None]:  # noqa: ARG002 - all is done already
-        """Do what stands within once the marks are reached; it is done when that ends.
+        """Run the block once the marks are reached; its work is complete when the block ends.
 
         May be entered on several threads at once, for different tensors.
         """
@@ -38,11 +38,11 @@ class Side:
         return torch.futures.Future()
 
 
-class CudaSide(Side):
+class CudaStreamContext(StreamContext):
     """A stream of its own on a GPU, beside that of the backward pass.
 
-    The host's thread waits for the device at the end, so nothing that comes after need know of the
-    stream. It is a thread of the exchange's own, which lets the interpreter go while it waits.
+    The host's thread waits for the device at the end, so nothing after it need know of the stream.
+    It is a thread of the exchange's own, which releases the interpreter while it waits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,7 +58,7 @@ class CudaSide(Side):
 
     @contextmanager
     def after(self, marks: Sequence[torch.cuda.Event]) -> Iterator[None]:
-        """Do what stands within on the stream, after the events."""
+        """Run the block on the stream, after the events."""
         with torch.cuda.stream(self._stream):
             for event in marks:
                 self._stream.wait_event(event)
@@ -66,10 +66,10 @@ class CudaSide(Side):
             self._stream.synchronize()
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """Return a future that lets the stream of whoever waits for it wait for its values."""
+        """Return a future: the stream of whoever waits for it waits for its values."""
         return torch.futures.Future(devices=[self.device])
 
 
-def side_of(device: torch.device) -> Side:
-    """Return the side for gradients on a device."""
-    return CudaSide(device) if device.type == "cuda" else Side(device)
+def stream_context_for(device: torch.device) -> StreamContext:
+    """Return the context for gradients on a device."""
+    return CudaStreamContext(device) if device.type == "cuda" else StreamContext(device)

@@ -1,58 +1,38 @@
-"""Runs the tuning script beside training: counts iterations, feeds it, and changes the buckets."""
+"""Runs the stages of a :class:`Tuning` during training: counts iterations, changes the buckets."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from syncline.measure.exchange import gather_numbers
-from syncline.measure.observer import Iteration, Observer
+from syncline.measure.observer import ObservedIteration, Observer
 from syncline.measure.segments import read_iteration
 from syncline.measure.statistics import median, standard_error
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
-from syncline.parallel.groundwork import Job
 from syncline.parallel.layout import needs_engine
+from syncline.parallel.rank_measurements import Stage, StageResult
 from syncline.parallel.recording import Recorded
-from syncline.parallel.stages import Stage, StageResult
+from syncline.parallel.reducer import ReducerBuckets
 from syncline.parallel.tuning import Tuning
-from syncline.parallel.watches import WINDOW, DriftWatch, LossWatch, Pace
+from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch
+from syncline.parallel.wrapped import Wrapped
 
-__all__ = ["PACE_EVERY", "Buckets", "Conductor"]
+__all__ = ["StageRunner"]
 
 TURNS = 3
 """Observed iterations take turns: quiet, lean, detailed."""
-PACE_EVERY = 5
-"""In the steady state, every how many iterations the reducer's own timers are read."""
 HISTORY = 1000
 STARTING = Stage(name="starting", plan=None, warmup=0, iterations=1)
-"""Before the first iteration: the script begins with it, when all optimizers are known."""
+"""Before the first iteration, until all optimizers are known."""
 LONGEST_WARMUP = 5.0
-"""Usual iterations that one may take in which buckets are built: more is something else."""
+"""An iteration that builds buckets counts as at most this many usual ones: the rest is not ours."""
 
 
-class Buckets(Protocol):
-    """The side of the wrapper that owns the reducer."""
-
-    def use(self, plan: Plan | None, *, record: bool) -> None:
-        """Give the reducer the plan's messages (None: DDP's own buckets)."""
-
-    def recorded(self) -> Recorded:
-        """Return what was noted of the exchange since the last call."""
-
-    def mismatch(self, plan: Plan) -> str | None:
-        """Say how the reducer's buckets differ from the plan."""
-
-    def flushed(self) -> str | None:
-        """Say why hardly anything was left to run under forward passes since the last call."""
-
-    def pace(self, iteration_s: float) -> Pace | None:
-        """Return what the last iteration took, as far as it was sampled."""
-
-
-class Conductor:
+class StageRunner:
     """Moves through the stages of a :class:`Tuning`, an iteration at a time.
 
     An iteration lasts from the end of one backward pass whose gradients are exchanged to the end of
@@ -60,12 +40,12 @@ class Conductor:
     their buckets at the same one, and wait for each other nowhere else.
     """
 
-    def __init__(self, job: Job, tuning: Tuning, buckets: Buckets) -> None:
+    def __init__(self, job: Wrapped, tuning: Tuning, buckets: ReducerBuckets) -> None:
         self._job = job
-        self._tuning = tuning
+        self.tuning = tuning
         self._buckets = buckets
         self._clock = job.clock
-        self._script = tuning.script()
+        self._stages = tuning.stages()
         self._running: tuple[Plan | None, bool] = (None, False)
         self._observer: Observer | None = None
         self._drift = DriftWatch()
@@ -77,7 +57,7 @@ class Conductor:
         self._left = False
         self._in_iteration = False
         """Whether an observed forward pass has begun whose gradients are not exchanged yet."""
-        self._noted: tuple[Iteration, Recorded] | None = None
+        self._noted: tuple[ObservedIteration, Recorded] | None = None
         """The last observed iteration, and its exchange."""
         self._history: deque[float] = deque(maxlen=HISTORY)
         self.measuring_s = 0.0
@@ -126,7 +106,7 @@ class Conductor:
 
     def begin(self) -> None:
         """Enter the first stage. Call before the first forward pass."""
-        self._enter(next(self._script))
+        self._enter(next(self._stages))
 
     def begin_forward(self) -> None:
         """Call just before a forward pass whose gradients will be exchanged, if any are."""
@@ -166,7 +146,7 @@ class Conductor:
     def _end_measured_iteration(self) -> None:
         stage, stamp = self._stage, self._clock.stamp()
         self._done += 1
-        self._tuning.iteration += 1
+        self.tuning.iteration += 1
         self._stamps.append((self._start, stamp))
         self._start = stamp
         if self._noted is not None:
@@ -182,7 +162,7 @@ class Conductor:
         # Not our cost: the first iterations, slow under any wrapper, and what the user's
         # program does now and then; hence the median and the limit.
         usual_s = median(self._result.iteration_s)
-        if self._tuning.iteration > len(times):
+        if self.tuning.iteration > len(times):
             self.measuring_s += sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
             self.measuring_iterations += len(warming)
         measured = len(times) - stage.warmup
@@ -190,7 +170,7 @@ class Conductor:
         self.measuring_iterations += measured
         self._advance()
 
-    def _read_noted(self, finished: Iteration, recorded: Recorded) -> None:
+    def _read_noted(self, finished: ObservedIteration, recorded: Recorded) -> None:
         self._clock.settle()
         if self._stage.record:
             self._result.recorded.append((finished, recorded))
@@ -216,7 +196,7 @@ class Conductor:
             self._history.append(iteration_s)
         self._start = now
         self._done += 1
-        self._tuning.iteration += 1
+        self.tuning.iteration += 1
         if self._done % PACE_EVERY:
             return
         pace = self._buckets.pace(iteration_s)
@@ -230,7 +210,7 @@ class Conductor:
 
     def _close_window(self) -> bool:
         """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
-        result, tuning = self._result, self._tuning
+        result, tuning = self._result, self.tuning
         result.iteration_s = list(self._history)[-WINDOW:]
         result.flushed = self._buckets.flushed()
         result.drifted = self._drift.close_window(self._agree)
@@ -261,7 +241,7 @@ class Conductor:
         if self._observer is not None:
             self._observer.detach()
             self._observer = None
-        self._enter(self._script.send(self._result))
+        self._enter(self._stages.send(self._result))
         self.measuring_s += time.perf_counter() - began_s
 
     def _enter(self, stage: Stage) -> None:

@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from syncline.parallel.ambient import Ambient
+from syncline.parallel.deferred_step import TorchState
 
 
 class Doubling(TorchFunctionMode):
@@ -24,25 +24,25 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-PLAIN = Ambient.now("cpu")
+PLAIN = TorchState.now("cpu")
 
 
 def test_nothing_to_restore() -> None:
     with PLAIN.restored("cpu"):
-        assert Ambient.now("cpu") == PLAIN
+        assert TorchState.now("cpu") == PLAIN
 
 
 def test_gradients_and_inference() -> None:
     for switch in (torch.no_grad(), torch.inference_mode()):
         with switch:
-            inside = Ambient.now("cpu")
+            inside = TorchState.now("cpu")
             with PLAIN.restored("cpu"):
                 assert torch.is_grad_enabled()
                 assert not torch.is_inference_mode_enabled()
                 assert not torch.ones(1).is_inference()
-            assert Ambient.now("cpu") == inside
+            assert TorchState.now("cpu") == inside
     with torch.no_grad():
-        stepped = Ambient.now("cpu")
+        stepped = TorchState.now("cpu")
     with stepped.restored("cpu"):
         assert not torch.is_grad_enabled()
 
@@ -50,7 +50,7 @@ def test_gradients_and_inference() -> None:
 def test_autocast_both_ways() -> None:
     a, b = torch.ones(2, 2), torch.ones(2, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        stepped = Ambient.now("cpu")
+        stepped = TorchState.now("cpu")
         with PLAIN.restored("cpu"):
             assert (a @ b).dtype is torch.float32
         assert (a @ b).dtype is torch.bfloat16
@@ -60,13 +60,13 @@ def test_autocast_both_ways() -> None:
 
 def test_function_modes_both_ways() -> None:
     with torch.device("meta"), Doubling():
-        stepped = Ambient.now("cpu")
+        stepped = TorchState.now("cpu")
         with PLAIN.restored("cpu"):
             assert torch.equal(torch.ones(1), torch.tensor([1.0]))
         assert torch.ones(1).is_meta
-        assert Ambient.now("cpu") == stepped
+        assert TorchState.now("cpu") == stepped
     with Doubling():
-        doubling = Ambient.now("cpu")
+        doubling = TorchState.now("cpu")
     with doubling.restored("cpu"):
         assert torch.equal(torch.ones(1), torch.tensor([2.0]))
     assert torch.equal(torch.ones(1), torch.tensor([1.0]))
@@ -98,10 +98,10 @@ def test_transformations_do_not_see_changes() -> None:
 
 def test_modes_come_back_after_an_error() -> None:
     with Doubling(), torch.no_grad():
-        inside = Ambient.now("cpu")
+        inside = TorchState.now("cpu")
         try:
             with PLAIN.restored("cpu"):
                 raise ArithmeticError
         except ArithmeticError:
             pass
-        assert Ambient.now("cpu") == inside
+        assert TorchState.now("cpu") == inside

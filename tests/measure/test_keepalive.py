@@ -7,15 +7,15 @@ import sys
 
 import torch
 
-from syncline.measure.lent import lend
+from syncline.measure.keepalive import keepalive
 
 DEADLINE_S = 60.0
 LENDING = """
 import os, sys, threading, time
 import torch
-from syncline.measure import lent
+from syncline.measure import keepalive
 
-held = [lent.lend(torch.ones(3))]
+held = [keepalive.keepalive(torch.ones(3))]
 """
 
 
@@ -34,7 +34,7 @@ def output_of(script: str) -> str:
 
 def test_what_is_lent_is_the_same_memory() -> None:
     values = torch.zeros(4)
-    lend(values[1:3]).fill_(1)
+    keepalive(values[1:3]).fill_(1)
     assert values.tolist() == [0, 1, 1, 0]
 
 
@@ -42,7 +42,7 @@ def test_the_end_waits_for_what_is_returned_late() -> None:
     assert (
         output_of(
             """
-lent.PATIENCE_S = 1e9
+keepalive.PATIENCE_S = 1e9
 ending = threading.Event()
 
 def return_it():
@@ -52,7 +52,7 @@ def return_it():
     held.clear()
 
 threading.Thread(target=return_it, daemon=True).start()
-lent.Finalize(None, ending.set, exitpriority=lent.BEFORE_RETURNS)
+keepalive.Finalize(None, ending.set, exitpriority=keepalive.BEFORE_RELEASED)
 """
         )
         == "returned\n"
@@ -60,16 +60,16 @@ lent.Finalize(None, ending.set, exitpriority=lent.BEFORE_RETURNS)
 
 
 def test_the_end_does_not_wait_for_what_never_comes() -> None:
-    assert output_of("lent.PATIENCE_S = 0.01") == ""
+    assert output_of("keepalive.PATIENCE_S = 0.01") == ""
 
 
 def test_only_the_lender_waits() -> None:
     said = output_of(
         """
-lent.PATIENCE_S = 1e9
+keepalive.PATIENCE_S = 1e9
 child = os.fork()
 if child == 0:
-    lent.lend(torch.ones(1))
+    keepalive.keepalive(torch.ones(1))
     sys.exit()
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
@@ -83,11 +83,11 @@ def test_what_was_returned_is_forgotten() -> None:
     said = output_of(
         """
 for _ in range(100):
-    lent.lend(torch.ones(1))
-print(len(lent._lent))
+    keepalive.keepalive(torch.ones(1))
+print(len(keepalive._aliases))
 held.clear()
-lent.lend(torch.ones(1))
-print(len(lent._lent))
+keepalive.keepalive(torch.ones(1))
+print(len(keepalive._aliases))
 """
     )
     assert said == "101\n1\n"

@@ -10,13 +10,13 @@ import torch
 
 from syncline.parallel import compression
 from syncline.sparse import session
-from syncline.sparse.side import Side
+from syncline.sparse.stream_context import StreamContext
 from syncline.sparse.torch_memory import TorchMemory
 
 MARK = "reached at once"
 
 
-class TorchSide(Side):
+class TorchStreamContext(StreamContext):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.memory = TorchMemory()
@@ -31,10 +31,10 @@ class TorchSide(Side):
 
 
 @contextmanager
-def torch_sides() -> Iterator[None]:
+def torch_stream_contexts() -> Iterator[None]:
     """Let exchanges that are made within work by operations of torch."""
     with (
-        mock.patch.object(session, "side_of", TorchSide),
-        mock.patch.object(compression, "side_of", TorchSide),
+        mock.patch.object(session, "stream_context_for", TorchStreamContext),
+        mock.patch.object(compression, "stream_context_for", TorchStreamContext),
     ):
         yield

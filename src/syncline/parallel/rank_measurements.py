@@ -1,17 +1,16 @@
-"""Profile and network of a wrapped module, from what the ranks measured together."""
+"""``RankMeasurements``: profile and network of a wrapped module, measured by all ranks together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
 from syncline.errors import SynclineError, UserError
-from syncline.measure.clock import Clock
 from syncline.measure.exchange import gather_json, share_json
+from syncline.measure.observer import ObservedIteration
 from syncline.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
 from syncline.measure.profiler import (
     across_ranks,
@@ -19,43 +18,81 @@ from syncline.measure.profiler import (
     profile_from_trace,
     unpack_seconds,
 )
-from syncline.measure.segments import median_trace
+from syncline.measure.segments import SegmentTrace, median_trace
 from syncline.measure.statistics import median, standard_error
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
+from syncline.model.recipe import Compression
 from syncline.model.run import Rate
-from syncline.parallel.stages import StageResult
+from syncline.parallel.recording import Recorded
+from syncline.parallel.wrapped import Wrapped
+from syncline.planners.ddp import Ddp
 from syncline.planners.single import Single
 
-__all__ = ["Groundwork", "Job"]
+__all__ = ["RankMeasurements", "Settings", "Stage", "StageResult"]
 
 PROBE_ITERATIONS = 2.0
 """Iterations that the sweeps of the network probe may take."""
 PROBE_S = 0.5
-"""Seconds that they may take at most, as long as they are enough of them."""
+"""Seconds that the sweeps may take at most."""
 
 
-class Job(Protocol):
-    """What the measuring needs to know of the training job."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user asked for."""
 
-    group: dist.ProcessGroup
-    device: torch.device
-    module: nn.Module
-    parameters: dict[str, nn.Parameter]
-    clock: Clock
-    gradients_are_views: bool
-
-    @property
-    def can_defer(self) -> bool:
-        """Whether an optimizer's update can wait for the next forward pass."""
+    planner: str
+    plan: Plan | None
+    profile: Profile | None
+    network: Network | None
+    check: bool
+    compression: Compression | None = None
+    ddp: Ddp
+    """DDP's own buckets under the user's arguments."""
 
 
-class Groundwork:
-    """Measurements that all ranks make or conclude together; all get the same results."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A number of training iterations under one set of buckets."""
 
-    def __init__(self, job: Job) -> None:
+    name: str
+    plan: Plan | None
+    """The messages; None for DDP's own buckets."""
+    warmup: int
+    """Iterations not measured: DDP rebuilds its buckets after the first."""
+    iterations: int
+    observe: bool = False
+    """Observe in turns: nothing, gradients and modules, every operation."""
+    record: bool = False
+    """Record when each bucket is issued and complete, through a communication hook."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StageResult:
+    """What this rank measured in a stage."""
+
+    iteration_s: list[float] = field(default_factory=list)
+    lean: list[SegmentTrace] = field(default_factory=list)
+    detailed: list[SegmentTrace] = field(default_factory=list)
+    quiet_ns: list[int] = field(default_factory=list)
+    """Durations of iterations in which nothing was observed."""
+    recorded: list[tuple[ObservedIteration, Recorded]] = field(default_factory=list)
+    mismatch: str | None = None
+    """How the reducer's buckets differed from the plan, if they did."""
+    flushed: str | None = None
+    """Why hardly any message ran during forward passes, if so."""
+    drifted: bool = False
+    """Whether the ranks agree that computation or communication has changed for good."""
+    slower: bool = False
+    """Whether they agree that iterations take longer than those of stock DDP did."""
+
+
+class RankMeasurements:
+    """Measurements that all ranks make together; all get the same results."""
+
+    def __init__(self, job: Wrapped) -> None:
         self._job = job
         self.rank = dist.get_rank(job.group)
         self.workers = dist.get_world_size(job.group)
@@ -86,9 +123,9 @@ class Groundwork:
     def profile(self, result: StageResult, network: Network) -> Profile:
         """Build the profile from iterations in which everything was sent after the last gradient.
 
-        What passes between the last gradient and the update is the exchange, of which the network
-        explains a part; the rest is waiting for the slowest worker and unpacking the buckets, and
-        comes with every plan.
+        The time between the last gradient and the update is the exchange. The network explains a
+        part of it; the rest is waiting for the slowest worker and unpacking the buckets, which
+        every plan has.
         """
         job = self._job
         own = median_trace(result.lean, result.detailed, result.quiet_ns)
@@ -114,7 +151,7 @@ class Groundwork:
         return Profile.from_json(self.shared(build))
 
     def everything_at_once(self) -> Plan:
-        """Return the plan of one message, made before anything was measured."""
+        """Return the plan with one message, which needs no measurement."""
         tensors = tuple(
             Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
             for name, p in reversed(self._job.parameters.items())
@@ -128,11 +165,11 @@ class Groundwork:
         )
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, which JSON can hold."""
+        """Return every rank's value; JSON must be able to hold it."""
         return gather_json(value, self._job.group, self._job.device)
 
     def shared(self, conclude: Callable[[], Any]) -> Any:
-        """Return what rank 0 concludes, on every rank; its error too, so that nobody waits.
+        """Return on every rank what rank 0 concludes; raise its error on every rank too.
 
         Raises:
             UserError: rank 0 could not conclude.

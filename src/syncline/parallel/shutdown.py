@@ -1,7 +1,7 @@
-"""Leaving: what is on its way when a process ends, or when nobody uses the model any more.
+"""Shutdown: finish what is under way when a process ends or its model is dropped.
 
-The other ranks wait for this one's messages, so these still go out; and an update that was asked
-for is made, or its loss is said on the standard error output and by the exit code.
+The other ranks wait for this one's messages, so these are still sent. An update that was asked for
+is made, or its loss is reported on standard error and by the exit code.
 """
 
 from __future__ import annotations
@@ -17,31 +17,29 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from syncline.errors import PeerError, SynclineError
-from syncline.measure.lent import BEFORE_RETURNS
+from syncline.measure.keepalive import BEFORE_RELEASED
 
 if TYPE_CHECKING:
     from syncline.parallel.deferral import Deferral
     from syncline.parallel.engine import Engine
 
-__all__ = ["finish_on_leaving"]
+__all__ = ["finish_on_shutdown"]
 
 SILENCE_S = 10.0
-"""A process that ends waits for the others as long as any exchange may take, the timeout of its
-group; after so long it says that it does."""
+"""A process that ends waits for the others up to its group's timeout; it says so after this."""
 PATIENCE_AFTER_ERROR_S = 5.0
-"""One that ends by an exception waits no longer than so for the next message to arrive: the others
-will see that it is gone."""
+"""A process that ends by an exception waits at most this long for the next message: the others will
+see that it has ended."""
 THREADS_S = 1.0
 """How long the engine's threads may take to end."""
-FINISHING = BEFORE_RETURNS + 1
-AWAITING = BEFORE_RETURNS
+FINISHING = BEFORE_RELEASED + 1
+AWAITING = BEFORE_RELEASED
 LAST = -1000
-"""Among the process's finalizers: before whatever else has a priority, right after that, and after
-all of it."""
+"""Priorities of the process's finalizers: before all others, right after that, after all others."""
 
 
-def finish_on_leaving(deferral: Deferral, engine: Engine) -> Finalize[None]:
-    """See to it that what is pending is finished; the result's ``cancel`` takes that back.
+def finish_on_shutdown(deferral: Deferral, engine: Engine) -> Finalize[None]:
+    """Finish what is pending when the process ends; the result's ``cancel`` revokes that.
 
     ``multiprocessing`` runs its finalizers at the end of every Python process, its own children
     included, where ``atexit`` calls nothing, and never in a fork of the process that made them.
@@ -49,10 +47,10 @@ def finish_on_leaving(deferral: Deferral, engine: Engine) -> Finalize[None]:
     for thread in engine.threads:
         Finalize(thread, _await, (weakref.ref(thread),), exitpriority=AWAITING)
     references = weakref.ref(deferral), weakref.ref(engine)
-    return Finalize(engine, _leave, references, exitpriority=FINISHING)
+    return Finalize(engine, _shut_down, references, exitpriority=FINISHING)
 
 
-def _leave(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine]) -> None:
+def _shut_down(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine]) -> None:
     deferral, engine = deferral_of(), engine_of()
     if deferral is not None and engine is not None:
         _finish(deferral, engine)
@@ -64,11 +62,11 @@ def _leave(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine]) -
 
 
 def _await(thread_of: weakref.ref[Thread]) -> None:
-    """See to it that a thread of an engine has ended when the interpreter goes.
+    """Wait until a thread of an engine has ended, before the interpreter exits.
 
-    It would be torn out of C++ code otherwise, which aborts the process: out of a wait in the
-    backend for a peer, or, when nothing else refers to the engine any more, out of the destructor
-    of its process group.
+    Otherwise the interpreter stops it inside C++ code, which aborts the process: in the backend's
+    wait for a peer, or, when nothing else refers to the engine any more, in the destructor of its
+    process group.
     """
     thread = thread_of()
     if thread is None:
@@ -83,7 +81,7 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
     try:
         _send_the_rest(engine)
         deferral.settle()
-    except BaseException as error:  # Ctrl-C too: the process ends anyway, and this must be told
+    except BaseException as error:  # Ctrl-C too: the process ends anyway, and this must be reported
         lost = error
         engine.fail(_as_ours(error, engine.rank))
     shown = _exception()
@@ -112,8 +110,8 @@ def _send_the_rest(engine: Engine) -> None:
 
 
 def _exception() -> BaseException | None:
-    """Return the exception by which the process ends, if it is one that Python shows."""
-    handled = sys.exception()  # in a child of multiprocessing, which tidies up before it shows it
+    """Return the exception that ends the process, if Python shows it."""
+    handled = sys.exception()  # a child of multiprocessing runs finalizers before it shows it
     if handled is not None:
         return None if isinstance(handled, SystemExit) else handled
     shown: BaseException | None = getattr(sys, "last_value", None)
@@ -142,7 +140,7 @@ def _end_with_error(text: str) -> None:
 def _end_early() -> None:
     """Let the process end with exit code 1 once the other finalizers have run.
 
-    Python gives exit handlers no say in the exit code.
+    Python's exit handlers cannot change the exit code.
     """
     Finalize(None, _end, exitpriority=LAST)
 

@@ -11,38 +11,40 @@ from functools import partial
 import pytest
 
 from syncline.errors import InternalError, PeerError
-from syncline.sparse.line import Line
+from syncline.sparse.serial_executor import SerialExecutor
 
 
 def test_jobs_run_in_order_on_a_thread_of_their_own() -> None:
-    line, done = Line("a line", timeout_s=30), []
+    executor, done = SerialExecutor("an executor", timeout_s=30), []
     for number in range(50):
-        line.put(lambda n=number: done.append((n, threading.current_thread().name)), lambda: None)
-    line.join()
-    assert done == [(number, "a line") for number in range(50)]
+        executor.put(
+            lambda n=number: done.append((n, threading.current_thread().name)), lambda: None
+        )
+    executor.join()
+    assert done == [(number, "an executor") for number in range(50)]
 
 
 def test_no_job_runs_after_one_that_failed() -> None:
-    line, done, ended = Line("a line", timeout_s=30), [], []
+    executor, done, ended = SerialExecutor("an executor", timeout_s=30), [], []
 
     def fails() -> None:
         raise ValueError("the first")
 
-    line.put(fails, lambda: ended.append(1))
-    line.put(lambda: done.append(2), lambda: ended.append(2))
+    executor.put(fails, lambda: ended.append(1))
+    executor.put(lambda: done.append(2), lambda: ended.append(2))
     for _ in range(2):
         with pytest.raises(ValueError, match="the first"):
-            line.join()
+            executor.join()
     with pytest.raises(ValueError, match="the first"):
-        line.check()
+        executor.check()
     assert done == []
     assert ended == [1, 2]
 
 
 def test_a_line_without_jobs() -> None:
-    line = Line("a line", timeout_s=30)
-    line.check()
-    line.join()
+    executor = SerialExecutor("an executor", timeout_s=30)
+    executor.check()
+    executor.join()
 
 
 def test_a_line_that_waits_keeps_nothing_of_its_last_job() -> None:
@@ -50,10 +52,10 @@ def test_a_line_that_waits_keeps_nothing_of_its_last_job() -> None:
         def work(self) -> None:
             pass
 
-    line, state = Line("a line", timeout_s=30), State()
+    executor, state = SerialExecutor("an executor", timeout_s=30), State()
     gone = weakref.ref(state)
-    line.put(state.work, state.work)
-    line.join()
+    executor.put(state.work, state.work)
+    executor.join()
     del state
     assert gone() is None
 
@@ -79,7 +81,7 @@ def test_a_failure_keeps_no_frames(
     class Tensor:
         pass
 
-    line, seen = Line("a line", timeout_s=30), []
+    executor, seen = SerialExecutor("an executor", timeout_s=30), []
 
     def fails() -> None:
         held = Tensor()
@@ -89,27 +91,27 @@ def test_a_failure_keeps_no_frames(
         except KeyError:
             raise made() from None
 
-    line.put(fails, lambda: None)
+    executor.put(fails, lambda: None)
     with pytest.raises(type(made())):
-        line.join()
+        executor.join()
     for _ in range(2):
         with pytest.raises(again, match=said):
-            line.check()
+            executor.check()
     gc.collect()
     assert seen[0]() is None
 
 
 def test_waiting_for_a_job_ends() -> None:
-    line, release = Line("a line", timeout_s=0.05), threading.Event()
+    executor, release = SerialExecutor("an executor", timeout_s=0.05), threading.Event()
     done: list[int] = []
-    line.put(lambda: (release.wait(30), None)[1], lambda: done.append(1))
-    line.put(lambda: done.append(2), lambda: done.append(3))
+    executor.put(lambda: (release.wait(30), None)[1], lambda: done.append(1))
+    executor.put(lambda: done.append(2), lambda: done.append(3))
     for _ in range(2):
         with pytest.raises(PeerError, match=r"not ended within .* resume all ranks"):
-            line.join()
-    thread = line._thread
+            executor.join()
+    thread = executor._thread
     assert thread is not None
-    line.close()
+    executor.close()
     release.set()
     thread.join(30)
     assert not thread.is_alive()
@@ -117,11 +119,11 @@ def test_waiting_for_a_job_ends() -> None:
 
 
 def test_what_follows_a_job_may_fail_too() -> None:
-    line = Line("a line", timeout_s=30)
+    executor = SerialExecutor("an executor", timeout_s=30)
 
     def fails() -> None:
         raise ValueError("afterwards")
 
-    line.put(lambda: None, fails)
+    executor.put(lambda: None, fails)
     with pytest.raises(ValueError, match="afterwards"):
-        line.join()
+        executor.join()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.sparse_world import run_in_one_process
 
 from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Share
 from syncline.sparse.vector import PRECISIONS, Precision, SparseVector
-from syncline.sparse.world import run_in_one_process
 from tests.sparse import jobs
 from tests.workers import WorkerPool
 

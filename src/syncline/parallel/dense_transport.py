@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from syncline.measure.lent import lend
+from syncline.measure.keepalive import keepalive
 from syncline.model.plan import Collective
 from syncline.parallel.layout import Shares
+from syncline.torch_private import all_gather_base
 
-__all__ = ["Carrier", "CudaCarrier", "Flight", "bucket_elements", "carrier_for"]
+__all__ = ["CudaDenseTransport", "DenseTransport", "Work", "bucket_elements", "transport_for"]
 
 
 def bucket_elements(bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
@@ -27,17 +28,17 @@ def bucket_elements(bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[na
     return buffer
 
 
-class Flight(NamedTuple):
+class Work(NamedTuple):
     """A collective under way."""
 
-    land: Callable[[], None]
-    """Waits, on any thread of the host, until its result is in place; raises RuntimeError if a peer
+    wait: Callable[[], None]
+    """Blocks a thread of the host, any, until the result is in place; raises RuntimeError if a peer
     failed or did not answer within the group's timeout."""
-    join: Callable[[], None]
-    """Lets the current stream of the device wait for it, without the host: nothing on the CPU."""
+    wait_on_stream: Callable[[], None]
+    """Makes the current stream of the device wait for it, not the host: nothing on the CPU."""
 
 
-class Carrier:
+class DenseTransport:
     """Exchanges slices in place: every worker ends with the average over all workers.
 
     Args:
@@ -53,7 +54,7 @@ class Carrier:
         self._share = 1.0 / self.workers
 
     bounded = True
-    """Whether messages occupy the host until they land, so that it must bound how many are sent."""
+    """Whether messages occupy the host while under way, so that it must bound their number."""
 
     def mark(self) -> Any:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
@@ -62,11 +63,11 @@ class Carrier:
     def prepare(self, buffer: torch.Tensor, collective: Collective) -> None:
         """Make a slice ready to be sent; once, and as early as it is complete.
 
-        It passes through the memory, which takes as long as several per cent of sending does: the
-        line need not wait for it while something else is under way.
+        It reads and writes the whole slice, which takes several per cent as long as sending it: do
+        it while another message is under way.
 
         Args:
-            buffer: the slice; what is to be summed is multiplied by each worker's part.
+            buffer: the slice; before a sum it is divided by the number of workers.
             collective: what will be done with it.
         """
         # The multiplication of the reducer itself comes before its sum: so must ours, or results
@@ -80,7 +81,7 @@ class Carrier:
         collective: Collective,
         shares: Shares,
         after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
-    ) -> Flight:
+    ) -> Work:
         """Begin to exchange a contiguous slice.
 
         Args:
@@ -91,19 +92,21 @@ class Carrier:
             after: the marks after which its content is complete.
         """
         if collective == "all-reduce":
-            return Flight(_waiter(self.group.allreduce([_lent(buffer)])), _nothing)
+            return Work(_waiter(self.group.allreduce([_given(buffer)])), _nothing)
         if collective == "reduce-scatter":
             return self._scatter(buffer, shares)
         return self._gather(buffer, shares)
 
-    def gather_numbers(self, own: Sequence[int]) -> tuple[Flight, Callable[[], list[list[int]]]]:
-        """Begin to collect integers from every worker; the second result tells them once landed."""
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
+        """Begin to collect integers from every worker; the second result reads them afterwards."""
         sent = torch.tensor(own, dtype=torch.int64)
         received = [torch.empty_like(sent) for _ in range(self.workers)]
-        work = self.group.allgather([[lend(numbers) for numbers in received]], [lend(sent)])
-        return Flight(_waiter(work), _nothing), lambda: [numbers.tolist() for numbers in received]
+        work = self.group.allgather(
+            [[keepalive(numbers) for numbers in received]], [keepalive(sent)]
+        )
+        return Work(_waiter(work), _nothing), lambda: [numbers.tolist() for numbers in received]
 
-    def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Flight:
+    def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
 
         As much is sent as in a ring. An all-to-all is what every backend has that sends only what
@@ -113,10 +116,10 @@ class Carrier:
         own = sizes[self.rank]
         arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
         shares_in = [own] * self.workers
-        work = self.group.alltoall_base(_lent(arrived), _lent(buffer), shares_in, sizes)
+        work = self.group.alltoall_base(_given(arrived), _given(buffer), shares_in, sizes)
         wait = _waiter(work)
 
-        def land() -> None:
+        def complete() -> None:
             wait()
             if own:
                 start = shares[self.rank][0][0]
@@ -127,29 +130,29 @@ class Carrier:
                 else:
                     torch.sum(rows, 0, out=share)
 
-        return Flight(land, _nothing)
+        return Work(complete, _nothing)
 
-    def _gather(self, buffer: torch.Tensor, shares: Shares) -> Flight:
-        """Hand round the shares; all are padded to the longest."""
+    def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
+        """Send every worker all shares, each padded to the longest."""
         longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
         sent = buffer.new_empty(longest)
         arrived = [torch.empty_like(sent) for _ in shares]
         _copy(shares[self.rank], buffer, sent, into=False)
-        wait = _waiter(self.group.allgather([[_lent(part) for part in arrived]], [_lent(sent)]))
+        wait = _waiter(self.group.allgather([[_given(part) for part in arrived]], [_given(sent)]))
 
-        def land() -> None:
+        def complete() -> None:
             wait()
             for worker, pieces in enumerate(shares):
                 if worker != self.rank:
                     _copy(pieces, buffer, arrived[worker], into=True)
 
-        return Flight(land, _nothing)
+        return Work(complete, _nothing)
 
 
-class CudaCarrier(Carrier):
-    """Sends on a stream of its own; what uses the result waits on its own stream.
+class CudaDenseTransport(DenseTransport):
+    """Sends on a stream of its own; whoever uses the result waits on its own stream.
 
-    The static order is the order of that stream, so nothing need be held back by the host.
+    The static order is the order of that stream, so the host holds nothing back.
     """
 
     bounded = False
@@ -170,46 +173,46 @@ class CudaCarrier(Carrier):
 
     def send(
         self, buffer: torch.Tensor, collective: Collective, shares: Shares, after: Any
-    ) -> Flight:
+    ) -> Work:
         """Begin to exchange a slice once the device has reached the marks."""
         with torch.cuda.stream(self._stream):
             for event in after:
                 self._stream.wait_event(event)
             super().prepare(buffer, collective)
-            return self._landing(super().send(buffer, collective, shares, after))
+            return self._on_stream(super().send(buffer, collective, shares, after))
 
-    def gather_numbers(self, own: Sequence[int]) -> tuple[Flight, Callable[[], list[list[int]]]]:
-        """Begin to collect integers; they are told from the host's thread that lands flights."""
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
+        """Begin to collect integers; the host reads them once the copy is complete."""
         with torch.cuda.stream(self._stream):
             sent = torch.tensor(own, dtype=torch.int64, pin_memory=True)
             there = sent.to(self._cuda, non_blocking=True)
             received = there.new_empty(self.workers, len(own))
             # On this stream: a copy on another would wait for the computation there.
-            self.group._allgather_base(received, there).wait()
+            all_gather_base(self.group, received, there).wait()
             numbers = torch.empty_like(received, device="cpu", pin_memory=True)
             numbers.copy_(received, non_blocking=True)
-            return self._landing(Flight(_nothing, _nothing)), numbers.tolist
+            return self._on_stream(Work(_nothing, _nothing)), numbers.tolist
 
-    def _landing(self, flight: Flight) -> Flight:
+    def _on_stream(self, work: Work) -> Work:
         # Waiting for the work here makes this stream wait, not the host, and so do the copies and
         # sums after it; the event then stands for all of it.
-        flight.land()
-        landed = torch.cuda.Event()
-        landed.record(self._stream)
-        return Flight(
-            landed.synchronize,
-            lambda: torch.cuda.current_stream(self._cuda).wait_event(landed),
+        work.wait()
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return Work(
+            done.synchronize,
+            lambda: torch.cuda.current_stream(self._cuda).wait_event(done),
         )
 
 
-def carrier_for(group: dist.ProcessGroup, device: torch.device) -> Carrier:
-    """Return the carrier for gradients on ``device``."""
-    return CudaCarrier(group, device) if device.type == "cuda" else Carrier(group)
+def transport_for(group: dist.ProcessGroup, device: torch.device) -> DenseTransport:
+    """Return the transport for gradients on ``device``."""
+    return CudaDenseTransport(group, device) if device.type == "cuda" else DenseTransport(group)
 
 
-def _lent(elements: torch.Tensor) -> torch.Tensor:
-    """Return what to give to a collective: backends know no complex numbers, but rows of two."""
-    return lend(torch.view_as_real(elements) if elements.is_complex() else elements)
+def _given(elements: torch.Tensor) -> torch.Tensor:
+    """Return what a collective takes: pairs of real numbers for complex ones."""
+    return keepalive(torch.view_as_real(elements) if elements.is_complex() else elements)
 
 
 def _waiter(work: Any) -> Callable[[], None]:

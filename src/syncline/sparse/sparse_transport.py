@@ -1,4 +1,4 @@
-"""Carrying out the steps of an exchange over a process group, point to point."""
+"""Runs the steps of a sparse exchange over a process group, point to point."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import MismatchError, PeerError
-from syncline.measure.exchange import said_of
-from syncline.measure.lent import lend
-from syncline.sparse.exchange import UNREADABLE, Algorithm, Content, Outcome, Refusal, Share, Step
-from syncline.sparse.wire import Wire
+from syncline.measure.exchange import describe_error
+from syncline.measure.keepalive import keepalive
+from syncline.sparse.exchange import (
+    UNREADABLE,
+    Algorithm,
+    Content,
+    ExchangeOutcome,
+    ExchangeStep,
+    Refusal,
+    Share,
+)
+from syncline.sparse.wire import WireFormat
 
-__all__ = ["Courier", "ring_bytes"]
+__all__ = ["SparseTransport", "ring_bytes"]
 
 
-class Courier:
+class SparseTransport:
     """Sends and receives for one rank of a process group that nothing else uses meanwhile."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         """Use a group.
 
-        Its methods are called directly, so that what is under way can end after the user has
-        destroyed all groups.
+        Its methods are called directly, so that works can complete after the user has destroyed
+        all groups.
 
         Args:
             group: of any backend that sends tensors of the CPU.
@@ -36,10 +44,10 @@ class Courier:
         self.rank = group.rank()
         self.ranks = group.size()
         self.sent_bytes = 0
-        """What this rank has handed to the backend so far."""
+        """How much this rank has given to the backend so far."""
         self._refused: MismatchError | None = None
 
-    def run(self, algorithm: Algorithm, share: Share, wire: Wire) -> Outcome:
+    def run(self, algorithm: Algorithm, share: Share, wire: WireFormat) -> ExchangeOutcome:
         """Run an exchange; all ranks must.
 
         A message that cannot be read makes this rank refuse, and go on: so the refusal reaches all
@@ -56,9 +64,9 @@ class Courier:
             try:
                 step = run.send(arrived)  # type: ignore[arg-type]  # None starts a generator
             except StopIteration as ended:
-                outcome: Outcome = ended.value
+                outcome: ExchangeOutcome = ended.value
                 break
-            arrived = self._carried_out(step, wire)
+            arrived = self._run_step(step, wire)
         if self._refused is not None:
             raise self._refused
         return outcome
@@ -74,7 +82,7 @@ class Courier:
             PeerError: a rank failed, or did not answer in time.
         """
         try:
-            self._group.allreduce([lend(values)]).wait(self._timeout)
+            self._group.allreduce([keepalive(values)]).wait(self._timeout)
             size_bytes = values.numel() * values.element_size()
             self.sent_bytes += ring_bytes(size_bytes, self.ranks) if counted else 0
         except RuntimeError as error:
@@ -84,7 +92,7 @@ class Courier:
         """Return the average over all ranks of values of 16 bits.
 
         Every rank gets everybody's values of its share, adds them up in float32 in the order of the
-        ranks, and sends the average round, so that a value is rounded twice however many ranks
+        ranks, and sends the average to all, so that a value is rounded twice however many ranks
         there are, and all ranks get the same bits. As much is sent as in a ring.
 
         Args:
@@ -118,11 +126,11 @@ class Courier:
     def _lost(self, doing: str, error: RuntimeError) -> PeerError:
         return PeerError(
             f"rank {self.rank} lost a peer while {doing}: "
-            f"{said_of(error, self._timeout.total_seconds())}; see the other ranks' output, and "
-            "resume all ranks from the last checkpoint"
+            f"{describe_error(error, self._timeout.total_seconds())}; see the other ranks' output, "
+            "and resume all ranks from the last checkpoint"
         )
 
-    def _carried_out(self, step: Step, wire: Wire) -> tuple[Content, ...]:
+    def _run_step(self, step: ExchangeStep, wire: WireFormat) -> tuple[Content, ...]:
         works: list[dist.Work] = []
         received = torch.empty(step.receives * wire.message_bytes, dtype=torch.uint8)
         try:
@@ -144,11 +152,11 @@ class Courier:
         rows = received.numpy().reshape(step.receives, wire.message_bytes)
         return tuple(self._read(row, step.receive_from, wire) for row in rows)
 
-    def _read(self, message: Any, sender: int | None, wire: Wire) -> Content:
+    def _read(self, message: Any, sender: int | None, wire: WireFormat) -> Content:
         try:
             return wire.read(message)
         except MismatchError as error:
-            # With several contents the sender has passed on those of others.
+            # Some contents may be of other ranks, which the sender passed on.
             self._refused = MismatchError(
                 f"rank {self.rank} cannot read what rank {sender} sent: {error}; give all ranks "
                 "the same recipe and the same number of steps, and let all step ahead or none"
@@ -158,9 +166,9 @@ class Courier:
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
     """Return contiguous values as bytes, without a copy, for a collective."""
-    return lend(values.view(torch.uint8))
+    return keepalive(values.view(torch.uint8))
 
 
 def ring_bytes(size_bytes: int, ranks: int) -> int:
-    """Return what a rank sends in an all-reduce of so many bytes by a ring."""
+    """Return how many bytes a rank sends in a ring all-reduce of ``size_bytes``."""
     return 2 * (ranks - 1) * size_bytes // ranks

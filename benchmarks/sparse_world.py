@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from syncline.errors import InternalError
-from syncline.sparse.exchange import Algorithm, Content, Outcome, Share
+from syncline.sparse.exchange import Algorithm, Content, ExchangeOutcome, Share
 
 __all__ = ["run_in_one_process"]
 
@@ -17,7 +17,7 @@ def run_in_one_process(
     algorithm: Algorithm,
     shares: Sequence[Share],
     carried: Carried = lambda contents: contents,
-) -> list[Outcome]:
+) -> list[ExchangeOutcome]:
     """Run an exchange of all ranks and return how it ended on each.
 
     Sends do not wait; a rank that receives goes on once the contents are there.
@@ -31,7 +31,7 @@ def run_in_one_process(
         InternalError: the ranks wait for each other, or expect other contents than were sent.
     """
     mail: dict[tuple[int, int], deque[tuple[Content, ...]]] = {}
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, ExchangeOutcome] = {}
     runs = [algorithm(share) for share in shares]
     waiting = {}
 

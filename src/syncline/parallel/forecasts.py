@@ -1,4 +1,4 @@
-"""What is expected of each planner, given what is known so far."""
+"""``Forecasts``: predictions for every planner, from what was measured so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.model.recipe import Compression
 from syncline.model.timeline import Timeline
-from syncline.parallel.stages import Settings
+from syncline.parallel.rank_measurements import Settings
 from syncline.planners import Planner, planner_named
 from syncline.planners.auto import Auto, choose
 from syncline.planners.compressed import choose_compressed
@@ -21,22 +21,21 @@ from syncline.planners.ddp import Ddp
 from syncline.planners.overlap import Overlap
 from syncline.simulator.predict import calibrate_contention, predict
 
-__all__ = ["Outlook", "look_ahead"]
+__all__ = ["Forecasts", "forecast"]
 
 
-class Outlook(NamedTuple):
+class Forecasts(NamedTuple):
     """Predictions of all planners, and the plan to try next."""
 
     profile: Profile
     network: Network
     comparison: Comparison
     plan: Plan | None
-    """The plan to try; None where DDP's own buckets are expected to be as good."""
+    """The plan to try; None if DDP's own buckets are expected to be as good."""
     held_back: bool = False
-    """Whether the planner of ``plan`` would leave messages to the next forward pass, which no
-    optimizer allows."""
+    """Whether ``plan`` would leave messages to the next forward pass, but no optimizer defers."""
     compressing: Network | None = None
-    """What messages cost when they are compressed, where they are to be."""
+    """The costs of compressed messages; None without compression."""
 
     def predicted_s(self, planner: str) -> float:
         """Return the predicted seconds an iteration of a planner."""
@@ -48,14 +47,14 @@ class Outlook(NamedTuple):
         return predict(self.profile, costs, plan).timeline
 
     def to_shared(self) -> Any:
-        """Return the outlook, less the profile, as JSON values."""
+        """Return the forecasts without the profile, as JSON values."""
         plan = None if self.plan is None else self.plan.to_json()
         costs = None if self.compressing is None else self.compressing.to_json()
         return [self.network.to_json(), self.comparison.to_json(), plan, self.held_back, costs]
 
     @classmethod
-    def from_shared(cls, profile: Profile, shared: Any) -> Outlook:
-        """Return the outlook that another rank made from the same profile."""
+    def from_shared(cls, profile: Profile, shared: Any) -> Forecasts:
+        """Return the forecasts that another rank made from the same profile."""
         network, comparison, plan, held_back, costs = shared
         return cls(
             profile,
@@ -67,15 +66,15 @@ class Outlook(NamedTuple):
         )
 
 
-def look_ahead(
+def forecast(
     profile: Profile,
     network: Network,
     settings: Settings,
     measured: Sequence[tuple[Plan, float]] = (),
     *,
     defers: bool = False,
-) -> Outlook:
-    """Compare all planners and say which plan to try.
+) -> Forecasts:
+    """Compare all planners and choose the plan to try.
 
     Args:
         profile: the profile.
@@ -101,7 +100,7 @@ def look_ahead(
             comparison, chosen=settings.planner, reason=f"{settings.planner} was asked for"
         )
     chosen = comparison.chosen
-    return Outlook(
+    return Forecasts(
         profile,
         network,
         comparison,
@@ -117,7 +116,7 @@ def _compressed(
     compression: Compression,
     *,
     defers: bool,
-) -> Outlook:
+) -> Forecasts:
     choice = choose_compressed(
         profile,
         network,
@@ -127,7 +126,7 @@ def _compressed(
         others=[Overlap(in_flight=1)] if defers else [],
         defers=defers,
     )
-    return Outlook(
+    return Forecasts(
         profile,
         network,
         choice.comparison,

@@ -1,0 +1,116 @@
+"""``Wrapped``: a module in torch's DDP class, as its reducer, engine and record need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline.measure.clock import Clock, clock_for
+from syncline.measure.profiler import dtype_name
+from syncline.model.quantities import BYTES_PER_ELEMENT
+from syncline.parallel.compression import Compressing
+from syncline.parallel.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.guard import Guard
+from syncline.parallel.layout import BYTES_PER_MIB
+from syncline.planners.ddp import Ddp
+from syncline.torch_private import Ddp as TorchDDP
+from syncline.torch_private import why_no_buckets
+
+__all__ = ["Wrapped"]
+
+
+class Wrapped:
+    """What is exchanged among whom, and what the user has asked for.
+
+    Args:
+        ddp: torch's class, constructed.
+        arguments: those it was constructed with, other than the module.
+        parameters: those that DDP exchanges, by name: those that needed gradients when the module
+            was wrapped, also while they are frozen; a shared one once.
+    """
+
+    def __init__(
+        self, ddp: TorchDDP, arguments: Mapping[str, Any], parameters: dict[str, nn.Parameter]
+    ) -> None:
+        self.ddp = ddp
+        self.module: nn.Module = ddp.module
+        self.group: dist.ProcessGroup = ddp.process_group
+        self.parameters = parameters
+        self._arguments = arguments
+        self.gradients_are_views: bool = ddp.gradient_as_bucket_view
+        self.compressing: Compressing | None = None
+        """What exchanges lossy messages, if the user has asked for any."""
+        self.optimizers: list[DeferredOptimizer] = []
+        """Those given to ``overlap``."""
+        self.guard: Guard | None = None
+        self.why_not_deferred: str | None = None
+        """Why all updates are synchronous, if they are."""
+        self.sample_rate: int | None = None
+        """How many iterations pass between two that the reducer measures; None: we choose."""
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the engine and measuring work: the parameters' GPU, or the CPU."""
+        device = self.parameters_device
+        return device if device.type == "cuda" else torch.device("cpu")
+
+    @property
+    def parameters_device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(iter(self.parameters.values())).device
+
+    @cached_property
+    def clock(self) -> Clock:
+        """The clock of the parameters' device."""
+        return clock_for(self.parameters_device)
+
+    @property
+    def can_defer(self) -> bool:
+        """Whether an update can wait for the next forward pass."""
+        return self.why_not_deferred is None and any(
+            optimizer.why_not is None for optimizer in self.optimizers
+        )
+
+    @property
+    def updates(self) -> int:
+        """How often the optimizers were stepped; all ranks must agree."""
+        return sum(optimizer.updates for optimizer in self.optimizers)
+
+    @property
+    def wants_views(self) -> bool:
+        """Whether the user asked for gradients that are views of the buckets."""
+        return bool(self._arguments.get("gradient_as_bucket_view", False))
+
+    @property
+    def keeps_first_buckets(self) -> bool:
+        """Whether the reducer never rebuilds its buckets: it looks for unused parameters."""
+        return self.ddp.find_unused_parameters and not self.ddp.static_graph
+
+    def own_buckets(self) -> Ddp:
+        """Return the buckets that torch's class makes under the user's arguments."""
+        keeps = self.ddp.find_unused_parameters and not self._arguments.get("static_graph", False)
+        cap_mb = self._arguments.get("bucket_cap_mb")
+        if cap_mb is None:
+            return Ddp(from_the_last=keeps)
+        cap_bytes = int(cap_mb * BYTES_PER_MIB)
+        return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes, from_the_last=keeps)
+
+    def why_not_planned(self) -> str | None:
+        """Say why this model's buckets cannot be planned, or None if they can."""
+        parameters = list(self.parameters.values())
+        reason = why_no_buckets(self.ddp, parameters)
+        if reason is not None:
+            return reason
+        if len({(p.dtype, p.device) for p in parameters}) > 1:
+            return "gradients are of several dtypes or devices, which DDP never merges"
+        unknown = {dtype_name(p.dtype) for p in parameters} - BYTES_PER_ELEMENT.keys()
+        if unknown:
+            return f"gradients are of {unknown.pop()}, of which messages cannot be planned"
+        if any(getattr(m, "sparse", False) for m in self.module.modules()):
+            return "some gradients are sparse"
+        return None

@@ -1,0 +1,342 @@
+"""The private names of torch that Syncline uses, each with the reason.
+
+Torch may change them in any release, so no other module uses one. Checked with torch 2.13. What a
+class of ours must override or be asked for by its name (methods of DDP, of optimizers and of
+process groups) stays in that class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._autograd import _profiler_enabled
+from torch._C._dynamo import eval_frame as _eval_frame
+from torch._C._profiler import _RecordFunctionFast
+from torch._compile import _disable_dynamo
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.optim import optimizer as _torch_optimizer
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves as _tree_leaves
+
+# ------------------------------------------------------------------ torch.compile
+
+Class = TypeVar("Class", bound=type[Any])
+
+disable_dynamo = _disable_dynamo
+"""``torch.compiler.disable`` imports the compiler at once, which takes seconds; this does so when
+something is compiled. Torch's own DDP uses it."""
+eval_frame_callback: Callable[[], Any] = _eval_frame.get_eval_frame_callback
+"""What compiles the frames that run now; None outside compiled code. The public
+``torch.compiler.is_compiling`` says no in a function that is itself not compiled."""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Say whether calling a module runs code that ``torch.compile`` made."""
+    return isinstance(module, torch._dynamo.OptimizedModule) or compiled_call(module) is not None
+
+
+def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
+    """Return what ``module.compile()`` put in place of the module's call; there is no getter."""
+    call: Callable[..., Any] | None = module.__dict__.get("_compiled_call_impl")
+    return call
+
+
+def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
+    """Replace it."""
+    module._compiled_call_impl = call
+
+
+def untraced(cls: Class) -> Class:
+    """Let ``torch.compile`` run the methods of a class, and all that they call, as they are.
+
+    C++ code of torch calls a process group from wherever it is, the compiled forward pass of a
+    wrapped model among others, and the compiler then traces every Python function as a part of it.
+    ``torch.compiler.disable`` prevents that by a wrapper that takes 0.4 us a call, an eighth of
+    what our Python takes in a small collective. This marks the code of the methods.
+    """
+    skip = _eval_frame._FrameAction.SKIP
+    for member in vars(cls).values():
+        function = member.fget if isinstance(member, property) else member
+        if isinstance(function, FunctionType):
+            _eval_frame.set_code_exec_strategy(
+                function.__code__, _eval_frame._FrameExecStrategy(skip, skip)
+            )
+    return cls
+
+
+# ------------------------------------------------------------------ autograd
+
+_ENGINE: Any = torch.autograd.Variable._execution_engine
+queue_callback: Callable[[Callable[[], None]], None] = _ENGINE.queue_callback
+"""Runs a function at the end of the backward pass that runs now. DDP's reducer does the same."""
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that runs now; -1 outside. It tells nested ones apart."""
+
+
+unsafe_preserve_version_counter = _unsafe_preserve_version_counter
+"""An update made inside an operator must not change the versions that autograd has just noted."""
+
+
+def sequence_number_of(node: Any) -> int:
+    """Return when autograd made a node, which says which submodule made it."""
+    number: int = node._sequence_nr()
+    return number
+
+
+# ------------------------------------------------------------------ switches of torch
+
+# A deferred update runs under the modes of its ``step``; no public function replaces a stack.
+function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
+push_function_mode: Callable[[Any], None] = _push_mode
+pop_function_mode: Callable[[], Any] = _pop_mode
+disable_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+"""Active ``TorchFunctionMode``s: their list takes longer to make, and is mostly empty."""
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""Active ``TorchDispatchMode``s."""
+interpreter_stack: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+"""The innermost transformation of ``torch.func``; None outside."""
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+"""The running ``torch.jit.trace``; None outside. ``is_tracing`` says so, but cannot restore it."""
+set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+
+
+def no_interpreter_stack() -> AbstractContextManager[Any]:
+    """Leave all transformations of ``torch.func`` within the block."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+# ------------------------------------------------------------------ tensors
+
+swap_tensor_impl: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+"""Swaps the C++ tensors of two objects. The public ``swap_tensors`` swaps their classes too."""
+make_subclass: Callable[..., torch.Tensor] = torch.Tensor._make_subclass
+"""What ``nn.Parameter(tensor)`` calls."""
+without_torch_function: Any = torch._C.DisableTorchFunctionSubclass
+"""A block in which a tensor's ``__torch_function__`` is not called, as torch documents."""
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+"""A ``__torch_function__`` that does nothing, as ``nn.Parameter`` has."""
+force_dispatch_keys: Any = torch._C._ForceDispatchKeyGuard
+"""Calls operators inside ``__torch_dispatch__`` as if from outside it, autograd included."""
+
+
+def dispatch_keys() -> tuple[Any, Any]:
+    """Return the dispatch keys that are switched on and off here, for ``force_dispatch_keys``."""
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """Return how many references C++ holds to a storage: to know whether anyone else has it."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
+
+
+tree_leaves: Callable[[Any], list[Any]] = _tree_leaves
+"""The leaves of any nest that torch knows, such as of named tuples."""
+# One call for many tensors. The optimizers of torch use these; they have no public names.
+foreach_add_: Callable[..., None] = torch._foreach_add_
+foreach_copy_: Callable[..., None] = torch._foreach_copy_
+foreach_mul_: Callable[..., None] = torch._foreach_mul_
+foreach_norm: Callable[..., Sequence[torch.Tensor]] = torch._foreach_norm
+foreach_zero_: Callable[..., None] = torch._foreach_zero_
+
+
+# ------------------------------------------------------------------ the profiler
+
+RecordFunction: Any = _RecordFunctionFast
+"""``record_function`` costs microseconds a call, and takes no tensors' sizes."""
+profiling: Callable[[], bool] = _profiler_enabled
+"""Whether a profiler runs."""
+
+
+def end_range(profiled: Any, future: torch.futures.Future[Any]) -> None:
+    """End a ``record_function`` when a future is complete."""
+    profiled._call_end_callbacks_on_future(future)
+
+
+# ------------------------------------------------------------------ optimizers
+
+SEEN_BY_SCHEDULER = "_wrapped_by_lr_sched"
+"""The mark of a ``step`` that a learning-rate scheduler watches."""
+STEP_CALLED = "_opt_called"
+"""What a scheduler looks for on an optimizer, to warn if it is stepped before."""
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Mapping[int, Any]]]:
+    """Return the hooks that see an optimizer's whole step, each with whose they are."""
+    return [
+        ("the optimizer", getattr(optimizer, "_optimizer_step_pre_hooks", {})),
+        ("the optimizer", getattr(optimizer, "_optimizer_step_post_hooks", {})),
+        ("all optimizers", _torch_optimizer._global_optimizer_pre_hooks),
+        ("all optimizers", _torch_optimizer._global_optimizer_post_hooks),
+    ]
+
+
+# ------------------------------------------------------------------ process groups
+
+
+def all_gather_base(group: dist.ProcessGroup, gathered: torch.Tensor, own: torch.Tensor) -> Any:
+    """Begin an all-gather into one tensor; a group has no public method for it."""
+    return group._allgather_base(gathered, own)
+
+
+def default_store() -> Any:
+    """Return the store of the default group, for groups of our own."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def device_types(group: dist.ProcessGroup) -> list[torch.device]:
+    """Return the kinds of devices that a group has backends for."""
+    types: list[torch.device] = group._device_types
+    return types
+
+
+def timeout_of_backend(group: dist.ProcessGroup) -> timedelta:
+    """Return the timeout of a group's first backend; groups of torch have no public one."""
+    timeout: timedelta = group._get_backend(device_types(group)[0]).options._timeout
+    return timeout
+
+
+def known_groups() -> list[dist.ProcessGroup]:
+    """Return all groups of this process, which a dump of the flight recorder names."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def set_group_count(count: int) -> None:
+    """Set the number from which torch names the next groups."""
+    dist.distributed_c10d._world.group_count = count
+
+
+def ignored_by_ddp(module: nn.Module) -> frozenset[str]:
+    """Return the parameters and buffers that DDP is to ignore, which has a setter alone."""
+    return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+# ------------------------------------------------------------------ torch's DDP
+
+Ddp = nn.parallel.DistributedDataParallel
+
+
+def logging_data(ddp: Ddp) -> dict[str, Any]:
+    """Return what the reducer has measured: its buckets, and the times of sampled iterations."""
+    data: dict[str, Any] = ddp._get_ddp_logging_data()
+    return data
+
+
+def bucket_sizes(ddp: Ddp) -> list[int]:
+    """Return the bytes of the reducer's buckets."""
+    data = logging_data(ddp)
+    listed = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
+    return [int(size) for size in listed.split(", ") if size]
+
+
+def is_joining(ddp: Ddp) -> bool:
+    """Say whether ``join`` was entered; torch leaves that set when the context ends."""
+    return bool(ddp._join_config.enable)
+
+
+def why_no_buckets(ddp: Ddp, parameters: Sequence[nn.Parameter]) -> str | None:
+    """Say which feature of DDP leaves no room for other buckets or a hook, or None."""
+    if ddp._use_python_reducer:
+        return "torch._dynamo's Python reducer is in use"
+    if ddp.mixed_precision is not None:
+        return "the mixed_precision argument uses DDP's only communication hook"
+    if ddp._delay_all_reduce_params:
+        return "some parameters are reduced later (delay_all_reduce_named_params)"
+    if any(hasattr(p, "_in_backward_optimizers") for p in parameters):
+        return "the optimizer runs inside backward and uses DDP's only communication hook"
+    return None
+
+
+def is_tensor_parallel(parameters: Iterable[nn.Parameter]) -> bool:
+    """Say whether DTensors were made of some parameters' memory (``torch.distributed.tensor``)."""
+    return any(hasattr(parameter, "_st_info") for parameter in parameters)
+
+
+def reducer_parameters(ddp: Ddp) -> tuple[list[nn.Parameter], list[bool], dict[int, str]]:
+    """Return what DDP gives its reducer: parameters, whether their gradients are sparse, names."""
+    parameters, sparse = ddp._build_params_for_reducer()
+    return parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters)
+
+
+def has_final_buckets(ddp: Ddp) -> bool:
+    """Say whether the reducer has rebuilt its buckets after its first backward pass."""
+    return bool(ddp._has_rebuilt_buckets)
+
+
+def make_final_buckets(ddp: Ddp) -> None:
+    """Rebuild them now. DDP does so in its next forward pass, once in a training."""
+    ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()
+
+
+def is_finalized(reducer: Any) -> bool:
+    """Say whether a reducer has exchanged all gradients of the last backward pass."""
+    try:
+        reducer._check_reducer_finalized()
+    except RuntimeError:  # torch's forward pass says so where it matters
+        return False
+    return True
+
+
+def remake_reducer(
+    ddp: Ddp,
+    parameters: list[nn.Parameter],
+    sparse: list[bool],
+    names: dict[int, str],
+    *,
+    sample_every: int,
+) -> None:
+    """Put a new reducer in place of DDP's, which cannot be given other buckets.
+
+    Args:
+        ddp: whose reducer.
+        parameters: that it exchanges.
+        sparse: of each, whether its gradient is sparse.
+        names: of parameters by their index, for torch's messages.
+        sample_every: how many iterations pass between two that the reducer measures.
+    """
+    del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
+    ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+    ddp._comm_hooks = []
+    ddp._has_rebuilt_buckets = False
+    if ddp.static_graph:
+        ddp._static_graph_delay_allreduce_enqueued = False
+        ddp.reducer._set_static_graph()
+        assert ddp.logger is not None
+        ddp.logger._set_static_graph()
+    if getattr(ddp, "require_manual_backward_finalization", False):  # since torch 2.15
+        setattr(ddp, "require_manual_backward_finalization", True)  # noqa: B010 - a property
+    ddp.reducer._set_ddp_runtime_logging_sample_rate(sample_every)
+
+
+def caps_for_buckets(ddp: Ddp, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the attributes of DDP that make its reducer's buckets of these bytes.
+
+    A bucket is closed once it holds at least its cap: a cap of exactly its bytes closes it there.
+    """
+    largest, caps = max(sizes), list(sizes)
+    noted: dict[str, Any] = {
+        "bucket_bytes_cap": largest,
+        "bucket_bytes_cap_list": caps,
+        "bucket_bytes_cap_default": False,
+    }
+    config = ddp.__dict__.get("_bucket_config")  # since torch 2.13 it counts, not these
+    if config is not None:
+        noted["_bucket_config"] = dataclasses.replace(
+            config,
+            bucket_bytes_cap=largest,
+            per_bucket_bytes_caps=tuple(caps),
+            first_bucket_bytes_cap=largest,
+        )
+    return noted
