@@ -20,7 +20,7 @@ News = Literal["ready", "taken"]
 """Of a slot: the event after which it is filled, or after which it was read, is recorded."""
 KINDS = get_args(News)
 NOTE = struct.Struct("<qq")
-"""The kind's number, and how many of the kind this rank has sent to the peer before."""
+"""The kind's number, and how many of that kind this rank has sent to the peer before."""
 SIZE = struct.Struct("<q")
 
 

@@ -1,8 +1,8 @@
 """``CudaDevice``: CUDA through torch, shared between processes by CUDA's own handles (IPC).
 
-Of torch's API only what is public: streams and events of ``torch.cuda``, and of
-``torch.multiprocessing.reductions`` what its queues send and rebuild tensors with. What these pass
-on is sent field by field; nothing is pickled.
+It uses only torch's public API: streams and events of ``torch.cuda``, and the functions of
+``torch.multiprocessing.reductions`` that send and rebuild tensors. Their values are sent field by
+field; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FIXED: dict[str, Any] = {
     "dtype": torch.uint8,
     "requires_grad": False,
 }
-"""What torch is told that is the same for all staging buffers, and so is never sent."""
+"""Arguments of torch that are the same for all staging buffers, so they are never sent."""
 
 
 class CudaDevice:
@@ -69,7 +69,7 @@ class CudaDevice:
         device: such as ``"cuda:1"``, or its number; without a number, torch's current one.
 
     Raises:
-        UserError: there is no such GPU, or torch shares memory in a way that is not known here.
+        UserError: there is no such GPU, or this torch shares memory in an unknown way.
     """
 
     def __init__(self, device: torch.device | str | int = "cuda") -> None:
@@ -90,13 +90,13 @@ class CudaDevice:
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
         return self._device
 
     # ------------------------------------------------------------------ what processes share
 
     def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
-        """Return memory of torch's allocator, which others may have had on the current stream."""
+        """Return memory of torch's allocator, which the current stream may have used before."""
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
         for stream in streams:
             stream.wait_stream(self.current_stream())
@@ -104,7 +104,7 @@ class CudaDevice:
         return memory
 
     def share(self, memory: Tensor) -> bytes:
-        """Return a handle for one process: torch counts who has opened it."""
+        """Return a handle for one process: torch counts how often it is opened."""
         with self._sharing("memory"):
             _, values = reduce_tensor(memory)
         sent = dict(zip(inspect.signature(rebuild_cuda_tensor).parameters, values, strict=True))
@@ -116,7 +116,7 @@ class CudaDevice:
         return msgspec.json.encode(handle)
 
     def open(self, handle: bytes) -> Tensor:
-        """Return memory that is on its owner's GPU, also where that is another than this one."""
+        """Return memory on its owner's GPU, which may be another than this one."""
         shared = decoded(handle, MemoryHandle)
         index = _number_of(shared.gpu)
         with self._sharing("memory"):

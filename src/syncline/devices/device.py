@@ -11,9 +11,9 @@ from torch import Tensor
 __all__ = ["REDUCTIONS", "Device", "Event", "Stream"]
 
 Stream = Any
-"""Work that a device does in order; what it is, its :class:`Device` knows."""
+"""A queue of work that a device runs in order; its type is the :class:`Device`'s."""
 Event = Any
-"""A place in a stream's work, for other streams to wait for."""
+"""A point in a stream's work that other streams can wait for."""
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -22,42 +22,42 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "max": torch.maximum,
     "product": torch.mul,
 }
-"""Elementwise, into ``out=``; of averages the sum is divided at the end."""
+"""Elementwise, into ``out=``; an average is a sum that is divided at the end."""
 
 
 class Device(Protocol):
-    """An accelerator, as CUDA has it: all but :meth:`reached` only puts work into streams.
+    """An accelerator with CUDA's model: all methods but :meth:`reached` only enqueue work.
 
-    A stream's work is done in order, streams among each other in none, but where one waits for an
-    event that another records. To wait means to wait for what was recorded last when ``wait`` was
-    called: so the host must have called ``record`` before, in whatever process.
+    The work of a stream runs in order; streams are not ordered among each other, except where one
+    waits for an event that another records. ``wait`` waits for the last ``record`` before it: so
+    the host must have called ``record`` before, in whichever process.
 
     Raises:
-        UserError: by the calls that share and open: the device cannot be shared in this way.
+        UserError: by the methods that share and open: the device cannot be shared in this way.
     """
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
 
     def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
         """Return memory, of shape ``(size_bytes,)`` and dtype uint8, its contents undefined.
 
-        It is for the given streams. What was on the caller's current stream comes before their
-        further work, and nobody else gets the memory before they are done.
+        It is for the given streams: their further work comes after the work of the caller's current
+        stream, and the memory is reused only after they are done.
         """
 
     def share(self, memory: Tensor) -> bytes:
-        """Return a handle of memory of :meth:`allocate`, by which one other process opens it."""
+        """Return a handle of memory of :meth:`allocate`, with which one other process opens it."""
 
     def open(self, handle: bytes) -> Tensor:
         """Return the memory that another process shares."""
 
     def stream(self) -> Stream:
-        """Return a stream of its own."""
+        """Return a new stream."""
 
     def current_stream(self) -> Stream:
-        """Return the stream into which the caller's own work goes."""
+        """Return the caller's current stream."""
 
     def shared_event(self) -> Event:
         """Return an event that other processes can wait for, recorded by this one alone."""
@@ -72,13 +72,13 @@ class Device(Protocol):
         """Return an event for this process."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let the event come after the stream's work so far."""
+        """Record an event after the stream's work so far."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let the stream's further work come after the event."""
+        """Make the stream's further work wait for the event."""
 
     def copy(self, stream: Stream, source: Tensor, into: Tensor) -> None:
-        """Copy elements; of both tensors the shape and dtype are the same."""
+        """Copy elements between tensors of the same shape and dtype."""
 
     def combine(self, stream: Stream, reduction: str, given: Tensor, into: Tensor) -> None:
         """Reduce elements into others, by an entry of :data:`REDUCTIONS`."""
@@ -87,4 +87,4 @@ class Device(Protocol):
         """Divide elements by a number."""
 
     def reached(self, event: Event) -> bool:
-        """Say whether what was recorded is done; this asks the device, and does not wait."""
+        """Say whether the event is complete; asks the device, and does not wait."""

@@ -3,9 +3,9 @@
 Two neighbours share a window of slots. The sender copies a block into a slot of its own staging
 buffer and records that the slot is ``ready``; the receiver, which has opened the buffer, pulls the
 block from there and records that the slot was ``taken``. Each records its own events and waits for
-those of the other on its streams. Their hosts tell each other only that an event was recorded,
-since a stream that waits for an event before it is recorded does not wait at all. So no host ever
-waits for a device.
+those of the other on its streams. Their hosts notify each other only that an event was recorded,
+since a stream does not wait for an event that is not recorded yet. So no host ever waits for a
+device.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["Inbox", "Outbox", "Pipeline", "slot_of"]
 
 
 class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a rank tells of its end of both links; plain fields, validated where they arrive."""
+    """What a rank sends about its end of both links; plain fields, validated on arrival."""
 
     block_bytes: int
     window: int
     staging: bytes
-    """A handle of its staging buffer, which the next rank alone opens."""
+    """A handle of its staging buffer; only the next rank opens it."""
     ready: tuple[bytes, ...]
     """Handles of the events of its slots, for the next rank."""
     taken: tuple[bytes, ...]
@@ -37,10 +37,10 @@ class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Pipeline:
-    """This rank's place in the chain: what comes from the previous rank goes on to the next.
+    """This rank's place in the chain: it receives from the previous rank and sends to the next.
 
     A rank sends a block on one stream while it receives another on a second; a third reduces, so
-    that it holds up neither. Data flow in one direction, from each rank to the next and from the
+    that it delays neither. Data flow in one direction, from each rank to the next and from the
     last to rank 0.
 
     Source: linear-pipeline, sections 3 and 3.1: a block goes out by one copy engine while the next
@@ -48,7 +48,7 @@ class Pipeline:
     are processes: each pulls from the staging buffer of the previous one.
 
     Args:
-        control: speaks with the other ranks.
+        control: exchanges notifications with the other ranks.
         device: of this rank.
         block_bytes: of a slot, a multiple of 16; the same on all ranks.
         window: how many slots, at least 1; the same on all ranks.
@@ -67,7 +67,7 @@ class Pipeline:
         streams = self._push, self._pull, self._combine
         self._scratch = device.allocate(block_bytes * window, streams)
         self._scratch_read: list[Event | None] = [None] * window
-        """After which the reduction has read a slot of the scratch memory."""
+        """Events after which the reduction has read a slot of the scratch memory."""
         staging = device.allocate(block_bytes * window, streams)
         ready = [device.shared_event() for _ in range(window)]
         taken = [device.shared_event() for _ in range(window)]
@@ -105,17 +105,17 @@ class Pipeline:
         reduction: str = "sum",
         divisor: int = 1,
     ) -> None:
-        """Put a rank's part of a program into the streams, after the caller's work so far.
+        """Enqueue a rank's part of a program, after the caller's work so far.
 
         The caller's further work comes after the result, as on one stream. Operations on one block
-        come in the order of the program, those on different blocks in any.
+        run in the order of the program; those on different blocks in any order.
 
         Args:
-            vector: this rank's elements, of shape ``(elements,)``; worked in.
+            vector: this rank's elements, of shape ``(elements,)``; changed in place.
             steps: of this rank, which sends to the next and receives from the previous one.
             offsets: where each block begins, and the end; no block is larger than a slot.
-            reduction: what receiving and reducing means.
-            divisor: what each block is divided by once it is reduced here.
+            reduction: of received blocks.
+            divisor: each block is divided by it once it is reduced here.
 
         Raises:
             PeerError: a rank has ended, or did not answer in time.
@@ -139,7 +139,7 @@ class Pipeline:
             if self._outbox is not None:
                 self._outbox.settle()
         finally:
-            # Also after an error: the caller may give the memory to others.
+            # Also after an error: the caller may reuse the memory.
             for stream in streams:
                 device.wait(caller, self._recorded(stream))
 
@@ -148,11 +148,11 @@ class Pipeline:
         return [self._recorded(stream) for stream in (self._push, self._pull, self._combine)]
 
     def let_go_of_peers(self) -> None:
-        """Forget what other ranks share; nothing can be run any more."""
+        """Close the other ranks' memory; nothing can be run any more."""
         self._outbox = self._inbox = None
 
     def _send(self, part: Tensor, before: Event | None) -> Event:
-        """Send a block on, as it is after an event."""
+        """Send a block to the next rank, after an event."""
         assert self._outbox is not None
         if before is not None:
             self._device.wait(self._push, before)
@@ -160,7 +160,7 @@ class Pipeline:
         return self._recorded(self._push)
 
     def _receive(self, part: Tensor, before: Event | None) -> Event:
-        """Receive a block in place of one, which was sent before that."""
+        """Receive a block in place of one that was sent before."""
         assert self._inbox is not None
         if before is not None:
             self._device.wait(self._pull, before)
@@ -208,11 +208,11 @@ class Pipeline:
 
 
 class _PipelineEnd:
-    """What both ends know.
+    """What both ends have in common.
 
     Args:
         device: of this rank.
-        control: speaks with the peer.
+        control: exchanges notifications with the peer.
         peer: the rank at the other end.
         stream: on which this end copies.
         staging: the sender's buffer, of as many equal slots as there are events; dtype uint8.
@@ -269,7 +269,7 @@ class Outbox(_PipelineEnd):
         self._passed += 1
 
     def settle(self) -> None:
-        """Return once the receiver's host has been told of all that was sent, and has answered."""
+        """Return once the receiver's host has acknowledged every block."""
         if self._passed:
             self._control.hear(self._peer, "taken", self._passed - 1)
 
@@ -278,7 +278,7 @@ class Inbox(_PipelineEnd):
     """The receiving end."""
 
     def pull(self, into: Tensor) -> None:
-        """Take the next block, after the stream's work so far.
+        """Receive the next block, after the stream's work so far.
 
         Args:
             into: of shape ``(elements,)`` and the dtype that were sent.
@@ -297,7 +297,7 @@ class Inbox(_PipelineEnd):
 
 
 def slot_of(buffer: Tensor, slot: int, slots: int, like: Tensor) -> Tensor:
-    """Return as many elements of a buffer's slot, of the same dtype, as another tensor has."""
+    """Return the start of a buffer's slot, with the shape and dtype of another tensor."""
     first = slot * (buffer.numel() // slots)
     used = buffer[first : first + like.numel() * like.element_size()]
     return used.view(like.dtype)

@@ -36,7 +36,7 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
     Args:
         value: anything that JSON can hold.
         group: the process group; all its ranks must call.
-        device: where the backend wants its tensors.
+        device: of the tensors that the backend exchanges.
 
     Raises:
         PeerError: another rank failed or did not answer within the group's timeout.
@@ -68,7 +68,7 @@ def gather_numbers(
     Args:
         values: as many on every rank.
         group: the process group; all its ranks must call.
-        device: where the backend wants its tensors.
+        device: of the tensors that the backend exchanges.
 
     Raises:
         PeerError: another rank failed or did not answer within the group's timeout.
@@ -86,9 +86,9 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
     """Return the first rank's ``value`` on every rank.
 
     Args:
-        value: anything that JSON can hold; only the group's rank 0 is asked for it.
+        value: anything that JSON can hold; only that of the group's rank 0 counts.
         group: the process group; all its ranks must call.
-        device: where the backend wants its tensors.
+        device: of the tensors that the backend exchanges.
 
     Raises:
         PeerError: another rank failed or did not answer within the group's timeout.
@@ -124,11 +124,11 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
 
 
 def rename_new_groups(base: dist.ProcessGroup) -> None:
-    """Have torch name the groups that are made next as none was before; all ranks call.
+    """Make torch give the next groups new names; all ranks must call.
 
-    Torch counts the names of groups up from 0. ``torchrun`` restarts ranks on the same store, where
-    Gloo then finds the addresses of the processes that had those names before, and fails. Groups of
-    fewer ranks than the world are named after them instead, and stay as they are.
+    Torch numbers groups from 0. ``torchrun`` restarts ranks on the same store, where Gloo then
+    finds addresses of earlier processes under the same names, and fails. Groups of fewer ranks than
+    the world are named after their ranks instead, and are not affected.
     """
     if dist.get_backend(base) != "gloo" or base.size() < dist.get_world_size():
         return
@@ -166,7 +166,7 @@ SIGNS = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Return whether torch says, in one of its ways, that a peer is gone or silent."""
+    """Return whether an error of torch says that a peer has ended or does not answer."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
@@ -174,7 +174,7 @@ def is_lost_peer(error: RuntimeError) -> bool:
 
 
 def describe_error(error: Exception, timeout_s: float | None = None) -> str:
-    """Return what an error of torch says, without its place in torch's source and its advice.
+    """Return the message of an error of torch, without its source location and advice.
 
     Args:
         error: raised by a collective.
@@ -190,7 +190,7 @@ def describe_error(error: Exception, timeout_s: float | None = None) -> str:
 
 @contextmanager
 def telling_lost_peers(doing: str) -> Iterator[None]:
-    """Let the loss of a peer, which torch reports in many ways, be a PeerError.
+    """Turn the loss of a peer, which torch reports in many ways, into a PeerError.
 
     Args:
         doing: such as ``"while buffers were exchanged"``.

@@ -30,25 +30,25 @@ MIN_SWEEPS = 5
 MAX_SWEEPS = 25
 COSTLY_BYTES = 8 * 1024 * 1024
 COSTLY_SWEEPS = 1
-"""Messages above that size are measured when they warm up and in this many sweeps only: they vary
-less, and on a slow network they cost most."""
+"""Messages above that size are measured only at warm-up and in this many sweeps: they vary less,
+and take longest on a slow network."""
 IN_FLIGHT = 2
 ROW_BYTES = 12 * 1024 * 1024
 SHORTEST_ROW, LONGEST_ROW = 3, 16
-"""Messages of a row: as many as have ROW_BYTES, within these."""
+"""A row has as many messages as make up ROW_BYTES, within these limits."""
 ROW_SWEEPS = 3
 FOLLOWING_BYTES = (128 * 1024, 256 * 1024, 512 * 1024)
-"""Messages of a row of which one is under way at a time: as planners cut."""
+"""Sizes for rows with one message under way: such as planners make."""
 HALVED_FROM_BYTES = 16 * 1024
-"""From here on, sizes between those of the sweep are measured too: plans cut down to such."""
+"""From this size on, sizes between those of the sweep are measured too: plans use such messages."""
 SUMMATION_BYTES = 16 * 1024 * 1024
 SUMMATION_REPETITIONS = 3
 """Larger than a core's caches, so that the summation rate is the memory's."""
 CONTENTION_BYTES = 4 * 1024 * 1024
-"""Takes long beside a tick of the scheduler, which would pass for contention otherwise."""
+"""Takes much longer than a tick of the scheduler, which would look like contention otherwise."""
 CONTENTION_REPETITIONS = 5
 LARGEST_CONTENTION = 4.0
-"""More is noise: four threads that share a core slow each other no further."""
+"""A larger factor is noise: four threads that share a core do not slow each other more."""
 MATRIX = 160
 """Side of the matrices whose products are the computation of the contention test."""
 
@@ -69,7 +69,7 @@ def probe(
     adding two arrays in memory (gamma), and by how much computing and communicating slow each
     other (contention), and where tensors are the processor's, how fast the largest elements are
     selected and merged. Sizes are measured in sweeps over all of them, so that a disturbance of
-    some milliseconds spoils one repetition of many sizes and not all repetitions of one; a size's
+    some milliseconds affects one repetition of many sizes, not all repetitions of one. A size's
     time is the lower quartile over the sweeps of the slowest rank's. The curve is fitted piecewise
     by relative error (:func:`syncline.model.fit.fit_cost_curve`).
 
@@ -78,8 +78,8 @@ def probe(
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
         seconds: sweep for about this long, but at least 5 times (twice above 8 MiB), at most 25.
-        pipelined: measure too what messages cost in rows: of which two are under way at once, and
-            of which each follows the one before it.
+        pipelined: measure rows of messages, too: with two under way at once, and one after the
+            other.
         name: name of the resulting network.
 
     Raises:

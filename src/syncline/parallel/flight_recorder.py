@@ -1,4 +1,4 @@
-"""A flight recorder: the last operations of each rank, which a failure leaves behind in files."""
+"""A flight recorder: the last operations of each rank, written to files when one fails."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from syncline.model.document import write_atomically
 __all__ = ["DEFAULT_ENTRIES", "FORM_VERSION", "Dumper", "FlightRecorder", "Record", "from_torch"]
 
 DEFAULT_ENTRIES = 2000
-"""As NCCL's."""
+"""As many as NCCL keeps."""
 FORM_VERSION = "2.10"
-"""Of NCCL's form, as torch's analyser knows it."""
+"""The version of NCCL's form that torch's analyser reads."""
 PREFIX = "nccl"
-"""Of the names of operations. Torch's analyser refuses those that begin with ``syncline``."""
+"""The start of operations' names. Torch's analyser refuses ``syncline``."""
 FLAT = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 """Collectives on lists of tensors. As in NCCL's form, such a list counts as one flat tensor."""
 POLL_S = 0.25
 """How often a rank checks whether another has asked for dumps."""
 LONGEST_WAIT_S = 2.0
-"""How long a rank whose operation has failed waits for the dumps of the others. It may be the last
-thing that it does, and ``torchrun`` ends the others then."""
+"""How long a rank whose operation has failed waits for the other ranks' dumps. It may end then, and
+``torchrun`` then ends the others."""
 
 Kind = tuple[tuple[int, ...], torch.dtype]
 """Size and dtype of a tensor."""
@@ -47,11 +47,11 @@ class Record:
         self.inputs = inputs
         self.outputs = outputs
         self.number = (0, 0)
-        """How many collectives and messages there were, with this one."""
+        """The numbers of collectives and messages so far, including this one."""
         self.peer: int | None = None
-        """Of a message; -1 is any rank. None: this is a collective."""
+        """The peer of a message; -1 is any rank. None: this is a collective."""
         self.tasks: Sequence[_native.Task | None] | None = None
-        """What runs natively, once that has begun. It does not keep the tensors."""
+        """The native tasks, once begun. They do not keep the tensors alive."""
         self.created_ns = time.time_ns()
         self.ended_ns = 0
 
@@ -64,7 +64,7 @@ class Record:
 
     @property
     def source(self) -> int | None:
-        """The peer of a message, where any rank may send it: -1 until one has."""
+        """The peer of a message; if any rank may send it, -1 until one has."""
         if self.peer == -1 and self.tasks and isinstance(self.tasks[0], _native.Message):
             return self.tasks[0].peer
         return self.peer
@@ -91,7 +91,7 @@ class FlightRecorder:
 
     @property
     def begun(self) -> int:
-        """How many operations there were."""
+        """The number of operations so far."""
         return self.collectives + self.messages
 
     def begin(
@@ -101,12 +101,12 @@ class FlightRecorder:
         outputs: Sequence[torch.Tensor] | None = None,
         peer: int | None = None,
     ) -> Record | None:
-        """Note that an operation begins; None: it is only counted.
+        """Record an operation; returns None if it is only counted.
 
         Args:
-            name: as torch's other backends call it, such as ``all_reduce``.
-            inputs: what this rank gives.
-            outputs: where the results go; None: in place.
+            name: that of torch's other backends, such as ``all_reduce``.
+            inputs: of this rank.
+            outputs: for the results; None: in place.
             peer: of a message; -1: any rank.
         """
         if peer is None:
@@ -156,15 +156,15 @@ class FlightRecorder:
 
 
 class Dumper:
-    """Writes what a rank has recorded, once, when an operation of its group fails on any rank.
+    """Writes a rank's records to a file, once, when an operation of its group fails on any rank.
 
-    The rank on which it fails asks the others in their store, so that also those leave a dump that
-    do not take part in any operation. Nothing that goes wrong here hides the failure itself.
+    The failing rank asks the others through their store, so that ranks without an operation write a
+    dump, too. An error here never hides the failure itself.
 
     Args:
         prefix: of the files; the rank and ``.json`` follow.
         store: of the group.
-        meeting: the same on all ranks, and of this group alone in the store.
+        meeting: the same on all ranks, and unique to this group in the store.
         rank: this rank.
         ranks: how many there are.
         groups: returns the process groups of this process, with their recorders.
@@ -187,7 +187,7 @@ class Dumper:
         self._groups = groups
         self._lock = threading.Lock()
         self._said = ""
-        """How error messages end, once there was a dump."""
+        """The end of error messages, once there was a dump."""
         self._wake = threading.Event()
         self._closed = False
         self._all_dumped = threading.Event()
@@ -199,7 +199,7 @@ class Dumper:
         self._wake.set()
 
     def failed(self) -> str:
-        """Dump, give the other ranks time to do so, and return how the error message ends."""
+        """Dump, give the other ranks time to dump, and return the end of the error message."""
         said = self._dump()
         if not self._wake.is_set():
             self._wake.set()
@@ -219,7 +219,7 @@ class Dumper:
             while not self._closed and not self._store.check(others):
                 time.sleep(POLL_S)
         except RuntimeError:
-            pass  # The store has gone, with its host: nobody can be asked, or ask.
+            pass  # The store has ended with its host: no rank can be asked, or can ask.
         finally:
             self._all_dumped.set()
 
@@ -239,10 +239,10 @@ class Dumper:
 def from_torch(
     prefix: str | None, entries: int | None, environment: Mapping[str, str]
 ) -> tuple[str | None, int]:
-    """Return the prefix of dumps and the number of entries; torch's variables say what is None.
+    """Return the prefix of dumps and the number of entries, by default from torch's variables.
 
     Raises:
-        UserError: the number is none, or below 0.
+        UserError: the variable is no number, or the number is below 0.
     """
     name = "TORCH_FR_BUFFER_SIZE"
     if entries is None:
@@ -260,7 +260,7 @@ def _kinds(tensors: Sequence[torch.Tensor]) -> Sequence[Kind]:
 
 
 def _ends(record: Record, rank: int) -> str:
-    """Return between whom a message goes."""
+    """Return the ranks of a message, for its name."""
     if record.peer is None:
         return ""
     return f" {rank}{'->' if record.name == 'send' else '<-'}{record.source}"
@@ -275,7 +275,7 @@ def _described(side: str, name: str, kinds: Sequence[Kind]) -> dict[str, Any]:
 
 
 def _content(rank: int, groups: Sequence[tuple[Any, Sequence[int]]]) -> dict[str, Any]:
-    """Return what the groups of this process have recorded, in the form of NCCL's JSON."""
+    """Return the records of this process's groups, in the form of NCCL's JSON."""
     entries: list[dict[str, Any]] = []
     configuration, status, dropped = {}, {}, 0
     for number, (group, ranks) in enumerate(groups):

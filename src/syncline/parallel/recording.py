@@ -1,4 +1,4 @@
-"""When each message was sent and done, and the measured timeline made from it."""
+"""When each message was issued and complete, and the measured timeline made from that."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
 import itertools
@@ -31,27 +31,27 @@ __all__ = [
 
 
 class MessageTimes(NamedTuple):
-    """When one message of the plan went, in ns of the host's ``perf_counter``."""
+    """The times of one message of the plan, in ns of the host's ``perf_counter``."""
 
     message: int
     """Its index in the plan."""
     ready_ns: int
-    """When it could have been sent: the last of its gradients was there."""
+    """When it could have been sent: its last gradient was ready."""
     issued_ns: int
-    """When it was handed to the backend."""
+    """When it was given to the backend."""
     finished_ns: int
-    """When the backend was done with it."""
+    """When it was complete."""
 
 
 class GateTimes(NamedTuple):
-    """When computation stood at one gate, in ns of the host's ``perf_counter``."""
+    """When computation waited at one gate, in ns of the host's ``perf_counter``."""
 
     label: str
-    """What was waited for, such as the name of the module."""
+    """What it waited for, such as the name of the module."""
     began_ns: int
     """When the gate began to wait."""
     arrived_ns: int
-    """When the messages that it waited for were there."""
+    """When the messages that it waited for had arrived."""
     updated_ns: int
     """When the update that it applied was done."""
 
@@ -61,13 +61,13 @@ class BucketStamps(NamedTuple):
 
     bucket: int
     issued: Any
-    """Stamp of when the bucket was full and handed to the backend."""
+    """Stamp of when the bucket was full and given to the backend."""
     finished: list[Any]
     """One stamp, once it is done."""
 
 
 class EngineTimes(NamedTuple):
-    """What the engine noted of an iteration, on the host's clock."""
+    """What the engine recorded of an iteration, on the host's clock."""
 
     messages: list[MessageTimes]
     """Of the last two rounds, as far as they have finished."""
@@ -75,11 +75,11 @@ class EngineTimes(NamedTuple):
 
 
 Recorded = list[BucketStamps] | EngineTimes
-"""What is noted of an exchange: by the reducer's hook, or by the engine."""
+"""What is recorded of an exchange: by the reducer's hook, or by the engine."""
 
 
 class BucketRecorder:
-    """A DDP communication hook that does what DDP does without one, and notes the time."""
+    """A DDP communication hook that does what DDP does without one, and records the time."""
 
     def __init__(self, group: dist.ProcessGroup, clock: Clock) -> None:
         self._group = group
@@ -127,8 +127,8 @@ def measured_timeline(
 ) -> Timeline:
     """Build the timeline of one recorded iteration; see :func:`timeline_of`.
 
-    A bucket is shown from when it was sent, or from when the one before it was done if that was
-    later, to when it was done: how long it then waited inside the backend cannot be seen.
+    A bucket is shown from when it was issued, or from when the one before it was complete if that
+    was later, until it was complete: how long it waited inside the backend is unknown.
     """
     origin = iteration.events[0].stamp
     messages = []
@@ -155,11 +155,11 @@ def engine_timeline(
 
     Args:
         iteration: as observed.
-        messages: those of the round whose backward pass is in the iteration, as far as they have
-            finished, and those of the round before it; any others are left out.
-        gates: those that were passed in the iteration; any others are left out.
-        plan: what was sent.
-        clock: what the iteration's stamps are of, settled.
+        messages: the finished ones of the round whose backward pass is in the iteration, and those
+            of the round before it; others are ignored.
+        gates: those passed in the iteration; others are ignored.
+        plan: whose messages.
+        clock: of the iteration's stamps, settled.
     """
     origin_ns = _host_ns(iteration.events[0].stamp, clock)
     return timeline_of(
@@ -178,25 +178,25 @@ def timeline_of(
     plan: Plan,
     clock: Clock,
 ) -> Timeline:
-    """Build the timeline of one iteration as one period of many that are alike.
+    """Build the timeline of one iteration as one period of many equal ones.
 
-    What passes between the update and the next forward pass is moved to the front, where the
-    profile and the simulator have it. So a period ends with the backward pass or the update, and a
-    message that is under way then goes on at the front, as that of the round before did. Of a
-    message that had not finished when the iteration ended, what that of the round before did stands
-    in. Gates are cut out of the operations that they lay in, and our own walk of the autograd graph
-    out of everything.
+    The time between the update and the next forward pass is moved to the front, as in the profile
+    and the simulator. So a period ends with the backward pass or the update, and a message that is
+    under way then continues at the front, as that of the round before did. A message that had not
+    finished when the iteration ended is shown with the times of the round before. Waits at gates
+    are cut out of the operations around them, and our own walk of the autograd graph out of
+    everything.
 
-    Where the plan lets the update wait for everything, the time from the last gradient to the last
-    message is shown as waiting too.
+    If the plan's update waits for all messages, the time from the last gradient to the last message
+    is shown as waiting, too.
 
     Args:
         iteration: as observed.
         messages: times in ns from the iteration's beginning; those of its own round are ready in
             it, those of the round before were ready earlier.
         gates: likewise.
-        plan: what was sent.
-        clock: what the iteration's stamps are of, settled.
+        plan: whose messages.
+        clock: of the iteration's stamps, settled.
     """
     walk = _walk(iteration, clock)
     sent = [MessageTimes(m.message, *(_unwalked(at, walk) for at in m[1:])) for m in messages]
@@ -244,10 +244,10 @@ def _start(piece: _Piece) -> int:
 def _computing(
     iteration: ObservedIteration, sent: Iterable[MessageTimes], plan: Plan, clock: Clock
 ) -> list[_Piece]:
-    """Return what ran from the forward pass to the next one; ``finalize`` where nothing is known.
+    """Return the operations from one forward pass to the next; ``finalize`` for unknown ones.
 
-    Without an optimizer's step, all that follows the backward pass is between iterations; but where
-    that waits for the messages, only what follows them.
+    Without an optimizer's step, everything after the backward pass is between iterations; if the
+    update waits for the messages, only what follows them.
     """
     pieces: list[_Piece] = []
     now_ns = 0
@@ -284,7 +284,7 @@ def _standing(gates: Iterable[GateTimes]) -> Iterator[_Piece]:
 def _until_arrived(
     pieces: Iterable[_Piece], sent: Iterable[MessageTimes], standing: Sequence[_Piece]
 ) -> Iterator[_Piece]:
-    """Yield the waits for all messages that no gate has noted."""
+    """Yield the waits for all messages that no gate has recorded."""
     arrived_ns = max((m.finished_ns for m in sent), default=0)
     for piece in pieces:
         if piece.kind == "finalize":
@@ -294,7 +294,7 @@ def _until_arrived(
 
 
 def _without(pieces: Iterable[_Piece], taken: Sequence[_Piece]) -> Iterator[_Piece]:
-    """Yield what is left of pieces without others, both in order of time; nothing empty."""
+    """Yield pieces without the times of others, both in order of time; no empty ones."""
     for piece in pieces:
         start_ns = piece.start_ns
         for other in taken:
@@ -311,14 +311,14 @@ def _without(pieces: Iterable[_Piece], taken: Sequence[_Piece]) -> Iterator[_Pie
 
 
 class _Period(NamedTuple):
-    """One period, which is shown from where an iteration turns over to the next."""
+    """One period, shown from the point where one iteration ends and the next begins."""
 
     length_ns: int
     turn_ns: int
-    """What lies after it is shown at the front."""
+    """Everything after it is shown at the front."""
 
     def shown(self, start_ns: int, stop_ns: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, offset): where the parts of a stretch are shown, and moved by."""
+        """Yield (start, stop, offset): where the parts of a stretch are shown, and their shift."""
         front_ns = self.length_ns - self.turn_ns
         for low, high, offset in (
             (0, self.turn_ns, front_ns),
@@ -354,7 +354,7 @@ def _messages(sent: Sequence[MessageTimes], plan: Plan, around: _Period) -> Iter
 
 
 def _runs(times: Sequence[MessageTimes], period_ns: int) -> Iterator[MessageTimes]:
-    """Yield one message's times of both rounds, the second a period later if it is not there."""
+    """Yield one message's times of both rounds; a missing second is the first a period later."""
     yield from times
     if all(t.ready_ns < 0 for t in times):
         latest = max(times, key=lambda t: t.ready_ns)
@@ -362,7 +362,7 @@ def _runs(times: Sequence[MessageTimes], period_ns: int) -> Iterator[MessageTime
 
 
 def _joined(parts: list[tuple[int, int, int]], seam_ns: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the parts of one message, those as one that meet where one iteration meets the next."""
+    """Yield the parts of one message; two that meet where iterations meet are joined."""
     before = [p for p in parts if p[1] == seam_ns and p[0] < seam_ns]
     after = [p for p in parts if p[0] == seam_ns and p[1] > seam_ns]
     if len(before) == len(after) == 1:
@@ -375,7 +375,7 @@ def _joined(parts: list[tuple[int, int, int]], seam_ns: int) -> Iterator[tuple[i
 
 
 def _host_ns(stamp: Any, clock: Clock) -> int:
-    """Return a stamp as ns of the host's ``perf_counter``; on a device, wait for it to get here."""
+    """Return a stamp as ns of the host's ``perf_counter``; waits for a device."""
     if isinstance(clock, CpuClock):
         return int(stamp)
     now = clock.stamp()
@@ -384,7 +384,7 @@ def _host_ns(stamp: Any, clock: Clock) -> int:
 
 
 def _walk(iteration: ObservedIteration, clock: Clock) -> tuple[int, int]:
-    """Return from when to when our own walk of the graph took, in ns from the beginning."""
+    """Return start and end of our own walk of the graph, in ns from the beginning."""
     events = iteration.events
     for before, event in itertools.pairwise(events):
         if event.moment is Moment.WALKED:
@@ -394,6 +394,6 @@ def _walk(iteration: ObservedIteration, clock: Clock) -> tuple[int, int]:
 
 
 def _unwalked(at_ns: int, walk: tuple[int, int]) -> int:
-    """Return a time as if the walk had taken none."""
+    """Return a time as if the walk had taken no time."""
     start_ns, stop_ns = walk
     return at_ns - min(max(at_ns - start_ns, 0), stop_ns - start_ns)
