@@ -101,7 +101,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         prefix, entries = from_torch(
             options.flight_recorder_prefix, options.flight_recorder_entries, os.environ
         )
-        # Without dumps, nobody reads what it keeps.
+        # Without dumps, nobody reads the records.
         self.flight_recorder = FlightRecorder(entries if prefix is not None else 0)
         """The last operations."""
         self._on_failure: Callable[[], str] = str
@@ -110,7 +110,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._inner: Group | None = None
         self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
         self._completer = Completer()
-        # Also when nobody refers to the group any more, be it on that thread.
+        # Runs also when the group is collected, even on that thread.
         self._complete_no_more = weakref.finalize(self, self._completer.close)
         if prefix is not None and entries > 0:
             this = weakref.ref(self)
@@ -122,10 +122,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     @property
     def _group(self) -> Group:
-        """What a collective runs on.
+        """The group that a collective runs on.
 
-        Those begun where a future is completed have a group of their own: beside those of the main
-        thread, they would come in another order on every rank.
+        Collectives begun by a future's callback have a group of their own: mixed with those of the
+        main thread, they would have another order on every rank.
         """
         if threading.get_ident() != self._completer.ident:
             return self._outer
@@ -148,7 +148,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     @property
     def choices_source(self) -> str:
-        """Where the choice of algorithms comes from: built in, or measured when and kept where."""
+        """Where the choice of algorithms comes from: built-in, or a date and a file."""
         return self._outer.chooser.source
 
     # ------------------------------------------------------------------ what it is
@@ -157,7 +157,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Return the name to give to ``init_process_group``."""
         return NAME
 
-    # Torch's own class keeps these in backends, of which this group has none.
+    # Torch's own class has these in its backends; this group has none.
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -168,7 +168,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Take a name."""
+        """Set the name."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
@@ -176,7 +176,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Take a description."""
+        """Set the description."""
         self._description = description
 
     @property
@@ -185,7 +185,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Take another deadline for the waits that begin from now on."""
+        """Set the deadline of waits that begin from now on."""
         if timeout <= timedelta(0):
             raise UserError(f"expected a timeout above 0, found {timeout}")
         self._timeout = timeout
@@ -203,17 +203,17 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self.flight_recorder.begun
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        """Return what runs the operations on a device: this group, for the CPU."""
+        """Return the backend of a device: this group, for the CPU."""
         if torch.device(device).type != "cpu":
             raise UserError(f"backend syncline runs on the CPU, not on {device}")
         return self
 
     def get_group_store(self) -> Any:
-        """Return where the ranks have met."""
+        """Return the store through which the ranks have met."""
         return self._store
 
     def _has_hooks(self) -> bool:
-        """Say that no hooks are called on completion, as on Gloo."""
+        """Return False: no hooks are called on completion, as on Gloo."""
         return False
 
     def size(self) -> int:
@@ -233,13 +233,13 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                 group.close()
 
     def abort(self) -> None:
-        """Leave the group, whatever is under way."""
+        """Leave the group, even if operations are under way."""
         self.shutdown()
 
     # ------------------------------------------------------------------ collectives
 
-    # Where the caller waits at once, as ``asyncOp`` says, what needs no preparation is waited for
-    # here and there is no work object, which torch allows: to make one would take as long as a
+    # If ``asyncOp`` says that the caller waits at once, and no preparation is needed, the call
+    # waits here and returns no work object, which torch allows: making one takes as long as a
     # collective of 4 KiB.
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackendWork | None:
@@ -301,7 +301,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         )
 
     def barrier(self, opts: Any = None) -> BackendWork | None:
-        """Return once all ranks have come here."""
+        """Return once all ranks have called this."""
         attended = _attended(opts)
         mark = bytearray(1)  # cheaper than a tensor
         address = ctypes.addressof(ctypes.c_char.from_buffer(mark))
@@ -320,7 +320,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return once all ranks have come here; rank 0 names those that do not come.
+        """Return once all ranks have called this; rank 0 names those that have not.
 
         Args:
             timeout: how long to wait for them; None: the group's timeout.
@@ -612,7 +612,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         outputs: Sequence[torch.Tensor] | None = None,
         peer: int | None = None,
     ) -> BackendWork:
-        """Begin an operation that others see: it is recorded, and known to the profiler."""
+        """Begin an operation that the flight recorder and the profiler see."""
         record = self.flight_recorder.begin(name, tensors, outputs, peer)
 
         def recorded() -> BackendWork:
@@ -634,7 +634,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         changes: bool = True,
         ordered: bool = True,
     ) -> BackendWork:
-        """Start a collective or a message on each tensor, in place where it changes them."""
+        """Start a collective or a message on each tensor, in place if it changes them."""
         finishes: list[Callable[[], None]] = []
         pending = []
         for tensor in tensors:
@@ -703,7 +703,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         taken: dict[int, torch.Tensor],
         results: Any = None,
     ) -> BackendWork:
-        """Send a tensor to each of some ranks, and take one from each of some."""
+        """Send a tensor to each of some ranks, and receive one from each of some."""
         if self._rank in sent and self._rank in taken:
             copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
         works = [
@@ -718,7 +718,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
 
 def _waited(pending: Pending, record: Record | None) -> BackendWork | None:
-    """Wait; return what torch takes for the BackendWork of a call that it need not wait for."""
+    """Wait; return None, which torch takes for a finished call."""
     if record is None:
         pending.wait()
         return None
@@ -732,7 +732,7 @@ def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup,
     """Return this process's rank, and its groups with their global ranks.
 
     Args:
-        group: the one that has failed, which torch need not know.
+        group: the one that has failed; torch may not know it.
     """
     known = known_groups()
     groups = [
@@ -751,10 +751,10 @@ def _flat(lists: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def _alone(tensors: Sequence[torch.Tensor]) -> bool:
-    """Say whether this is one tensor, and no profiler wants to know of the operation."""
+    """Say whether this is one tensor and no profiler runs."""
     return len(tensors) == 1 and not profiling()
 
 
 def _attended(opts: Any) -> bool:
-    """Say whether the caller waits at once, so that no other thread need be woken."""
+    """Say whether the caller waits at once, so that no other thread is woken."""
     return not getattr(opts, "asyncOp", True)

@@ -9,8 +9,8 @@ from syncline.errors import PeerError
 
 __all__ = ["MonitoredBarrier"]
 
-SHORTEST_LOOK_S, LONGEST_LOOK_S = 1e-3, 20e-3
-"""Between looks into the store. A wait of the store itself could not be interrupted."""
+SHORTEST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
+"""Intervals between polls of the store. The store's own wait could not be interrupted."""
 
 
 class MonitoredBarrier:
@@ -21,7 +21,7 @@ class MonitoredBarrier:
 
     Args:
         store: where the ranks of the group look.
-        meeting: what tells the group from others in this store.
+        meeting: unique to the group in this store.
         rank: this rank.
         ranks: how many there are.
     """
@@ -72,11 +72,11 @@ class MonitoredBarrier:
         return f"monitored barrier/{self._meeting}/{self._number}/{rank}"
 
     def _comes(self, key: str, deadline: float) -> bool:
-        """Say whether a key comes into the store in time."""
-        pause_s = SHORTEST_LOOK_S
+        """Say whether a key is set in the store in time."""
+        pause_s = SHORTEST_POLL_S
         while not self._store.check([key]):
             if time.monotonic() > deadline:
                 return False
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)
         return True

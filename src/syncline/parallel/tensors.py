@@ -44,15 +44,15 @@ REDUCTIONS = {
     "BXOR": "bxor",
 }
 MOVED = {**REDUCED, torch.bool: "uint8"}
-"""What elements that are only copied pass for, where their dtype is known."""
+"""The dtypes of elements that are only copied."""
 SUM = dist.ReduceOp.SUM
 OPERATORS = {getattr(dist.ReduceOp, torchs): ours for torchs, ours in REDUCTIONS.items()}
 
 
 def plain(tensor: torch.Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements | None:
-    """Return the elements of a tensor that is as it must be: in order in memory, of such a dtype.
+    """Return a tensor's elements if it is contiguous and of one of these dtypes, else None.
 
-    The same as :func:`as_dense` and :func:`elements_of`, in a fifth of their time.
+    It does what :func:`as_dense` and :func:`elements_of` do, in a fifth of their time.
     """
     dtype = dtypes.get(tensor.dtype)
     if (
@@ -67,7 +67,7 @@ def plain(tensor: torch.Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements |
 
 
 def as_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds its elements in order: the same, where it does."""
+    """Return a contiguous tensor with the same elements: the tensor itself, if it is."""
     _require_dense(tensor)
     return tensor.resolve_conj().resolve_neg().contiguous()
 
@@ -86,7 +86,7 @@ def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
 
     Args:
         tensor: on the CPU, dense.
-        copies: they are only moved, so they may as well be bytes.
+        copies: they are only moved, so they may be treated as bytes.
     """
     _require_dense(tensor)
     if tensor.is_complex() and not copies:
@@ -103,7 +103,7 @@ def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
 
 
 def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
-    """Return our name of the reduction that torch's options ask for; the sum if there are none.
+    """Return our name of the reduction in torch's options; the sum without options.
 
     Raises:
         UserError: there is no such reduction for these tensors.
@@ -124,7 +124,7 @@ def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
 def parts_of(
     tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int
 ) -> tuple[torch.Tensor, ...]:
-    """Return a tensor's part for each rank: of these sizes in its first dimension, else equal ones.
+    """Return a tensor's part for each rank: of these sizes in its first dimension, or equal parts.
 
     Raises:
         UserError: there is no equal part for each rank.

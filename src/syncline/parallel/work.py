@@ -26,14 +26,13 @@ __all__ = ["BackendWork", "Completer", "Future", "profiled"]
 
 @untraced
 class BackendWork(dist.Work):
-    """Collectives or messages under way, and what is left to do with their results.
+    """Collectives or messages under way, and functions to call with their results.
 
     Args:
-        pending: what is under way.
+        pending: the collectives or messages.
         results: the tensors.
-        completer: completes the future in its turn. None: a thread of its own completes it, for a
-            message between two ranks: it may come only after those whose futures are asked for
-            later.
+        completer: completes the future in order. None: a new thread completes it, for a message
+            between two ranks: it may arrive after messages whose futures are asked for later.
         finishes: called by the first wait that succeeds.
     """
 
@@ -53,10 +52,10 @@ class BackendWork(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
         self._error: BaseException | None = None
         self.record: Record | None = None
-        """Of the flight recorder."""
+        """The record of the flight recorder."""
 
     def is_completed(self) -> bool:
-        """Say whether the results are in place, or will never be."""
+        """Say whether the results are in place, or never will be."""
         if not all(pending.ended for pending in self.pending):
             return False
         with contextlib.suppress(SynclineError):  # exception() has it
@@ -68,7 +67,7 @@ class BackendWork(dist.Work):
         return self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return what went wrong."""
+        """Return the error, if the operation has failed."""
         return self._error
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -83,7 +82,7 @@ class BackendWork(dist.Work):
             MismatchError: the ranks called different collectives.
             UserError: this is a fork of the process that began it.
         """
-        # torch gives 0 for none.
+        # torch passes 0 for no timeout.
         deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
             for pending in self.pending:
@@ -105,7 +104,7 @@ class BackendWork(dist.Work):
         return True
 
     def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> BackendWork:
-        """Return the same work with more to do at its end, and other results."""
+        """Return the same work with more functions to call, and other results."""
         return BackendWork(self.pending, results, self._completer, [*self.finishes, *finishes])
 
     def synchronize(self) -> None:
@@ -113,10 +112,10 @@ class BackendWork(dist.Work):
         self.wait()
 
     def _source_rank(self) -> int:
-        """Return who sent what was received, once it has come.
+        """Return the sender of a received message, once it has arrived.
 
         Raises:
-            RuntimeError: nothing was received, as torch has it.
+            RuntimeError: as in torch, if nothing was received.
         """
         peer = self.pending[0].peer if self.pending else None
         if peer is None:
@@ -155,11 +154,11 @@ class BackendWork(dist.Work):
 
 
 class Completer:
-    """A thread on which a group's futures are completed and what is chained to them runs.
+    """A thread that completes a group's futures and runs their callbacks.
 
     Both happen in the order in which the program asked for them, so in the same order on all ranks,
-    wherever and whenever messages arrive. What is chained may begin collectives itself, and wait
-    for them, as PowerSGD does.
+    whenever messages arrive. A callback may begin collectives itself and wait for them, as
+    PowerSGD's does.
     """
 
     def __init__(self) -> None:
@@ -168,10 +167,10 @@ class Completer:
         self._starting = threading.Lock()
         self._process = os.getpid()
         self.ident = 0
-        """Of the thread, while it runs: whether the caller is on it is asked at every call."""
+        """The thread's identifier while it runs: every call checks whether it is on this thread."""
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run a job after those before it; from the thread itself, at once.
+        """Run a job after the earlier ones; on the thread itself, at once.
 
         Raises:
             UserError: this is a fork, which does not have the thread.
@@ -201,7 +200,7 @@ class Completer:
         while (job := self._jobs.get()) is not None:
             job()
             del job
-        self.ident = 0  # another thread may be given it
+        self.ident = 0  # another thread may get the same
 
 
 @untraced
@@ -213,18 +212,18 @@ class Future(torch.futures.Future[Any]):
         self._completer = completer
 
     def complete(self, value: Callable[[], Any]) -> None:
-        """Take what ``value`` returns, or raises, when it is its turn."""
+        """Complete it in order with what ``value`` returns or raises."""
         self._completer.run(partial(_complete, self, value))
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """Return a future of what ``callback`` makes of this one."""
+        """Return a future of the result of ``callback``."""
         after = Future(self._completer)
         after.complete(lambda: callback(self))
         return after
 
 
 def _complete(future: torch.futures.Future[Any], value: Callable[[], Any]) -> None:
-    """Let a future have what ``value`` returns, or raises."""
+    """Complete a future with what ``value`` returns or raises."""
     try:
         result = value()
     except Exception as error:
@@ -250,14 +249,14 @@ OPERATORS = {
     "send": "send",
     "recv": "recv_",
 }
-"""Torch's own operators, which it calls only for backends that are written in C++, by the name
-that backends give to what they do for them."""
+"""Torch's own operators by the names of backends' operations. Torch calls them only for backends in
+C++."""
 
 
 def profiled(name: str, tensors: Sequence[Any], begin: Callable[[], BackendWork]) -> BackendWork:
-    """Begin an operation under two ranges of the profiler that runs.
+    """Begin an operation under two ranges of the running profiler.
 
-    They are as for Gloo: ``c10d::allreduce_`` is the call, with the sizes of its tensors, and
+    They are like Gloo's: ``c10d::allreduce_`` is the call, with the sizes of its tensors, and
     ``syncline:all_reduce`` lasts until the results are in place.
     """
     given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]

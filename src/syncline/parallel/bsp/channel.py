@@ -1,4 +1,4 @@
-"""Collectives of tensors by one family of algorithms, and tensors packed to travel together."""
+"""Collectives of tensors by one family of algorithms, and tensors packed into one buffer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = 0
 """The rank that owns the weights in Algorithms 1 and 2."""
 
 BLOCK_BYTES = 64 * 1024
-"""Of a pipeline. Source: linear-pipeline, section 3.2 ("around 64 KB")."""
+"""The block of a pipeline. Source: linear-pipeline, section 3.2 ("around 64 KB")."""
 
 FAMILIES = tuple(
     name
@@ -32,11 +32,11 @@ FAMILIES = tuple(
 
 
 class Channel:
-    """Starts collectives, and adds up the time for which computation waits for them.
+    """Starts collectives, and adds up the time that computation waits for them.
 
     Args:
         group: the ranks.
-        family: one of :data:`FAMILIES`; None: what is fastest for each size.
+        family: one of :data:`FAMILIES`; None: the fastest for each size.
 
     Raises:
         UserError: there is no such family.
@@ -59,7 +59,7 @@ class Channel:
         """Whether this rank is the root."""
         return self.group.rank == ROOT
 
-    # "attended" says that the caller is about to wait: then it does the work itself.
+    # ``attended``: the caller will wait at once, and then does the work itself.
 
     def broadcast(self, buffer: Tensor, *, attended: bool = False) -> Pending:
         """Start to copy the root's elements to all ranks."""
@@ -70,7 +70,7 @@ class Channel:
     def reduce(self, buffer: Tensor, *, attended: bool = False) -> Pending:
         """Start to add the elements of all ranks; the sum replaces those of the root.
 
-        What other ranks have in the buffer at the end is not said.
+        The contents of other ranks' buffers are undefined at the end.
         """
         elements = elements_of(buffer, copies=False)
         choice = self._choice("reduce", elements)
@@ -91,7 +91,7 @@ class Channel:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time inside as time for which computation waits for communication."""
+        """Count the time inside as time that computation waits for communication."""
         self._depth += 1
         start_s = time.perf_counter()
         try:
@@ -106,8 +106,8 @@ class Packed:
     """A buffer for each dtype of some tensors, and each tensor's place in it.
 
     Args:
-        tensors: whose shapes and dtypes the places have.
-        marked: whether each tensor has one element more, a mark of its own.
+        tensors: the places have their shapes and dtypes.
+        marked: whether each tensor has one more element, its mark.
     """
 
     def __init__(self, tensors: Sequence[Tensor], *, marked: bool = False) -> None:
@@ -135,7 +135,7 @@ class Values:
 
     @torch.no_grad()
     def start_broadcast(self, channel: Channel, *, attended: bool = False) -> None:
-        """Let the root's values be on their way."""
+        """Start to broadcast the root's values."""
         if channel.is_root:
             for place, tensor in zip(self._packed.places, self._tensors, strict=True):
                 place.copy_(tensor)
@@ -145,7 +145,7 @@ class Values:
 
     @torch.no_grad()
     def finish(self, channel: Channel) -> None:
-        """Put what has come in its place."""
+        """Wait, and copy what has arrived to its place."""
         _wait(self._pending)
         if not channel.is_root:
             for place, tensor in zip(self._packed.places, self._tensors, strict=True):
@@ -160,13 +160,13 @@ class Values:
 class Gradients:
     """Gradients that are averaged together.
 
-    With each travels a mark of how many ranks have it: a parameter that no rank has used keeps no
-    gradient, so that its optimizer leaves it alone. Each gradient is multiplied by 1 / P before it
-    is added, as DDP does, so that the same numbers are added.
+    Each is sent with a mark of how many ranks have it: a parameter that no rank has used gets no
+    gradient, so that its optimizer does not change it. Each gradient is multiplied by 1 / P before
+    it is added, as DDP does, so that the same numbers are added.
 
     Args:
         names: of the parameters, for errors.
-        parameters: whose gradients travel.
+        parameters: of the gradients.
     """
 
     def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
@@ -178,7 +178,7 @@ class Gradients:
         """Gradients that hold averages, until the update."""
 
     def start_reduce(self, channel: Channel, *, attended: bool = False) -> None:
-        """Let this rank's gradients be on their way to the root.
+        """Start to reduce this rank's gradients to the root.
 
         Raises:
             UserError: on the root, if it has added a gradient to an average.
@@ -192,9 +192,9 @@ class Gradients:
         self._start(channel, partial(channel.reduce, attended=attended))
 
     def finish_reduce(self, channel: Channel) -> None:
-        """Leave the averages with the root, and no gradients with the others.
+        """Wait; the root gets the averages, and the other ranks have no gradients.
 
-        So a step of the optimizer updates the root's weights alone.
+        So a step of the optimizer updates only the root's weights.
         """
         _wait(self._pending)
         if channel.is_root:
@@ -205,7 +205,7 @@ class Gradients:
                 parameter.grad = None
 
     def forget(self) -> None:
-        """Take note that the averages have been used."""
+        """Note that the averages have been used."""
         self._averages.clear()
 
     def all_reduce(self, channel: Channel) -> None:

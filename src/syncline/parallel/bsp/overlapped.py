@@ -26,8 +26,8 @@ class Overlapped(Algorithm):
     root alone updates (line 12), and its weights reach the others in the next forward pass.
 
     The layers are found in the first forward pass. Their order is the root's and does not change:
-    where a pass leaves a layer out or takes another way, messages keep their order, and computation
-    waits for what it needs.
+    if a pass leaves out a layer or visits them in another order, messages keep their order, and
+    computation waits for what it needs.
 
     Source: linear-pipeline, Algorithm 1.
     """
@@ -42,9 +42,9 @@ class Overlapped(Algorithm):
         self._weights = [self.job.weights(layer.indices) for layer in layers]
         self._members = [frozenset(layer.indices) for layer in layers]
         self._layer_of = {i: number for number, layer in enumerate(layers) for i in layer.indices}
-        # Forward: layers whose weights are on their way, and those whose weights are there.
+        # Forward: how many layers' weights were sent, and how many have arrived.
         self._sent = self._arrived = self.messages
-        # Backward, from the last layer to the first: layers on their way, and those that are there.
+        # Backward, from the last layer to the first: layers being reduced, and those reduced.
         self._ready: set[int] = set()
         self._reducing = self._reduced = self.messages
         for number, layer in enumerate(layers):
@@ -54,13 +54,13 @@ class Overlapped(Algorithm):
 
     @property
     def messages(self) -> int:
-        """Into how many messages the gradients go."""
+        """The number of messages of the gradients."""
         return len(self._members)
 
     # ------------------------------------------------------------------ forward
 
     def watching_forward(self) -> AbstractContextManager[None]:
-        """Return the context in which the layers are found, or none once they are known."""
+        """Return a context that finds the layers, or an empty one once they are known."""
         return nullcontext() if self._order is None else self._order.watching()
 
     def before_forward(self) -> None:

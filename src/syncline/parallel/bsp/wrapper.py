@@ -1,4 +1,4 @@
-"""``BspSgd``: a module that is trained by one of linear-pipeline's three algorithms."""
+"""``BspSgd``: trains a module by one of linear-pipeline's three algorithms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from syncline.torch_private import queue_callback, tree_leaves
 __all__ = ["BspSgd", "IterationProfile"]
 
 WARM_UP_ITERATIONS = 3
-"""The first iterations allocate, and learn the order of the layers; the profile is without them."""
+"""The first iterations allocate, and learn the order of the layers; the profile excludes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class IterationProfile:
     """
 
     communication_s: float
-    """For which computation waited: exchanges that it hides do not count."""
+    """Time that computation waited; exchanges hidden behind it do not count."""
     computation_s: float
     """The rest."""
 
@@ -64,8 +64,8 @@ class BspSgd(nn.Module):
     """Bulk synchronous SGD with the collectives of linear-pipeline.
 
     The training loop stays as it is: ``model(...)``, ``backward()``, ``optimizer.step()``. Results
-    are the same for all algorithms and collectives but for the order in which numbers are added;
-    with two ranks there is only one.
+    of all algorithms and collectives differ only by the order in which numbers are added; with two
+    ranks there is only one order.
 
     All ranks take part in every forward pass through this wrapper, in every backward pass and in
     every step. With algorithms 1 and 2 gradients and the optimizer's state are the root's (rank 0);
@@ -78,9 +78,9 @@ class BspSgd(nn.Module):
         algorithm: of linear-pipeline, section 3.3: 1, 2 or 3.
         collectives: ``"linear-pipeline"``, ``"minimum-spanning-tree"``,
             ``"bidirectional-exchange"`` or another of
-            :data:`~syncline.parallel.bsp.channel.FAMILIES`; None: what is fastest for each size.
+            :data:`~syncline.parallel.bsp.channel.FAMILIES`; None: the fastest for each size.
         planner: for algorithm 2, how to merge gradients into messages that are reduced during the
-            backward pass (MG-WFBP, section 4.3); None: all after it, as published.
+            backward pass (MG-WFBP, section 4.3); None: all after the backward pass, as published.
         synchronise_every: for algorithm 3, updates from one broadcast of the weights to the next.
 
     Raises:
@@ -153,7 +153,7 @@ class BspSgd(nn.Module):
             output = self.module(*args, **kwargs)
         with self._channel.waiting():
             self._algorithm.after_forward()
-        # Not only at the first gradient: that may be inside a checkpoint's own backward pass.
+        # The first gradient may be inside a checkpoint's own backward pass.
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._backward_begins)
@@ -161,7 +161,7 @@ class BspSgd(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes inside add up gradients without exchanging them."""
+        """Accumulate gradients of the backward passes inside without exchanging them."""
         before, self._synchronises = self._synchronises, False
         try:
             yield
@@ -171,26 +171,26 @@ class BspSgd(nn.Module):
     def settle(self) -> None:
         """Give every rank the weights of the last update; all ranks call it.
 
-        Before evaluation, ``state_dict()`` or anything else that reads weights of other ranks than
-        the root outside a forward pass through this wrapper.
+        Call it before evaluation, ``state_dict()`` or any other read of weights on ranks other than
+        the root, outside a forward pass through this wrapper.
         """
         self._algorithm.settle()
 
-    # ------------------------------------------------------------------ what it took
+    # ------------------------------------------------------------------ measurements
 
     @property
     def messages(self) -> int:
-        """Into how many messages the gradients go."""
+        """The number of messages of the gradients."""
         return self._algorithm.messages
 
     @property
     def measuring(self) -> bool:
-        """Whether this iteration is unlike those to come."""
+        """Whether later iterations will be different."""
         return self._iterations < WARM_UP_ITERATIONS or self._algorithm.measuring
 
     @property
     def phase(self) -> str:
-        """What is going on, for a progress line."""
+        """The phase, for a progress line."""
         return "measuring" if self._algorithm.measuring else "steady"
 
     @property
@@ -200,7 +200,7 @@ class BspSgd(nn.Module):
 
     @property
     def iteration_profile(self) -> IterationProfile | None:
-        """How this rank's iterations divide; None if none was measured."""
+        """Computation and communication of this rank's iterations; None if none was measured."""
         return IterationProfile.of(self._samples) if self._samples else None
 
     def run_record(self) -> Run:
@@ -282,7 +282,7 @@ class BspSgd(nn.Module):
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     """Return a method as a hook that does not keep its object alive.
 
-    Garbage collection does not look into the hooks of a parameter.
+    The garbage collector does not see the hooks of a parameter.
     """
     reference = weakref.WeakMethod(method)
 
