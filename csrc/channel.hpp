@@ -7,7 +7,7 @@
 namespace syncline {
 
 // Far below every time, and far enough from the end of 64 bits to add to.
-inline constexpr std::int64_t kNever = std::int64_t{-1} << 61;
+inline constexpr std::int64_t never = std::int64_t{-1} << 61;
 
 // A message as the channel sees it.
 struct Transfer {
@@ -44,9 +44,9 @@ struct Channel {
 // these for every suffix and the channel for every prefix, a change of a few messages is judged in
 // time proportional to the few.
 struct Outlook {
-    std::int64_t after_startup_ns = kNever;
-    std::int64_t after_transmission_ns = kNever;
-    std::int64_t least_ns = kNever;
+    std::int64_t after_startup_ns = never;
+    std::int64_t after_transmission_ns = never;
+    std::int64_t least_ns = never;
 
     [[nodiscard]] std::int64_t operator()(const Channel& channel) const {
         return std::max({channel.startup_free_ns + after_startup_ns,
@@ -58,10 +58,10 @@ struct Outlook {
                                  bool overlap) const {
         // With one in flight, the next startup waits for this arrival as well.
         const std::int64_t after_arrival =
-            std::max({message.tail_ns, after_transmission_ns, overlap ? kNever : after_startup_ns});
+            std::max({message.tail_ns, after_transmission_ns, overlap ? never : after_startup_ns});
         const std::int64_t after_start = after_arrival + message.transmission_ns;
         // With two, it may begin when this one's has begun and the message before has arrived.
-        const std::int64_t next_startup = overlap ? after_startup_ns : kNever;
+        const std::int64_t next_startup = overlap ? after_startup_ns : never;
         return {std::max(after_start + startup_ns, next_startup),
                 std::max(after_start, next_startup),
                 std::max({message.ready_ns + startup_ns + after_start,

@@ -9,7 +9,7 @@ namespace syncline {
 
 namespace {
 
-constexpr auto kMost = static_cast<double>(kLongestNs + 1);
+constexpr auto most = static_cast<double>(longest_ns + 1);
 
 }  // namespace
 
@@ -23,7 +23,7 @@ CostCurve::CostCurve(std::vector<CostSegment> segments) : segments_(std::move(se
         }
     }
     // A slope can be infinite, and infinity times no bytes is no number.
-    for (CostSegment& each : segments_) each.ns_per_byte = std::min(each.ns_per_byte, kMost);
+    for (CostSegment& each : segments_) each.ns_per_byte = std::min(each.ns_per_byte, most);
 }
 
 std::size_t CostCurve::segment(std::int64_t size_bytes) const {
@@ -37,7 +37,7 @@ std::int64_t CostCurve::operator()(std::int64_t size_bytes) const {
     const CostSegment& of_size = segments_[segment(size_bytes)];
     const double offset = static_cast<double>(size_bytes - of_size.start_bytes);
     const double cost_ns = of_size.cost_ns + of_size.ns_per_byte * offset;
-    return cost_ns < kMost ? std::llround(cost_ns) : kLongestNs + 1;
+    return cost_ns < most ? std::llround(cost_ns) : longest_ns + 1;
 }
 
 }  // namespace syncline

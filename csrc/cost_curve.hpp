@@ -8,7 +8,7 @@
 namespace syncline {
 
 // The longest task and the dearest message, 19.5 hours: sums of many stay within 64 bits.
-inline constexpr std::int64_t kLongestNs = std::int64_t{1} << 46;
+inline constexpr std::int64_t longest_ns = std::int64_t{1} << 46;
 
 struct CostSegment {
     std::int64_t start_bytes;
@@ -23,7 +23,7 @@ class CostCurve {
     // starts do not increase.
     explicit CostCurve(std::vector<CostSegment> segments);
 
-    // Cost in nanoseconds, rounded to the nearest, at most kLongestNs + 1; non-decreasing in
+    // Cost in nanoseconds, rounded to the nearest, at most longest_ns + 1; non-decreasing in
     // size_bytes.
     [[nodiscard]] std::int64_t operator()(std::int64_t size_bytes) const;
 

@@ -10,8 +10,8 @@ namespace syncline {
 
 namespace {
 
-constexpr int kLookAhead = 64;   // more urgent tensors considered before one message
-constexpr int kLookAround = 24;  // waiting tensors considered before one merge
+constexpr int look_ahead = 64;   // more urgent tensors considered before one message
+constexpr int look_around = 24;  // waiting tensors considered before one merge
 
 class Dispatcher {
   public:
@@ -87,7 +87,7 @@ class Dispatcher {
         urgent_.clear();
         const std::int64_t lead_ns = gradients_.overlap() ? startup_ns_ : 0;
         int looked = 0;
-        for (std::int32_t v = coming_; v < gradients_.count() && looked < kLookAhead; ++v) {
+        for (std::int32_t v = coming_; v < gradients_.count() && looked < look_ahead; ++v) {
             const std::int64_t ready = gradients_.ready_ns(v);
             if (ready + lead_ns >= arrival_ns) break;
             const std::int64_t tail = gradients_.tail_ns(v);
@@ -115,7 +115,7 @@ class Dispatcher {
         std::int64_t end = arrival_ns;
         int looked = 0;
         for (const auto& [less, w] : waiting_) {
-            if (-less <= tail_ns || ++looked > kLookAround) break;
+            if (-less <= tail_ns || ++looked > look_around) break;
             if (first <= w && w <= last) continue;
             end += left(w).work_ns;
             if (end > due(w)) return false;
@@ -148,7 +148,7 @@ class Dispatcher {
             // Something else may fit in before the urgent tensor is ready.
             int looked = 0;
             for (const auto& [less, w] : waiting_) {
-                if (++looked > kLookAround) break;
+                if (++looked > look_around) break;
                 if (w == first) continue;
                 start = transmission_start(gradients_.ready_ns(w));
                 if (arrival(left(w).begin, left(w).end) <= most.end_ns) {

@@ -13,10 +13,10 @@ void require(bool holds, const char* what) {
 }
 
 // Twice the longest: sums of rounded times can be a little longer than the time they add up to.
-bool is_time(std::int64_t ns) { return ns >= 0 && ns <= 2 * kLongestNs; }
+bool is_time(std::int64_t ns) { return ns >= 0 && ns <= 2 * longest_ns; }
 
-constexpr std::int64_t kPieces = 64;  // of a tensor, for the sake of the sums
-constexpr std::int64_t kLongestSum = std::int64_t{1} << 60;
+constexpr std::int64_t pieces = 64;  // of a tensor, for the sake of the sums
+constexpr std::int64_t longest_sum = std::int64_t{1} << 60;
 
 }  // namespace
 
@@ -45,10 +45,10 @@ Gradients::Gradients(const Round& round, const CostCurve& cost)
                 "the sizes add up to more than 64 bits hold");
         offset_bytes_[i + 1] = offset_bytes_[i] + elements_[i] * element_bytes_[i];
         offset_elements_[i + 1] = offset_elements_[i] + elements_[i];
-        longest += cost_(elements_[i] * element_bytes_[i]) + kPieces * startup_ns_;
-        require(longest <= kLongestSum, "the messages of a round take too long");
+        longest += cost_(elements_[i] * element_bytes_[i]) + pieces * startup_ns_;
+        require(longest <= longest_sum, "the messages of a round take too long");
     }
-    require(cost_(offset_bytes_[n]) <= kLongestNs, "a message takes longer than 19.5 hours");
+    require(cost_(offset_bytes_[n]) <= longest_ns, "a message takes longer than 19.5 hours");
     element_bytes_.push_back(1);
     tails_.push_back(round.tail_ns);
     for (std::size_t span = 1; 2 * span <= n; span *= 2) {

@@ -16,10 +16,10 @@ namespace {
 
 using Index = std::ptrdiff_t;
 
-constexpr Index kReach = 200;  // messages of the critical block that are looked at
-constexpr std::int64_t kTidyBudget = 20'000'000;  // messages looked at
-constexpr double kLeastShare = 1.0 / (1 << 14);   // of a message, handed to a neighbour
-constexpr std::size_t kWindow = 7;                // atoms rearranged at once
+constexpr Index reach = 200;  // messages of the critical block that are looked at
+constexpr std::int64_t tidy_budget = 20'000'000;  // messages looked at
+constexpr double least_share = 1.0 / (1 << 14);   // of a message, handed to a neighbour
+constexpr std::size_t window = 7;                 // atoms rearranged at once
 
 class Improver {
   public:
@@ -248,7 +248,7 @@ class Improver {
     }
 
     bool improve_block() {
-        const Index first = std::max(block_, critical_ - kReach);
+        const Index first = std::max(block_, critical_ - reach);
         for (Index i = critical_; i >= first; --i) {
             if (budget_ <= 0) return false;
             if (improve_message(i)) return true;
@@ -351,10 +351,10 @@ class Improver {
     // ends last and what would end last instead end at the same time.
     bool balance_block() {
         bool improved = false;
-        const Index first = std::max(block_, critical_ - kReach);
+        const Index first = std::max(block_, critical_ - reach);
         for (Index i = critical_; i >= first && budget_ > 0; --i) {
             for (const Index side : {Index{-1}, Index{1}}) {
-                for (double share = 0.5; share > kLeastShare; share /= 2) {
+                for (double share = 0.5; share > least_share; share /= 2) {
                     if (hand_over(i, side, share)) improved = true;
                 }
             }
@@ -376,7 +376,7 @@ class Improver {
 
     bool improve_windows() {
         const Index size = std::ssize(messages_);
-        const Index first = std::max<Index>(std::max(block_ - 2, critical_ - kReach), 0);
+        const Index first = std::max<Index>(std::max(block_ - 2, critical_ - reach), 0);
         const Index step = 1;
         for (Index low = std::min(critical_, size - 1); low >= first; low -= step) {
             if (budget_ <= 0) return false;
@@ -393,9 +393,9 @@ class Improver {
         for (Index k = low; k < high; ++k) {
             atoms_.push_back({messages_[at(k)].begin, messages_[at(k)].end});
         }
-        if (atoms_.size() > kWindow) return false;
+        if (atoms_.size() > window) return false;
         // Cut the longest while there is room.
-        while (atoms_.size() < kWindow) {
+        while (atoms_.size() < window) {
             std::size_t longest = 0;
             std::int64_t most = 0;
             Cut place{};
@@ -457,7 +457,7 @@ class Improver {
 }  // namespace
 
 Messages tidy(const Gradients& gradients, Messages messages, std::int64_t limit_ns) {
-    std::int64_t budget = kTidyBudget;
+    std::int64_t budget = tidy_budget;
     Improver improver(gradients, 0, budget);
     improver.set(std::move(messages));
     improver.tidy(limit_ns);

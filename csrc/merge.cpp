@@ -10,7 +10,7 @@ namespace syncline {
 namespace {
 
 // Later ones would leave no room for two messages after them.
-constexpr std::int64_t kLatestNs = std::numeric_limits<std::int64_t>::max() - 4 * kLongestNs;
+constexpr std::int64_t latest_ns = std::numeric_limits<std::int64_t>::max() - 4 * longest_ns;
 
 // Bounds on what cuts lead to, for runs of them. With f(i) the finish of the first i tensors and
 // o(i) their bytes, a message of tensors i+1 .. j whose size lies in one segment of the cost ends
@@ -18,13 +18,14 @@ constexpr std::int64_t kLatestNs = std::numeric_limits<std::int64_t>::max() - 4 
 //
 //   f(i) + cost + slope (o(j) - o(i) - start)   =   [f(i) - slope o(i)] + [what depends on j alone]
 //
-// so the least f(i) - slope o(i) of a run bounds all of it. Runs have kRun, kRun^2, ... cuts.
+// so the least f(i) - slope o(i) of a run bounds all of it. Runs have run_length, run_length^2, ...
+// cuts.
 class Runs {
   public:
     Runs(const CostCurve& cost, const std::vector<std::int64_t>& finish,
          const std::vector<std::int64_t>& offset)
         : cost_(cost), finish_(finish), offset_(offset), least_(cost.segments().size()) {
-        for (std::size_t cuts = kRun; cuts < finish.size(); cuts *= kRun) {
+        for (std::size_t cuts = run_length; cuts < finish.size(); cuts *= run_length) {
             for (auto& of_segment : least_) {
                 of_segment.emplace_back(finish.size() / cuts,
                                         std::numeric_limits<double>::infinity());
@@ -39,7 +40,7 @@ class Runs {
                                  cost_.segments()[k].ns_per_byte * static_cast<double>(offset_[i]);
             std::size_t run = i;
             for (std::vector<double>& least : least_[k]) {
-                run /= kRun;
+                run /= run_length;
                 if (run < least.size()) least[run] = std::min(least[run], value);
             }
         }
@@ -49,8 +50,8 @@ class Runs {
     // tensors finish before `best`; i if there is none. A message starts at its cut's finish.
     [[nodiscard]] std::size_t skip(std::size_t i, std::size_t j, std::int64_t best) const {
         std::size_t end = i;
-        std::size_t cuts = kRun;
-        for (std::size_t level = 0; level < least_.front().size(); ++level, cuts *= kRun) {
+        std::size_t cuts = run_length;
+        for (std::size_t level = 0; level < least_.front().size(); ++level, cuts *= run_length) {
             if (i % cuts != 0 || i + cuts > j || !hopeless(i, cuts, level, j, best)) break;
             end = i + cuts;
         }
@@ -58,8 +59,8 @@ class Runs {
     }
 
   private:
-    static constexpr std::size_t kRun = 16;
-    static constexpr double kRoundings = 16 * std::numeric_limits<double>::epsilon();
+    static constexpr std::size_t run_length = 16;
+    static constexpr double roundings = 16 * std::numeric_limits<double>::epsilon();
 
     [[nodiscard]] bool hopeless(std::size_t i, std::size_t cuts, std::size_t level, std::size_t j,
                                 std::int64_t best) const {
@@ -67,7 +68,7 @@ class Runs {
         const std::int64_t largest = offset_[j] - offset_[i];
         if (finish_[i] + cost_(smallest) >= best) return true;
         const std::size_t k = cost_.segment(smallest);
-        if (k != cost_.segment(largest) || cost_(largest) > kLongestNs) return false;
+        if (k != cost_.segment(largest) || cost_(largest) > longest_ns) return false;
         const CostSegment& segment = cost_.segments()[k];
         const double all = segment.ns_per_byte * static_cast<double>(offset_[j]);
         const double before = segment.ns_per_byte * static_cast<double>(segment.start_bytes);
@@ -75,7 +76,7 @@ class Runs {
         // A cost is rounded to the nearest nanosecond, and these sums by the size of their terms.
         const double terms = static_cast<double>(finish_[j - 1]) + std::abs(all) +
                              std::abs(segment.cost_ns) + std::abs(before);
-        return bound - 0.5 - kRoundings * terms > static_cast<double>(best - 1);
+        return bound - 0.5 - roundings * terms > static_cast<double>(best - 1);
     }
 
     const CostCurve& cost_;
@@ -93,7 +94,7 @@ std::vector<std::int64_t> merge_optimally(std::span<const std::int64_t> ready_ns
     if (size_bytes.size() != count) {
         throw std::invalid_argument("as many sizes as ready times are needed");
     }
-    if (count > 0 && ready_ns.back() > kLatestNs) {
+    if (count > 0 && ready_ns.back() > latest_ns) {
         throw std::invalid_argument("a tensor is ready later than 64 bits hold in nanoseconds");
     }
     std::vector<std::int64_t> offset(count + 1, 0);  // bytes of the first j tensors

@@ -14,12 +14,12 @@ namespace syncline {
 
 namespace {
 
-constexpr std::size_t kStarts = 3;             // sequences that local search starts from
-constexpr std::int64_t kMostPieces = 64;       // of one tensor, in groups of equal size
-constexpr std::int64_t kSmallestGroup = 4096;  // all bytes by so many
-constexpr std::int64_t kRunStartups = 8;       // transmission of a run, by the startup
-constexpr std::int32_t kLongestRun = 512;      // tensors
-constexpr std::int64_t kAny = std::int64_t{1} << 60;
+constexpr std::size_t search_starts = 3;       // sequences that local search starts from
+constexpr std::int64_t most_pieces = 64;       // of one tensor, in groups of equal size
+constexpr std::int64_t smallest_group = 4096;  // all bytes by so many
+constexpr std::int64_t run_startups = 8;       // transmission of a run, by the startup
+constexpr std::int32_t longest_run = 512;      // tensors
+constexpr std::int64_t unlimited = std::int64_t{1} << 60;
 
 class Planner {
   public:
@@ -32,15 +32,15 @@ class Planner {
             return start.end_ns == end_ns && start.messages.size() == messages.size();
         };
         if (std::ranges::any_of(starts_, same)) return;
-        if (starts_.size() == kStarts && end_ns >= starts_.back().end_ns) return;
+        if (starts_.size() == search_starts && end_ns >= starts_.back().end_ns) return;
         starts_.push_back({std::move(messages), end_ns});
         std::ranges::stable_sort(starts_, {}, &Start::end_ns);
-        if (starts_.size() > kStarts) starts_.pop_back();
+        if (starts_.size() > search_starts) starts_.pop_back();
     }
 
     void offer_groups() {
         const std::int64_t all = gradients_.bytes(gradients_.last_cut());
-        for (std::int64_t size = all; size > all / kSmallestGroup; size -= (size + 2) / 3) {
+        for (std::int64_t size = all; size > all / smallest_group; size -= (size + 2) / 3) {
             if (done()) return;
             offer(longest_tail_first(gradients_, groups(size)));
         }
@@ -83,8 +83,8 @@ class Planner {
 
     void offer_dispatched() {
         const std::int64_t a = gradients_.startup_ns();
-        for (const std::int64_t enough : {std::int64_t{1}, a, 4 * a, kAny}) {
-            for (const std::int64_t worthwhile : {std::int64_t{1}, a / 2, a, 3 * a, kAny}) {
+        for (const std::int64_t enough : {std::int64_t{1}, a, 4 * a, unlimited}) {
+            for (const std::int64_t worthwhile : {std::int64_t{1}, a / 2, a, 3 * a, unlimited}) {
                 for (const bool fill : {false, true}) {
                     if (done()) return;
                     bisect_target({0, enough, worthwhile, fill});
@@ -145,7 +145,7 @@ class Planner {
             const std::int64_t own = gradients_.bytes({i + 1, 0}) - gradients_.bytes({i, 0});
             if (held > size - own) close({i, 0});
             const std::int64_t elements = gradients_.elements(i);
-            const std::int64_t pieces = std::min({(own - 1) / size + 1, elements, kMostPieces});
+            const std::int64_t pieces = std::min({(own - 1) / size + 1, elements, most_pieces});
             for (std::int64_t k = 1; k < pieces; ++k) close({i, elements / pieces * k});
         }
         close(gradients_.last_cut());
@@ -156,14 +156,14 @@ class Planner {
     [[nodiscard]] Messages runs(double offset_ns, std::int64_t factor) const {
         const auto n = static_cast<std::size_t>(gradients_.count());
         const std::int64_t startup = factor * gradients_.startup_ns();
-        const std::int64_t enough = kRunStartups * startup;
+        const std::int64_t enough = run_startups * startup;
         std::vector<double> sum(n + 1, 0);
         std::vector<std::int32_t> cut(n + 1, 0);
         for (std::size_t j = 1; j <= n; ++j) {
             const Cut end{static_cast<std::int32_t>(j), 0};
             std::int64_t tail = 0;
             sum[j] = std::numeric_limits<double>::infinity();
-            const std::int32_t first = std::max(end.tensor - kLongestRun, 0);
+            const std::int32_t first = std::max(end.tensor - longest_run, 0);
             for (std::int32_t i = end.tensor - 1; i >= first; --i) {
                 tail = std::max(tail, gradients_.tail_ns(i));
                 const std::int64_t sent =

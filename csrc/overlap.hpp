@@ -13,7 +13,7 @@ struct OverlapSearch {
     std::int64_t goal_ns = 0;
     // Messages looked at by local search, which decides how long it takes: about 5 ns each.
     std::int64_t budget = 10'000'000;
-    // Rounds of at most so many elements are solved exactly; at most kMostAtoms.
+    // Rounds of at most so many elements are solved exactly; at most most_atoms.
     std::int64_t exact_elements = 12;
 };
 

@@ -11,10 +11,10 @@ namespace syncline {
 
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
 
 // Twice the longest: sums of rounded times can be a little longer than the time they add up to.
-bool is_time(std::int64_t ns) { return ns >= 0 && ns <= 2 * kLongestNs; }
+bool is_time(std::int64_t ns) { return ns >= 0 && ns <= 2 * longest_ns; }
 
 // Runs jobs by Jackson's rule. `arrivals` lists the jobs by ready time; `piece` is called with
 // (job, start, stop) for whatever runs without interruption.
@@ -37,7 +37,7 @@ std::int64_t run_by_longest_tail(std::span<const Job> jobs, std::span<const std:
             ready.push(arrivals[next]);
         }
         const std::size_t job = ready.top();
-        const std::int64_t until = next < arrivals.size() ? jobs[arrivals[next]].ready_ns : kMost;
+        const std::int64_t until = next < arrivals.size() ? jobs[arrivals[next]].ready_ns : most;
         const std::int64_t sent = std::min(left[job], until - now);
         piece(job, now, now + sent);  // of no length only for a job that costs nothing
         now += sent;
@@ -51,7 +51,7 @@ std::int64_t run_by_longest_tail(std::span<const Job> jobs, std::span<const std:
 }
 
 void check(std::span<const Job> jobs) {
-    if (jobs.size() > kMostJobs) throw std::invalid_argument("too many jobs to plan");
+    if (jobs.size() > most_jobs) throw std::invalid_argument("too many jobs to plan");
     for (const Job& job : jobs) {
         if (!is_time(job.ready_ns) || !is_time(job.cost_ns) || !is_time(job.tail_ns)) {
             throw std::invalid_argument("a time of a job is negative or too long");
@@ -65,7 +65,7 @@ class BalancedGroups {
     explicit BalancedGroups(std::span<const std::int64_t> size_bytes)
         : offset_(size_bytes.size() + 1, 0) {
         for (std::size_t i = 0; i < size_bytes.size(); ++i) {
-            if (size_bytes[i] > kMost - offset_[i]) {
+            if (size_bytes[i] > most - offset_[i]) {
                 throw std::invalid_argument("the sizes add up to more than 64 bits hold");
             }
             offset_[i + 1] = offset_[i] + size_bytes[i];
@@ -167,7 +167,7 @@ std::vector<std::int64_t> fuse_balanced(std::span<const std::int64_t> ready_ns,
     BalancedGroups balanced(size_bytes);
     std::vector<std::size_t> stops;
     std::vector<std::size_t> best_stops;
-    std::int64_t best = kMost;
+    std::int64_t best = most;
     std::vector<Job> groups;
     std::vector<std::size_t> arrivals;
     for (std::size_t number = 1; number <= count; ++number) {

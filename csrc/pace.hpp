@@ -31,7 +31,7 @@ struct PreemptiveOrder {
 
 // As many jobs and tensors as are planned at most: the sums of their times stay within 64 bits, and
 // the table of the fusion within a quarter of a gigabyte.
-inline constexpr std::size_t kMostJobs = std::size_t{1} << 14;
+inline constexpr std::size_t most_jobs = std::size_t{1} << 14;
 
 // Returns the order that minimises max(arrival + tail) where a job may be interrupted at any moment
 // and taken up again later at no cost: the ready job with the longest tail is sent, always
@@ -39,8 +39,8 @@ inline constexpr std::size_t kMostJobs = std::size_t{1} << 14;
 // cost has a piece of no length. O(N log N); at most one interruption an arrival, so fewer than 2 N
 // pieces.
 //
-// Throws std::invalid_argument if a time is negative or beyond twice kLongestNs, or if there are
-// more than kMostJobs.
+// Throws std::invalid_argument if a time is negative or beyond twice longest_ns, or if there are
+// more than most_jobs.
 [[nodiscard]] PreemptiveOrder preemptive_order(std::span<const Job> jobs);
 
 // Returns the last tensor of each group that PACE, Algorithm 1, fuses: of the partitions of the

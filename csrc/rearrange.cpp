@@ -31,7 +31,7 @@ bool no_worse(const State& a, const State& b) {
 Messages rearrange(const Gradients& gradients, std::span<const Atom> atoms, const Channel& channel,
                    const Outlook& outlook, std::int64_t limit_ns) {
     const std::size_t count = atoms.size();
-    if (count == 0 || count > kMostAtoms) throw std::invalid_argument("too few or many atoms");
+    if (count == 0 || count > most_atoms) throw std::invalid_argument("too few or many atoms");
     const std::int64_t startup_ns = gradients.startup_ns();
     const bool overlap = gradients.overlap();
 

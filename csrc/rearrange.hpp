@@ -9,7 +9,7 @@
 
 namespace syncline {
 
-inline constexpr std::size_t kMostAtoms = 14;
+inline constexpr std::size_t most_atoms = 14;
 
 struct Atom {
     Cut begin;
@@ -23,7 +23,7 @@ struct Atom {
 // Exact over all partitions into runs and all orders. For every set of atoms sent, only the
 // channels that none other beats in all of startup, transmission and worst (arrival + tail) are
 // kept: what follows is no worse after a channel that is free earlier. O(2^n n^2) times the number
-// kept, for n atoms, at most kMostAtoms.
+// kept, for n atoms, at most most_atoms.
 //
 // atoms: sorted by begin, disjoint.
 [[nodiscard]] Messages rearrange(const Gradients& gradients, std::span<const Atom> atoms,

@@ -17,10 +17,10 @@ namespace syncline {
 namespace {
 
 // Work is counted in parts of a nanosecond so that slowed tasks keep exact integers: a task alone
-// does kFullSpeed parts a nanosecond.
-constexpr std::int64_t kFullSpeed = 1 << 16;
-constexpr std::int64_t kLongestSumNs = std::int64_t{1} << 55;  // at 100 times slower in 63 bits
-static_assert(kLongestNs < INT64_MAX / kFullSpeed);
+// does full_speed parts a nanosecond.
+constexpr std::int64_t full_speed = 1 << 16;
+constexpr std::int64_t longest_sum_ns = std::int64_t{1} << 55;  // at 100 times slower in 63 bits
+static_assert(longest_ns < INT64_MAX / full_speed);
 
 using Index = std::uint32_t;  // of a task or a lane
 
@@ -59,11 +59,11 @@ void check(const TaskGraph& graph) {
     std::int64_t sum_ns = 0;
     for (const Task& task : graph.tasks) {
         if (task.lane < 0 || task.lane >= lanes) throw std::invalid_argument("no such lane");
-        if (task.duration_ns < 0 || task.duration_ns > kLongestNs) {
+        if (task.duration_ns < 0 || task.duration_ns > longest_ns) {
             throw std::invalid_argument("a task's duration is out of range");
         }
         sum_ns += task.duration_ns;
-        if (sum_ns > kLongestSumNs) {
+        if (sum_ns > longest_sum_ns) {
             throw std::invalid_argument("the tasks take more than a year in all");
         }
     }
@@ -174,7 +174,7 @@ class Engine {
         for (std::size_t task = 0; task < count; ++task) {
             waiting_for_[task] =
                 static_cast<std::int32_t>(graph.offsets[task + 1] - graph.offsets[task]);
-            if (contends_) remaining_[task] = graph.tasks[task].duration_ns * kFullSpeed;
+            if (contends_) remaining_[task] = graph.tasks[task].duration_ns * full_speed;
             if (waiting_for_[task] == 0) make_ready(static_cast<Index>(task));
         }
     }
@@ -211,7 +211,7 @@ class Engine {
         std::vector<Index> running = {};
         std::multiset<double> slowdowns = {};  // of the rivals that are busy
         bool was_busy = false;                 // when the speeds were last set
-        std::int64_t speed = kFullSpeed;
+        std::int64_t speed = full_speed;
     };
     struct Event {
         std::int64_t time_ns;
@@ -371,7 +371,7 @@ class Engine {
             LaneState& state = lanes_[lane];
             const double slowdown = state.slowdowns.empty() ? 1.0 : *state.slowdowns.rbegin();
             const auto speed =
-                std::max<std::int64_t>(1, std::llround(static_cast<double>(kFullSpeed) / slowdown));
+                std::max<std::int64_t>(1, std::llround(static_cast<double>(full_speed) / slowdown));
             if (speed == state.speed) continue;
             for (const Index task : state.running) {
                 if (version_[task] == 0) continue;  // just started: it has no event yet

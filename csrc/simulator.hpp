@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cost_curve.hpp"  // kLongestNs
+#include "cost_curve.hpp"  // longest_ns
 
 namespace syncline {
 
@@ -27,7 +27,7 @@ struct Contention {
 
 struct Task {
     std::int32_t lane;
-    std::int64_t duration_ns;  // at most kLongestNs
+    std::int64_t duration_ns;  // at most longest_ns
 };
 
 // The task graph: task i starts after every task in predecessors[offsets[i] .. offsets[i + 1]).

@@ -27,7 +27,7 @@ namespace {
 
 using syncline::CostCurve;
 using syncline::CostSegment;
-using syncline::kLongestNs;
+using syncline::longest_ns;
 using syncline::Schedule;
 using syncline::TaskGraph;
 
@@ -86,11 +86,11 @@ void cost_never_falls() {
 
 void cost_saturates() {
     const double infinity = std::numeric_limits<double>::infinity();
-    CHECK(CostCurve({{0, 1e300, 0.0}})(5) == kLongestNs + 1);
-    CHECK(CostCurve({{0, 0.0, 1e300}})(1) == kLongestNs + 1);
+    CHECK(CostCurve({{0, 1e300, 0.0}})(5) == longest_ns + 1);
+    CHECK(CostCurve({{0, 0.0, 1e300}})(1) == longest_ns + 1);
     CHECK(CostCurve({{0, 7.0, infinity}})(0) == 7);
-    CHECK(CostCurve({{0, infinity, infinity}})(1) == kLongestNs + 1);
-    CHECK(CostCurve({{0, 0.0, 1.0}})(std::numeric_limits<std::int64_t>::max()) == kLongestNs + 1);
+    CHECK(CostCurve({{0, infinity, infinity}})(1) == longest_ns + 1);
+    CHECK(CostCurve({{0, 0.0, 1.0}})(std::numeric_limits<std::int64_t>::max()) == longest_ns + 1);
 }
 
 void cost_refuses_what_is_no_curve() {
@@ -257,7 +257,7 @@ void merge_refuses_what_it_cannot_read() {
 }
 
 void merge_stays_in_range_at_the_largest_values() {
-    const std::vector<std::int64_t> ready(200, kLongestNs);
+    const std::vector<std::int64_t> ready(200, longest_ns);
     const std::vector<std::int64_t> sizes(200, std::int64_t{1} << 50);
     const auto found = syncline::merge_optimally(ready, sizes, CostCurve({{0, 1e300, 1e300}}));
     CHECK(found.back() == 199);
@@ -363,17 +363,17 @@ void pace_refuses_what_it_cannot_read() {
     CHECK(throws<std::invalid_argument>(fuse({1}, {1}, {-1}), "negative"));
     const std::int64_t half = std::numeric_limits<std::int64_t>::max() / 2 + 1;
     CHECK(throws<std::invalid_argument>(fuse({1, 2}, {half, half}, {0, 0}), "64 bits"));
-    const Jobs many(syncline::kMostJobs + 1);
+    const Jobs many(syncline::most_jobs + 1);
     CHECK(throws<std::invalid_argument>([&] { (void)syncline::preemptive_order(many); },
                                         "too many jobs"));
     CHECK(syncline::fuse_balanced({}, {}, {}, 0, steps()).empty());
 }
 
 void pace_stays_in_range_at_the_largest_values() {
-    const Jobs jobs(syncline::kMostJobs, {kLongestNs, kLongestNs + 1, kLongestNs});
-    const auto count = static_cast<std::int64_t>(syncline::kMostJobs);
-    CHECK(syncline::preemptive_order(jobs).end_ns == 2 * kLongestNs + count * (kLongestNs + 1));
-    const std::vector<std::int64_t> times(300, kLongestNs);
+    const Jobs jobs(syncline::most_jobs, {longest_ns, longest_ns + 1, longest_ns});
+    const auto count = static_cast<std::int64_t>(syncline::most_jobs);
+    CHECK(syncline::preemptive_order(jobs).end_ns == 2 * longest_ns + count * (longest_ns + 1));
+    const std::vector<std::int64_t> times(300, longest_ns);
     const std::vector<std::int64_t> sizes(300, std::int64_t{1} << 53);
     const CostCurve dear({{0, 1e300, 1e300}});
     CHECK(syncline::fuse_balanced(times, sizes, times, 0, dear).size() == 1);
@@ -578,7 +578,7 @@ void simulator_refuses_what_is_no_graph() {
         graph.tasks[0].lane = lane;
         CHECK(throws<Error>(run(graph), "no such lane"));
     }
-    for (const std::int64_t duration_ns : {std::int64_t{-1}, kLongestNs + 1}) {
+    for (const std::int64_t duration_ns : {std::int64_t{-1}, longest_ns + 1}) {
         graph = good;
         graph.tasks[0].duration_ns = duration_ns;
         CHECK(throws<Error>(run(graph), "out of range"));
@@ -608,7 +608,7 @@ void simulator_refuses_what_is_no_graph() {
         CHECK(throws<Error>(run(graph), "contention"));
     }
     graph = on_lanes({{1, true}});
-    for (int i = 0; i < 513; ++i) add_task(graph, 0, kLongestNs);
+    for (int i = 0; i < 513; ++i) add_task(graph, 0, longest_ns);
     CHECK(throws<Error>(run(graph), "more than a year"));
 }
 
@@ -628,11 +628,11 @@ void simulator_stays_in_range_at_the_largest_values() {
     TaskGraph graph = on_lanes({{1, true}, {1, true}});
     graph.contentions.push_back({0, 1, 100.0});
     for (int i = 0; i < 256; ++i) {
-        add_task(graph, 0, kLongestNs);
-        add_task(graph, 1, kLongestNs);
+        add_task(graph, 0, longest_ns);
+        add_task(graph, 1, longest_ns);
     }
     const Schedule schedule = syncline::simulate(graph);
-    CHECK(schedule.stop_ns[1] >= 100 * kLongestNs);
+    CHECK(schedule.stop_ns[1] >= 100 * longest_ns);
     CHECK(schedule.stop_ns[511] == 256 * schedule.stop_ns[1]);
 }
 
@@ -668,7 +668,7 @@ struct Test {
     void (*run)();
 };
 
-constexpr Test kTests[] = {
+constexpr Test tests[] = {
     {"cost_is_read_piece_by_piece", cost_is_read_piece_by_piece},
     {"cost_never_falls", cost_never_falls},
     {"cost_saturates", cost_saturates},
@@ -698,7 +698,7 @@ constexpr Test kTests[] = {
 }  // namespace
 
 int main() {
-    for (const Test& test : kTests) {
+    for (const Test& test : tests) {
         tally.test_failed = false;
         try {
             test.run();

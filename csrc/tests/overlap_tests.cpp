@@ -21,7 +21,7 @@ namespace {
 using syncline::Atom;
 using syncline::CostCurve;
 using syncline::Gradients;
-using syncline::kLongestNs;
+using syncline::longest_ns;
 using syncline::Messages;
 using syncline::Round;
 
@@ -127,7 +127,7 @@ void an_outlook_tells_what_sending_does() {
         channel.transmission_free_ns = uniform(random, 0, 80);
         channel.startup_free_ns = overlap ? uniform(random, 0, 80) : channel.transmission_free_ns;
         const std::int64_t told = outlook(channel);
-        std::int64_t end = syncline::kNever;
+        std::int64_t end = syncline::never;
         for (const syncline::Transfer& transfer : transfers) {
             end = std::max(end, channel.send(transfer, startup, overlap) + transfer.tail_ns);
         }
@@ -216,7 +216,7 @@ void what_is_no_round_is_refused() {
     CHECK(refused([&] { gradients({{1, 2}, {0, 1}, {4, 4}, {0, 0}, 1}); }));
     CHECK(refused([&] { gradients({{1, 2}, {1, 1}, {4, 4}, {0, -1}, 1}); }));
     CHECK(refused([&] { gradients({{1, 2}, {1, 1}, {4, 4}, {0, 0}, 3}); }));
-    CHECK(refused([&] { gradients({{1, 4 * kLongestNs}, {1, 1}, {4, 4}, {0, 0}, 1}); }));
+    CHECK(refused([&] { gradients({{1, 4 * longest_ns}, {1, 1}, {4, 4}, {0, 0}, 1}); }));
     const std::int64_t huge = std::numeric_limits<std::int64_t>::max() / 2;
     CHECK(refused([&] { gradients({{1, 2}, {huge, huge}, {4, 4}, {0, 0}, 1}); }));
     CHECK(refused([&] {
@@ -226,20 +226,20 @@ void what_is_no_round_is_refused() {
 }
 
 void the_largest_values_stay_in_range() {
-    const CostCurve curve({{0, static_cast<double>(kLongestNs) / 4, 1e-9}});
+    const CostCurve curve({{0, static_cast<double>(longest_ns) / 4, 1e-9}});
     Round round;
     for (int i = 0; i < 20; ++i) {
-        round.ready_ns.push_back(kLongestNs);
+        round.ready_ns.push_back(longest_ns);
         round.elements.push_back(std::int64_t{1} << 50);
         round.element_bytes.push_back(16);
-        round.tail_ns.push_back(kLongestNs - i);
+        round.tail_ns.push_back(longest_ns - i);
     }
     for (const std::int32_t in_flight : {1, 2}) {
         round.in_flight = in_flight;
         const Gradients gradients(round, curve);
         const Messages found = plan_overlap(gradients, {}, {0, 100'000, 12});
         CHECK(complete(gradients, found));
-        CHECK(gradients.end_ns(found) > kLongestNs);
+        CHECK(gradients.end_ns(found) > longest_ns);
     }
 }
 
