@@ -11,11 +11,11 @@ namespace syncline {
 
 namespace {
 
-// Larger vectors take a network milliseconds. Whoever looked all that time would take processors
-// from those who compute, and from the kernel, which must have one to move what has come.
+// Larger vectors take a network milliseconds. Polling all that time would take processors from
+// threads that compute, and from the kernel, which needs one to move the data.
 constexpr std::size_t bulk_bytes = 1 << 20;
 constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono::microseconds(20)};
-// As long as it takes to look at everything once.
+// As many polls as take as long as one pass over everything.
 constexpr int looks = 16;
 
 }  // namespace

@@ -98,27 +98,27 @@ class BellSleeper final : public Sleeper {
     std::uint32_t announced_ = 0;
 };
 
-// Nothing was heard of some peers within a time.
+// Some peers did not answer in time.
 class Timeout : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
 };
 
 // Runs collectives in the order in which they are started, which must be the same on all ranks.
-// Whoever waits drives them; what nobody waits for is driven by a thread of the group's own. Safe
-// to use from several threads. A fork of the process has the memory of the group, but none of its
-// threads, and shares what the operating system keeps for it: there nothing is touched, and calls
-// are refused. It must leak the group instead of destroying it.
+// A waiting thread drives them; without one, a thread of the group does. Safe to use from several
+// threads. A fork of the process has the memory of the group but none of its threads, and shares
+// its kernel objects: it changes nothing, and its calls are refused. It must leak the group instead
+// of destroying it.
 class Group {
   public:
-    // How a thread looks for news.
+    // How a waiting thread polls.
     struct Patience {
-        std::chrono::nanoseconds pause;  // so long without letting others have its processor
-        std::chrono::nanoseconds spin;   // so long in all, before it sleeps
+        std::chrono::nanoseconds pause;  // busy-poll this long, without yielding
+        std::chrono::nanoseconds spin;   // poll this long in all before blocking
     };
 
-    // links[r] joins this rank to rank r; that of this rank is null. `transport` is null where
-    // links move by themselves.
+    // links[r] joins this rank to rank r; that of this rank is null. `transport` is null if links
+    // need no progress.
     Group(std::int32_t rank, std::vector<std::unique_ptr<Link>> links,
           std::unique_ptr<Sleeper> sleeper, std::shared_ptr<Transport> transport,
           Patience patience);
@@ -129,31 +129,31 @@ class Group {
     [[nodiscard]] std::int32_t rank() const { return rank_; }
     [[nodiscard]] std::int32_t ranks() const { return static_cast<std::int32_t>(links_.size()); }
 
-    // Begin a collective. `attended`: the caller is about to wait for it, so no other thread need
-    // be woken, and this one works on it until it is done or it would have to sleep. Throws what
-    // went wrong in the group before, or Forked; what goes wrong now, wait() throws.
+    // Begin a collective. `attended`: the caller will wait for it at once, so no other thread is
+    // woken, and this one works on it until it is done or would block. Throws an earlier failure of
+    // the group, or Forked; wait() throws a failure of this collective.
     Handle start(Operation::Request request, bool attended);
 
     // Return once it is done. Throws Forked, PeerFailure, after which the group is of no use, or
     // Timeout. Then the collective stays under way, unless the rank gives up: that ends the group.
     void wait(const std::shared_ptr<Task>& task, Clock::time_point deadline, bool gives_up = true);
 
-    // Begin to send or to receive a message. Throws what went wrong in the group before, or Forked.
+    // Begin to send or to receive a message. Throws an earlier failure of the group, or Forked.
     void send(const MessageHandle& message) { post(message, &Mailbox::send); }
     void receive(const MessageHandle& message) { post(message, &Mailbox::receive); }
 
-    // A peer has died or left: what it has sent before still counts, what is missing never comes.
+    // A peer has died or left: what it has sent is still received, the rest never comes.
     void lose(std::int32_t rank, const std::string& what);
 
-    // Let all waits end; what is under way is given up, and its memory touched no more. No thread
-    // is in the sleeper any more.
+    // End all waits; collectives under way are abandoned, and their memory is not accessed any
+    // more. No thread is in the sleeper any more.
     void close();
 
     // Whether this is a fork of the process that made the group.
     [[nodiscard]] bool forked() const { return origin_.forked(); }
     // Whether nothing is under way.
     [[nodiscard]] bool idle();
-    // Whether what is under way will never be done.
+    // Whether collectives under way will never be done.
     [[nodiscard]] bool failed();
 
   private:
@@ -188,9 +188,9 @@ class Group {
     void complete(const Piece& piece);
     void require_peers();
     void hear(std::int32_t rank);
-    // Whether the operation cannot be done if the rank does nothing any more ...
+    // Whether the operation needs more of the rank.
     [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
-    // ... and whether it is the rank's turn.
+    // Whether the operation waits for the rank now.
     [[nodiscard]] bool awaits(const Operation& operation, std::int32_t rank) const;
     void fail(std::int32_t rank, bool disagrees, const std::string& what);
     // Fail for the exception that is being handled.
@@ -200,17 +200,17 @@ class Group {
     [[nodiscard]] std::string waited_for(const Task& task) const;
     [[nodiscard]] bool all_done() const { return active_.empty() && mailbox_.idle(); }
 
-    // How to look for news of what is under way.
+    // How to poll, for the collectives under way.
     [[nodiscard]] Patience patience() const;
-    // Whether a peer has sent something that this rank has not taken.
+    // Whether a peer has sent something that this rank has not received.
     [[nodiscard]] bool has_news();
     // Drive all collectives until `until` is done, or all are (null). Returns false at the
-    // deadline, or instead of sleeping if there is none: then the caller is about to wait.
+    // deadline, or instead of blocking if there is none: then the caller will wait at once.
     bool drive(std::unique_lock<std::mutex>& lock, const Task* until,
                std::optional<Clock::time_point> deadline);
     bool drive_on(std::unique_lock<std::mutex>& lock, const Task* until,
                   std::optional<Clock::time_point> deadline);
-    // Put a collective behind those that are under way.
+    // Append a collective to those under way.
     void enlist(const Handle& operation);
     void call_attendant();
     void attend();

@@ -11,12 +11,12 @@
 
 namespace syncline {
 
-// What a message between two ranks is called, which the program sends by itself. What is called
-// otherwise from here on is a message, too: a part of a collective.
+// The `collective` of a message between two ranks that the program sends by itself. Larger values
+// are messages, too: parts of a collective.
 constexpr std::uint8_t exchange = 5;
 
-// What a rank calls. Every fragment carries it, so that ranks that call different collectives say
-// so instead of mixing up each other's bytes.
+// What a rank calls. Every fragment carries it, so that ranks that call different collectives fail
+// instead of mixing up each other's bytes.
 struct Call {
     std::uint64_t count;     // elements of the whole vector
     std::uint32_t sequence;  // number of the collective in its group; of an exchange, its tag
@@ -34,7 +34,7 @@ static_assert(sizeof(Call) == 24);
 // Where a fragment goes.
 struct Target {
     std::byte* result;
-    const std::byte* own;  // combined with what comes; null: what comes is copied
+    const std::byte* own;  // combined with the received bytes; null: these are copied
     std::size_t bytes;
 };
 
@@ -71,40 +71,38 @@ class Link {
     [[nodiscard]] virtual std::size_t fragment_bytes() const = 0;
 
     [[nodiscard]] virtual bool can_send() = 0;
-    // Send a fragment; its memory must stay as it is until it is released. Unless it may be
-    // borrowed, that is at once. `copies` where the same goes to other peers.
+    // Send a fragment; its memory must not change until it is released, which is at once unless it
+    // may be borrowed. `copies`: the same fragment goes to other peers.
     virtual void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
                       const std::optional<Copies>& copies) = 0;
     // How many of the fragments sent so far are released.
     [[nodiscard]] virtual std::uint64_t released() = 0;
 
     [[nodiscard]] virtual bool can_receive() = 0;
-    // Whether a fragment has come that nobody has taken yet.
+    // Whether a fragment has arrived that was not received yet.
     [[nodiscard]] virtual bool has_come() { return false; }
-    // What the peer calls with the next fragment that has come; null: none has, or the link cannot
-    // tell.
+    // The peer's call of the next fragment that has arrived; null: none has, or it is unknown.
     [[nodiscard]] virtual const Call* front() { return nullptr; }
-    // Take the next fragment, now or as soon as it comes. Throws PeerFailure if the peer calls
+    // Receive the next fragment, now or as soon as it arrives. Throws PeerFailure if the peer calls
     // something else.
     virtual void receive(const Target& target, const Call& call) = 0;
-    // How many of the fragments taken so far are where they should be.
+    // How many of the fragments received so far are in place.
     [[nodiscard]] virtual std::uint64_t received() = 0;
 
-    // What carries messages between the two, beside the collectives that this carries; null:
-    // nothing.
+    // The link for messages between the two, beside the collectives of this one; null: none.
     [[nodiscard]] virtual Link* messages() { return nullptr; }
 
-    // Why nothing more will come or go; empty as long as that is not so.
+    // Why nothing more can be sent or received; empty while it can.
     [[nodiscard]] virtual const std::string& broken() const;
 
-    // Tell the peer that this rank takes part no more, so that the peer can say so who waits for it
-    // but never for the culprit.
+    // Notify the peer that this rank has given up, so that a rank that waits for this one, but not
+    // for the culprit, can report the reason.
     virtual void give_up(const Verdict&) {}
-    // What the peer has told so, if it has.
+    // The verdict of the peer, if it has given up.
     [[nodiscard]] virtual std::optional<Verdict> given_up() { return std::nullopt; }
 };
 
-// What moves fragments of several links, where they do not move by themselves.
+// Moves fragments of several links, if these need progress.
 class Transport {
   public:
     virtual ~Transport() = default;

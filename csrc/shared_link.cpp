@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t fragment_stride = 320;
-// Of a vector of more bytes, little is left in the caches when it is whole: whoever uses it fetches
-// it from memory, however it was written.
+// Of a larger vector, little is left in the caches when it is whole: its user fetches it from
+// memory, however it was written.
 constexpr std::size_t beyond_caches = std::size_t{4} << 20;
 
 std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; }
@@ -216,12 +216,12 @@ void SharedLink::receive(const Target& target, const Call& call) {
             take(target, call, data, false);
         }
     }
-    // A peer sleeps for a fragment that it has lent, or because all it may have under way is: that
-    // is soon a multiple of half of it, and to ring for each would cost two small fragments' time.
-    const bool lent = come.arena != 0;
+    // A peer blocks for a borrowed fragment, or because its window is full: then a multiple of half
+    // of it comes soon, and a ring for each fragment would take as long as two small fragments.
+    const bool borrowed = come.arena != 0;
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);
-    if (lent || received_ % std::max<std::uint64_t>(window_ / 2, 1) == 0) {
+    if (borrowed || received_ % std::max<std::uint64_t>(window_ / 2, 1) == 0) {
         bell_of(*theirs_).ring(event_);
     }
 }
@@ -231,7 +231,8 @@ void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place pl
     if (data != nullptr) {  // where it goes is most likely memory that peers read, too
         to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data.get(), past); });
     }
-    // A peer that has given up may write to its buffer again, or close it, but says so before.
+    // A peer that has given up may write to its buffer again, or close it, but notifies this rank
+    // before.
     if (const auto verdict = given_up()) {
         throw PeerFailure(verdict->culprit, verdict->disagrees,
                           "rank " + std::to_string(peer_) + " has given up, in " + describe(call));

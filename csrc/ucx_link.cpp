@@ -150,7 +150,7 @@ UcxLink::~UcxLink() {
     }
     if (listening_ != nullptr) ucx_.request_cancel(worker_->handle(), listening_);
     // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
-    // one that is told that this rank has given up takes no more than that.
+    // a peer that knows that this rank has given up receives nothing more.
     const ucp_request_param_t nothing{};
     const bool flushes = broken_.empty() && !gave_up_;
     void* flushing = flushes ? ucx_.ep_flush_nbx(endpoint_, &nothing) : nullptr;
@@ -413,8 +413,8 @@ std::uint64_t UcxLink::received() {
         ++received_;
     }
     if (disagreement_) throw PeerFailure(*disagreement_);
-    if (received_ - told_ >= taken_at_once && broken_.empty() && !gave_up_) {
-        told_ = received_;
+    if (received_ - acknowledged_ >= acknowledged_at_once && broken_.empty() && !gave_up_) {
+        acknowledged_ = received_;
         say({Word::taken, {-1, false}, received_});
     }
     return received_;

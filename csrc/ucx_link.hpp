@@ -19,7 +19,7 @@
 
 namespace syncline {
 
-// What UCX needs to know once for a group. Used by one thread at a time.
+// UCX's context and worker of a group. Used by one thread at a time.
 class UcxWorker final : public Transport {
   public:
     using Settings = std::vector<std::pair<std::string, std::string>>;
@@ -35,13 +35,13 @@ class UcxWorker final : public Transport {
     // For peers, to reach this worker.
     [[nodiscard]] std::string address() const;
     bool progress() override { return ucx_.worker_progress(worker_) != 0; }
-    // Give back all that it has, once no link uses it any more; nothing may be called afterwards.
+    // Release everything, once no link uses it; nothing may be called afterwards.
     void close();
     // Becomes readable when there is something to progress, once armed.
     [[nodiscard]] int event() const { return event_; }
     // Returns false if there already is something.
     [[nodiscard]] bool arm();
-    // Sleep until there is something to progress, or the time is over.
+    // Block until there is something to progress, or the time is over.
     void sleep(std::chrono::milliseconds longest);
 
   private:
@@ -70,8 +70,8 @@ class UcxLink final : public Link {
     [[nodiscard]] const std::string& broken() const override { return broken_; }
     [[nodiscard]] Link* messages() override { return &messages_; }
     // Whether each of the two can reach the other, and knows that the other can. From then on each
-    // notices when the other ends, also if neither has sent anything, and what one sends needs no
-    // help of the other to leave.
+    // notices when the other ends, even if neither has sent anything, and a send of one needs no
+    // progress of the other.
     [[nodiscard]] bool connected();
     void give_up(const Verdict& verdict) override;
     [[nodiscard]] std::optional<Verdict> given_up() override;
@@ -79,22 +79,21 @@ class UcxLink final : public Link {
   private:
     friend class UcxMessages;
 
-    // Small messages, and over TCP fragments, UCX keeps in memory until somebody takes them. So a
-    // rank sends no more ahead of its peer than this many, and a peer says every so often how many
-    // it took.
+    // UCX keeps small messages, and fragments over TCP, in memory until they are received. So a
+    // rank is ahead of its peer by at most this many, and the peer acknowledges every few of them.
     static constexpr std::uint64_t most_ahead = 32;
-    static constexpr std::uint64_t taken_at_once = most_ahead / 4;
+    static constexpr std::uint64_t acknowledged_at_once = most_ahead / 4;
 
     struct Sending {
         Call call;                       // goes before the fragment
         void* request;                   // null: complete
-        RecycledVector<std::byte> copy;  // of what may not be borrowed
+        RecycledVector<std::byte> copy;  // of memory that may not be borrowed
     };
-    // A fragment that has come before anybody takes it.
+    // A fragment that has arrived before it is received.
     struct Come {
         Call call;
         std::size_t bytes;
-        void* held;                      // by UCX, which fetches it when it is asked to; or null
+        void* held;                      // by UCX, which fetches it on request; or null
         RecycledVector<std::byte> copy;  // otherwise
     };
     struct Receipt {
@@ -105,10 +104,10 @@ class UcxLink final : public Link {
         bool landed = false;
     };
 
-    // What ranks say to each other beside their fragments.
+    // What ranks send to each other beside their fragments.
     enum class Word : std::int32_t {
-        ready,  // the two are connected, as the one who says it sees it
-        taken,  // so many fragments
+        ready,  // the sender sees the two connected
+        taken,  // acknowledges fragments
         given_up,
         left,
     };
@@ -128,16 +127,16 @@ class UcxLink final : public Link {
     void say(const Notice& notice);
     [[nodiscard]] bool pending(void* request) const;
     void listen();
-    // Take in what the peer has said.
+    // Read the peer's notices.
     void hear();
     void reap();
-    // Have UCX hand over the peer's fragments, or no more.
+    // Let UCX deliver the peer's fragments, or stop it.
     void handle(bool on);
     // UCX has a fragment of the peer.
     ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
-    // Put what has come where it is awaited.
+    // Put arrived fragments where they are awaited.
     void match();
-    // Whether the peer called the same; what it called is kept otherwise.
+    // Whether the peer called the same; otherwise its call is kept.
     bool fits(const Receipt& receipt, const Call& call, std::size_t bytes);
     void land(Receipt& receipt, const std::byte* data);
     std::byte* scratch(const Receipt& receipt);
@@ -165,22 +164,22 @@ class UcxLink final : public Link {
 
     std::deque<Sending> sends_;
     std::uint64_t sent_ = 0;
-    std::uint64_t taken_ = 0;  // by the peer, as it has said
+    std::uint64_t taken_ = 0;  // by the peer, as it has acknowledged
     std::deque<Come> come_;
     std::deque<Receipt> receipts_;
-    std::size_t matched_ = 0;  // so many of them, the first ones, have their fragment
+    std::size_t matched_ = 0;  // how many of them, from the first, have their fragment
     std::optional<PeerFailure> disagreement_;
     std::uint64_t posted_ = 0;
     std::uint64_t received_ = 0;
-    std::uint64_t told_ = 0;             // of those received
+    std::uint64_t acknowledged_ = 0;     // of those received
     RecycledVector<std::byte> scratch_;  // where UCX fetches what is combined then
     UcxMessages messages_{*this};
 };
 
-// Sleeps until UCX, or a peer on this host, has news.
+// Blocks until UCX, or a peer on this host, has something to progress.
 class UcxSleeper final : public Sleeper {
   public:
-    // `bell` rings where ranks of this host do something; null where there are none. `event` is an
+    // `bell` rings when ranks of this host do something; null if there are none. `event` is an
     // eventfd that they, and wake(), write to.
     UcxSleeper(std::shared_ptr<UcxWorker> worker, Doorbell* bell, int event);
 

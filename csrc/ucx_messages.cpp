@@ -97,8 +97,9 @@ std::uint64_t UcxMessages::received() {
             --received_;
         }
     }
-    if (received_ - told_ >= UcxLink::taken_at_once && broken().empty() && !link_.gave_up_) {
-        told_ = received_;
+    if (received_ - acknowledged_ >= UcxLink::acknowledged_at_once && broken().empty() &&
+        !link_.gave_up_) {
+        acknowledged_ = received_;
         link_.say({UcxLink::Word::taken, {-1, false}, 0, received_});
     }
     return received_;

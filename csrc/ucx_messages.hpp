@@ -65,7 +65,7 @@ class UcxMessages final : public Link {
     std::uint64_t sent_ = 0;
     std::uint64_t taken_ = 0;  // by the peer
     std::uint64_t received_ = 0;
-    std::uint64_t told_ = 0;  // of those received
+    std::uint64_t acknowledged_ = 0;  // of those received
 };
 
 }  // namespace syncline
