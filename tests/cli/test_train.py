@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from syncline.cli import main
-from syncline.cli.train import HYPERPARAMETERS, train
+from syncline.cli.train import train
 from syncline.planners import PLANNERS
 from syncline.training.config import COLLECTIVES, STRATEGIES, TrainingConfig
 from syncline.training.data import DATA
@@ -93,6 +93,11 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert config == expected
 
 
+def test_every_field_of_the_configuration_has_an_option() -> None:
+    fields = {*TrainingConfig.__struct_fields__, *Hyperparameters.__struct_fields__} - {"hyper"}
+    assert {parameter.name for parameter in train.params} == fields
+
+
 def test_a_strategy_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[TrainingConfig] = []
     monkeypatch.setattr("syncline.training.launch.launch", launched.append)
@@ -107,14 +112,6 @@ def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
     text = CliRunner().invoke(train, ["--help"]).output
     words = set(text[text.index("Models:") :].replace(",", " ").split())
     assert {*MODELS, *DATA, *PLANNERS, *STRATEGIES, *COLLECTIVES} <= words
-
-
-def test_every_hyperparameter_has_an_option() -> None:
-    assert set(HYPERPARAMETERS.values()) == set(Hyperparameters.__struct_fields__)
-    options = {parameter.name for parameter in train.params}
-    assert set(HYPERPARAMETERS) <= options
-    others = set(TrainingConfig.__struct_fields__) - {"hyper"}
-    assert options - set(HYPERPARAMETERS) == others
 
 
 def test_the_command_is_listed_without_torch() -> None:

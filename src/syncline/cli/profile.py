@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from syncline.cli.train import DEFAULT_WORKERS
+from syncline.cli.train import training_options
 from syncline.errors import UserError
 from syncline.model.document import write_atomically
 from syncline.model.network import Network
@@ -17,6 +17,7 @@ from syncline.model.profile import Profile
 from syncline.report.bundle import DOCUMENTS
 from syncline.report.tables import document_table
 from syncline.traces.layer_table import write_layer_table
+from syncline.training.config import TrainingConfig
 
 __all__ = ["profile"]
 
@@ -26,17 +27,7 @@ ITERATIONS = 100
 @click.command()
 @click.option("--model", default="resnet20", show_default=True, help="A model of 'syncline train'.")
 @click.option("--data", help="A data set of 'syncline train'.  [default: what is at hand]")
-@click.option("--data-dir", help="Folder that the data set is read from.")
-@click.option(
-    "--workers",
-    type=int,
-    default=DEFAULT_WORKERS,
-    show_default=True,
-    help="Processes to start on this host.",
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--batch-size", type=int, help="Samples a worker in one forward pass.")
-@click.option("--precision", default="float32", show_default=True, help="float32 or bf16.")
+@training_options("data_dir", "workers", "device", "batch_size", "precision")
 @click.option(
     "--iterations",
     type=int,
@@ -44,21 +35,14 @@ ITERATIONS = 100
     show_default=True,
     help="Iterations that give the durations; three times as many are run.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all randomness.")
+@training_options("seed")
 @click.option("-o", "--output", help="Folder to write to.  [default: runs/profile-<model>-<data>]")
 @click.option(
     "--export-papers-table",
     "table_file",
     help="Write the layer-wise table of the papers here, too (dag-model, Table VI).",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=60.0,
-    show_default=True,
-    help="Seconds after which a silent worker counts as lost.",
-)
+@training_options("timeout_s")
 def profile(
     model: str,
     data: str | None,
@@ -74,7 +58,6 @@ def profile(
     medians over the iterations and the workers.
     """
     # Here, so that other commands need not wait for torch.
-    from syncline.training.config import TrainingConfig
     from syncline.training.data import data_named, default_data
     from syncline.training.group import started_by_launcher
     from syncline.training.launch import launch

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any, get_args
 
 import click
+import msgspec
+from click.core import ParameterSource
 
 from syncline.errors import UserError
 from syncline.planners import PLANNERS
+from syncline.training.config import TrainingConfig
+from syncline.training.hyperparameters import Hyperparameters
 
-__all__ = ["train"]
-
-DEFAULT_WORKERS = 2
-
-HYPERPARAMETERS = {
-    "epochs": "epochs",
-    "batch_size": "batch_size",
-    "lr": "learning_rate",
-    "momentum": "momentum",
-    "weight_decay": "weight_decay",
-    "schedule": "schedule",
-    "warmup_epochs": "warmup_epochs",
-    "clip_norm": "clip_norm",
-}
-"""Option -> field of the hyper-parameters; each has a default of its own for every model."""
+__all__ = ["train", "training_options"]
 
 EPILOG = f"""\b
 Models:
@@ -74,84 +65,69 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
 """
 
 
+OPTIONS = (
+    *("data_dir", "workers", "device", "strategy", "collectives", "planner"),
+    *("plan", "profile", "network", "overlap", "compression", "density", "density_warmup"),
+    *("dense_below", "step_ahead", "check", "baseline", "block_steps", "epochs", "steps"),
+    *("batch_size", "accumulate", "learning_rate", "momentum", "weight_decay", "schedule"),
+    *("warmup_epochs", "clip_norm", "precision", "seed", "checkpoint", "resume", "report"),
+    *("timeout_s", "json"),
+)
+"""Fields of the configuration and of its hyper-parameters, in the order of the help."""
+FLAGS = {"learning_rate": "--lr", "timeout_s": "--timeout"}
+"""Of fields whose option has another name."""
+FROM_TEXT: dict[str, Any] = {"density_warmup": str, "dense_below": click.IntRange(min=0)}
+"""Types of options where those of their fields do not do."""
+
+HYPERPARAMETERS = {field.name: field for field in msgspec.structs.fields(Hyperparameters)}
+FIELDS = {field.name: field for field in msgspec.structs.fields(TrainingConfig)}
+
+
+def training_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command options for fields of a training's configuration.
+
+    Args:
+        names: of fields, in the order of the help.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed(names):
+            command = _option(name)(command)
+        return command
+
+    return add
+
+
+def _option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    field = HYPERPARAMETERS.get(name) or FIELDS[name]
+    kind, meta = get_args(field.type)
+    kinds = [each for each in get_args(kind) or [kind] if each is not NoneType]
+    flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+    settings: dict[str, Any] = {"help": meta.description}
+    if kind is bool:
+        settings["is_flag"] = True
+        if field.default:
+            flag = f"{flag}/--no-{name.replace('_', '-')}"
+    else:
+        settings["type"] = FROM_TEXT.get(name, str if isinstance(kinds[0], str) else kinds[0])
+    # Defaults of hyper-parameters depend on the model; empty ones are described.
+    shown = name in FIELDS and field.default not in (None, (), "") and field.default is not False
+    if shown:
+        settings |= {"default": field.default, "show_default": True}
+    return click.option(flag, name, **settings)
+
+
 @click.command(epilog=EPILOG)
 @click.option("--model", default="resnet20", show_default=True, help="One of those below.")
 @click.option("--data", help="One of those below.  [default: what is at hand]")
-@click.option("--data-dir", help="Folder that the data set is read from.")
-@click.option(
-    "--workers", type=int, help=f"Processes to start on this host.  [default: {DEFAULT_WORKERS}]"
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option(
-    "--strategy", default="ddp", show_default=True, help="How to exchange; one of those below."
-)
-@click.option("--collectives", help="Of a BSP strategy: auto, lp, mst or be.  [default: auto]")
-@click.option("--planner", default="auto", show_default=True, help="How to cut the gradients.")
-@click.option("--plan", help="Run the plan in this file.")
-@click.option("--profile", help="Plan from the profile in this file instead of measuring one.")
-@click.option("--network", help="Plan for the network in this file instead of measuring it.")
-@click.option(
-    "--overlap/--no-overlap",
-    default=True,
-    show_default=True,
-    help="Let messages go on under the next forward pass.",
-)
-@click.option("--compression", help="Exchange lossily; one of those below.")
-@click.option("--density", type=float, help="Share of the gradients that is sent, sparsely.")
-@click.option(
-    "--density-warmup", help="Densities of the first epochs, such as 0.25,0.0725,0.015,0.004."
-)
-@click.option(
-    "--dense-below",
-    type=click.IntRange(min=0),
-    help="Parameters of fewer elements are sent whole beside sparse ones.  [default: 1024]",
-)
-@click.option(
-    "--step-ahead",
-    is_flag=True,
-    help="Take gradients where what waits to be sent will bring the weights.",
-)
-@click.option(
-    "--check/--no-check",
-    default=True,
-    show_default=True,
-    help="Go back to DDP's own exchange where that is faster.",
-)
-@click.option("--baseline", is_flag=True, help="Train a twin under torch's DDP, and compare.")
-@click.option(
-    "--block-steps", type=int, default=10, show_default=True, help="Steps a turn of each twin."
-)
-@click.option("--epochs", type=int, help="Passes over the data.")
-@click.option("--steps", type=int, help="Stop after this many steps.")
-@click.option("--batch-size", type=int, help="Samples a worker in one forward pass.")
-@click.option("--accumulate", type=int, default=1, show_default=True, help="Forward passes a step.")
-@click.option("--lr", type=float, help="Highest learning rate.")
-@click.option("--momentum", type=float, help="Momentum of SGD.")
-@click.option("--weight-decay", type=float, help="Weight decay of SGD.")
-@click.option("--schedule", help="Learning rate over time: constant, step or cosine.")
-@click.option("--warmup-epochs", type=float, help="Epochs over which the learning rate rises.")
-@click.option("--clip-norm", type=float, help="Largest norm of the gradients.")
-@click.option("--precision", default="float32", show_default=True, help="float32 or bf16.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all randomness.")
-@click.option("--checkpoint", help="Folder to write a checkpoint to after every epoch.")
-@click.option("--resume", is_flag=True, help="Continue from the checkpoint.")
-@click.option("--report", help="Folder of the report.  [default: runs/<model>-<data>]")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=60.0,
-    show_default=True,
-    help="Seconds after which a silent worker counts as lost.",
-)
-@click.option("--json", is_flag=True, help="Print one JSON object at the end.")
-def train(model: str, data: str | None, workers: int | None, **options: Any) -> None:
+@training_options(*OPTIONS)
+@click.pass_context
+def train(context: click.Context, /, model: str, data: str | None, **options: Any) -> None:
     """Train a model on several workers, with the gradient exchange measured, planned and checked.
 
     Without options: ResNet-20 on scanned digits, with two workers on this machine.
     """
     # Here, so that other commands need not wait for torch.
-    from syncline.training.config import TrainingConfig
     from syncline.training.data import data_named, default_data
     from syncline.training.group import started_by_launcher
     from syncline.training.models import model_named
@@ -162,16 +138,12 @@ def train(model: str, data: str | None, workers: int | None, **options: Any) -> 
     data_named(data)
     launched = started_by_launcher(os.environ)
     if launched:
-        workers = _workers_of_launcher(workers, os.environ)
-    options["density_warmup"] = _densities(options.pop("density_warmup"))
-    overrides = {field: options.pop(option) for option, field in HYPERPARAMETERS.items()}
-    config = TrainingConfig.of(
-        model,
-        data,
-        overrides=overrides,
-        workers=DEFAULT_WORKERS if workers is None else workers,
-        **options,
-    )
+        default = context.get_parameter_source("workers") is ParameterSource.DEFAULT
+        asked = None if default else options["workers"]
+        options["workers"] = _workers_of_launcher(asked, os.environ)
+    options["density_warmup"] = _densities(options["density_warmup"])
+    overrides = {name: options.pop(name) for name in HYPERPARAMETERS}
+    config = TrainingConfig.of(model, data, overrides=overrides, **options)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", config.workers)) if launched else config.workers
     preflight(config, workers_here=here)
     if launched:

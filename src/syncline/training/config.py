@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
@@ -55,6 +56,8 @@ COLLECTIVES: dict[str, str | None] = {
 class TrainingConfig(Value, frozen=True):
     """What to train, how, and what to leave behind; the same on every worker.
 
+    A description is the help of the option of that name.
+
     Raises:
         UserError: on construction, if a value is out of its range or two contradict each other.
     """
@@ -62,61 +65,82 @@ class TrainingConfig(Value, frozen=True):
     model: str
     data: str
     hyper: Hyperparameters
-    data_dir: str | None = None
-    workers: int = 2
-    seed: int = 0
-    precision: Precision = "float32"
-    accumulate: int = 1
-    """Forward and backward passes an optimizer step; only the last exchanges gradients."""
-    steps: int | None = None
+    data_dir: Annotated[str | None, Meta(description="Folder that the data set is read from.")] = (
+        None
+    )
+    workers: Annotated[int, Meta(description="Processes to start on this host.")] = 2
+    seed: Annotated[int, Meta(description="Seed of all randomness.")] = 0
+    precision: Annotated[Precision, Meta(description="float32 or bf16.")] = "float32"
+    accumulate: Annotated[int, Meta(description="Forward passes a step.")] = 1
+    """Only the last backward pass of a step exchanges gradients."""
+    steps: Annotated[int | None, Meta(description="Stop after this many steps.")] = None
     """Training ends after this many steps, if the epochs do not end it before.
 
     The learning rate follows the epochs all the same.
     """
-    device: DeviceName = "auto"
-    strategy: Strategy = "ddp"
+    device: Annotated[DeviceName, Meta(description="auto, cpu or cuda.")] = "auto"
+    strategy: Annotated[Strategy, Meta(description="How to exchange; one of those below.")] = "ddp"
     """``ddp``: Syncline's DistributedDataParallel; ``bsp-1`` to ``bsp-3``: linear-pipeline's
     Algorithms 1 to 3."""
-    collectives: str | None = None
-    """A key of :data:`COLLECTIVES`, for the BSP strategies; None: ``auto``."""
-    planner: str = "auto"
-    plan: str | None = None
-    """Path of a plan to run instead of one by the planner."""
-    profile: str | None = None
-    """Path of a profile to plan from instead of measuring one."""
-    network: str | None = None
-    """Path of a network to plan for instead of measuring it."""
-    overlap: bool = True
-    """Let messages go on under the next forward pass, and update each parameter there.
-
-    It changes no result, so a checkpoint of a training with it can be resumed without, and the
-    other way round.
-    """
-    compression: str | None = None
-    """A key of :data:`COMPRESSIONS`; None: gradients travel as they are."""
-    density: float | None = None
-    """Share of the elements that is sent, for sparse algorithms."""
-    density_warmup: tuple[float, ...] = ()
-    """Densities of the first epochs, one each."""
-    dense_below: int | None = None
-    """Parameters with fewer elements are sent whole by sparse algorithms; None:
-    :data:`DENSE_BELOW`."""
-    step_ahead: bool = False
-    """Take gradients where a rank's residuals will bring its weights; then nothing is deferred."""
-    check: bool = True
-    """Compare what is planned with stock DDP, and go back to that where it is faster."""
-    baseline: bool = False
-    """Train a twin with torch's own DistributedDataParallel beside it, and compare."""
-    block_steps: int = 10
-    """Steps that one of the twins takes before the other takes its turn."""
-    checkpoint: str | None = None
-    """Folder of the checkpoint."""
-    resume: bool = False
-    report: str = ""
-    """Folder of the report; ``runs/<model>-<data>`` where none is named."""
-    timeout_s: float = 60.0
-    """After this long without an answer a worker counts as lost."""
-    json: bool = False
+    collectives: Annotated[
+        str | None,
+        Meta(description="Of a BSP strategy: auto, lp, mst or be.  [default: auto]"),
+    ] = None
+    planner: Annotated[str, Meta(description="How to cut the gradients.")] = "auto"
+    plan: Annotated[str | None, Meta(description="Run the plan in this file.")] = None
+    profile: Annotated[
+        str | None,
+        Meta(description="Plan from the profile in this file instead of measuring one."),
+    ] = None
+    network: Annotated[
+        str | None,
+        Meta(description="Plan for the network in this file instead of measuring it."),
+    ] = None
+    overlap: Annotated[
+        bool, Meta(description="Let messages go on under the next forward pass.")
+    ] = True
+    """Each parameter is updated there, too. It changes no result, so a checkpoint of a training
+    with it can be resumed without, and the other way round."""
+    compression: Annotated[
+        str | None, Meta(description="Exchange lossily; one of those below.")
+    ] = None
+    density: Annotated[
+        float | None, Meta(description="Share of the gradients that is sent, sparsely.")
+    ] = None
+    density_warmup: Annotated[
+        tuple[float, ...],
+        Meta(description="Densities of the first epochs, such as 0.25,0.0725,0.015,0.004."),
+    ] = ()
+    dense_below: Annotated[
+        int | None,
+        Meta(
+            description="Parameters of fewer elements are sent whole beside sparse ones.  "
+            f"[default: {DENSE_BELOW}]"
+        ),
+    ] = None
+    step_ahead: Annotated[
+        bool,
+        Meta(description="Take gradients where what waits to be sent will bring the weights."),
+    ] = False
+    """Then nothing is deferred."""
+    check: Annotated[
+        bool, Meta(description="Go back to DDP's own exchange where that is faster.")
+    ] = True
+    baseline: Annotated[bool, Meta(description="Train a twin under torch's DDP, and compare.")] = (
+        False
+    )
+    block_steps: Annotated[int, Meta(description="Steps a turn of each twin.")] = 10
+    checkpoint: Annotated[
+        str | None, Meta(description="Folder to write a checkpoint to after every epoch.")
+    ] = None
+    resume: Annotated[bool, Meta(description="Continue from the checkpoint.")] = False
+    report: Annotated[
+        str, Meta(description="Folder of the report.  [default: runs/<model>-<data>]")
+    ] = ""
+    timeout_s: Annotated[
+        float, Meta(description="Seconds after which a silent worker counts as lost.")
+    ] = 60.0
+    json: Annotated[bool, Meta(description="Print one JSON object at the end.")] = False
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from syncline.errors import UserError, did_you_mean
 from syncline.model.document import Value
@@ -18,25 +19,27 @@ SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
 class Hyperparameters(Value, frozen=True):
-    """How the optimizer, SGD with momentum, is driven.
+    """How the optimizer, SGD with momentum, is driven; a description is the help of an option.
 
     Raises:
         UserError: on construction, if a value is out of its range.
     """
 
-    epochs: int
-    batch_size: int
-    """Samples a worker in one forward pass; for text, rows."""
-    learning_rate: float
-    """The highest, after the warm-up; it is not scaled with the worker count."""
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: ScheduleName = "cosine"
+    epochs: Annotated[int, Meta(description="Passes over the data.")]
+    batch_size: Annotated[int, Meta(description="Samples a worker in one forward pass.")]
+    """For text, rows."""
+    learning_rate: Annotated[float, Meta(description="Highest learning rate.")]
+    """It is not scaled with the worker count."""
+    momentum: Annotated[float, Meta(description="Momentum of SGD.")] = 0.9
+    weight_decay: Annotated[float, Meta(description="Weight decay of SGD.")] = 0.0
+    schedule: Annotated[
+        ScheduleName, Meta(description="Learning rate over time: constant, step or cosine.")
+    ] = "cosine"
     """See :func:`syncline.training.replica.learning_rate_factor`."""
-    warmup_epochs: float = 0.0
-    """Over these the learning rate rises linearly."""
-    clip_norm: float | None = None
-    """Gradients are scaled down to this norm; None leaves them."""
+    warmup_epochs: Annotated[
+        float, Meta(description="Epochs over which the learning rate rises.")
+    ] = 0.0
+    clip_norm: Annotated[float | None, Meta(description="Largest norm of the gradients.")] = None
 
     def __post_init__(self) -> None:
         for name, value in (("--epochs", self.epochs), ("--batch-size", self.batch_size)):
