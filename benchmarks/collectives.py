@@ -16,10 +16,10 @@ import msgspec
 
 from benchmarks.collectives_picture import draw
 from benchmarks.common import RESULTS, save
-from syncline.bench.contest import measure
+from syncline.bench.contest import measure_collectives
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY
-from syncline.bench.request import Local, Request, parse_sizes
-from syncline.bench.result import Benchmark, Entry
+from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
+from syncline.bench.result import Benchmark, CollectiveTimes
 from syncline.bench.table import binary_size
 from syncline.collectives import PROGRAMS, Collective
 from syncline.testbed import Cluster
@@ -54,7 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     measured = []
     for request in requests(arguments.places.split(","), quick=arguments.quick):
-        benchmark = measure(request)
+        benchmark = measure_collectives(request)
         measured.append(benchmark)
         print(f"{benchmark.collective} on {benchmark.place}", flush=True)
         for checked in targets(benchmark):
@@ -79,7 +79,7 @@ def main() -> None:
     print(f"picture: {picture.relative_to(Path.cwd())}")
 
 
-def requests(places: list[str], *, quick: bool) -> Iterator[Request]:
+def requests(places: list[str], *, quick: bool) -> Iterator[BenchmarkRequest]:
     """Yield what the standard set consists of."""
     workers = (2, 4) if quick else (2, 3, 4)
     if "shared" in places:
@@ -98,8 +98,8 @@ def requests(places: list[str], *, quick: bool) -> Iterator[Request]:
 
 def _request(
     collective: Collective, sizes: str, workers: tuple[int, ...], place: Local | Cluster
-) -> Request:
-    return Request(
+) -> BenchmarkRequest:
+    return BenchmarkRequest(
         collective=collective,
         sizes_bytes=parse_sizes(sizes),
         workers=workers,
@@ -121,7 +121,7 @@ def targets(benchmark: Benchmark) -> Iterator[Checked]:
                 yield from _on_the_line(benchmark, ours)
 
 
-def _against_others(benchmark: Benchmark, ours: Entry) -> Iterator[Checked]:
+def _against_others(benchmark: Benchmark, ours: CollectiveTimes) -> Iterator[Checked]:
     for name in (GLOO, *MPIS):
         other = benchmark.of(name, ours.workers, ours.size_bytes)
         if other is not None:
@@ -140,7 +140,7 @@ def _against_gloo(size_bytes: int) -> float:
     return 2.5 if 16 * MIB <= size_bytes <= 64 * MIB else 1.0
 
 
-def _on_the_line(benchmark: Benchmark, ours: Entry) -> Iterator[Checked]:
+def _on_the_line(benchmark: Benchmark, ours: CollectiveTimes) -> Iterator[Checked]:
     share = benchmark.of_bound(ours)
     if ours.size_bytes >= MIB and share is not None:
         yield Checked(f"of the ring bound at the links' rate, {_where(ours)}", 0.98, share)
@@ -148,7 +148,7 @@ def _on_the_line(benchmark: Benchmark, ours: Entry) -> Iterator[Checked]:
         yield Checked(f"0.5 ms over the latency, {_where(ours)}", 1.0, 0.5e-3 / ours.latency_s)
 
 
-def _where(entry: Entry) -> str:
+def _where(entry: CollectiveTimes) -> str:
     return f"{binary_size(entry.size_bytes)}, P = {entry.workers}"
 
 

@@ -12,7 +12,7 @@ import matplotlib as mpl
 import msgspec
 
 from benchmarks.common import RESULTS, save
-from syncline.bench.topk import measure
+from syncline.bench.topk import measure_selection
 from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
 
 mpl.use("Agg")
@@ -33,7 +33,7 @@ LINES = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
-    measured = measure(SIZES, DENSITIES, rounds=parser.parse_args().rounds)
+    measured = measure_selection(SIZES, DENSITIES, rounds=parser.parse_args().rounds)
     faster = measured.times_faster(SELECT, TORCH, *TARGET)
     reads = measured.times_faster(READ, SELECT, *TARGET)
     whole = measured.times_faster(FUSED, TORCH_FUSED, *TARGET)

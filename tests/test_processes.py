@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from syncline.processes import (
-    Process,
+    LocalProcess,
     end_of,
     ended_by_signals,
     exit_code_of,
@@ -118,8 +118,8 @@ FAMILY = "sleep 100 & echo $! $$; wait"
 """A process with a child; it prints both."""
 LAUNCHER = """
 import time
-from syncline.processes import Process
-Process(["sh", "-c", "echo $$; exec sleep 100"], {})
+from syncline.processes import LocalProcess
+LocalProcess(["sh", "-c", "echo $$; exec sleep 100"], {})
 time.sleep(100)
 """
 
@@ -149,7 +149,7 @@ def test_a_process_ends_with_a_launcher_that_is_killed() -> None:
 
 def test_closing_ends_all_that_a_process_has_started(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
-        process = Process(["sh", "-c", FAMILY], {}, stdout=out)
+        process = LocalProcess(["sh", "-c", FAMILY], {}, stdout=out)
     while not (said := (tmp_path / "out").read_text()):
         time.sleep(0.01)
     assert not process.ended
@@ -160,7 +160,7 @@ def test_closing_ends_all_that_a_process_has_started(tmp_path: Path) -> None:
 
 
 def test_a_process_may_end_by_itself() -> None:
-    process = Process(["sh", "-c", "exit $CODE"], {"CODE": "7"})
+    process = LocalProcess(["sh", "-c", "exit $CODE"], {"CODE": "7"})
     assert process.close(time.monotonic() + 30) == 7
     assert process.ended
     process.terminate()  # to no effect

@@ -21,7 +21,7 @@ from types import FrameType
 
 __all__ = [
     "ENDING_SIGNALS",
-    "Process",
+    "LocalProcess",
     "end_of",
     "ended_by_signals",
     "exit_code_of",
@@ -48,7 +48,7 @@ if os.getppid() == int(sys.argv[1]):  # else the parent has ended already
 Python code between fork and exec can deadlock where the parent has threads."""
 
 
-class Process:
+class LocalProcess:
     """A process of this host that ends with the process that started it, whatever ends that.
 
     It has a session of its own, so that Ctrl-C reaches only the process that started it. It can be

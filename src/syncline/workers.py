@@ -27,7 +27,7 @@ import msgspec
 
 from syncline import errors
 from syncline.errors import PeerError, SynclineError
-from syncline.processes import Process, end_of
+from syncline.processes import LocalProcess, end_of
 
 __all__ = [
     "START_S",
@@ -99,9 +99,9 @@ class ThisHost:
         environment: Mapping[str, str],
         stdout: int | None = None,
         stderr: int | None = None,
-    ) -> Process:
+    ) -> LocalProcess:
         """Start a command; None as a stream is that of this process."""
-        return Process(command, environment, stdout=stdout, stderr=stderr)
+        return LocalProcess(command, environment, stdout=stdout, stderr=stderr)
 
 
 def module_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:

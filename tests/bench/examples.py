@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from syncline.bench.result import Absent, Benchmark, Entry
+from syncline.bench.result import Absent, Benchmark, CollectiveTimes
 
 ROUNDS = (1.0, 0.9, 1.1, 1.2, 0.95)
 
 
-def entry(contestant: str, seconds: float, size_bytes: int, workers: int = 2) -> Entry:
-    return Entry(
+def entry(contestant: str, seconds: float, size_bytes: int, workers: int = 2) -> CollectiveTimes:
+    return CollectiveTimes(
         contestant=contestant,
         workers=workers,
         size_bytes=size_bytes,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from syncline.bench.contest import measure
+from syncline.bench.contest import measure_collectives
 from syncline.bench.names import COPY, GLOO, OURS, TORCH, ZERO_COPY
-from syncline.bench.request import Request
+from syncline.bench.request import BenchmarkRequest
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 from syncline.testbed import Cluster
@@ -21,8 +21,8 @@ SHORT_S = 1e-3
 def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> None:
     told: list[tuple[int, int]] = []
     names = (OURS, ZERO_COPY, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")
-    benchmark = measure(
-        Request(
+    benchmark = measure_collectives(
+        BenchmarkRequest(
             collective=collective,
             sizes_bytes=(40, 40_000),
             workers=(2,),
@@ -41,8 +41,8 @@ def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> N
 
 
 def test_over_tcp_those_that_share_memory_are_absent() -> None:
-    benchmark = measure(
-        Request(
+    benchmark = measure_collectives(
+        BenchmarkRequest(
             collective="all-reduce",
             sizes_bytes=(4,),
             workers=(2,),
@@ -58,8 +58,8 @@ def test_over_tcp_those_that_share_memory_are_absent() -> None:
 
 def test_on_emulated_hosts() -> None:
     require_namespaces()
-    benchmark = measure(
-        Request(
+    benchmark = measure_collectives(
+        BenchmarkRequest(
             collective="all-reduce",
             sizes_bytes=(4096,),
             workers=(2,),
@@ -75,8 +75,8 @@ def test_on_emulated_hosts() -> None:
 
 def test_when_nobody_can_take_part_the_reasons_are_said() -> None:
     with pytest.raises(UserError, match=r"nobody could be measured: open-mpi: no nowhere/python"):
-        measure(
-            Request(
+        measure_collectives(
+            BenchmarkRequest(
                 collective="all-reduce",
                 sizes_bytes=(4,),
                 workers=(2,),

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from syncline.bench import topk
-from syncline.bench.topk import contestants, measure
+from syncline.bench.topk import contestants, measure_selection
 from syncline.bench.topk_report import (
     FUSED,
     READ,
@@ -27,7 +27,7 @@ from syncline.errors import UserError
 
 def test_everybody_has_a_turn_in_every_round() -> None:
     told = []
-    found = measure(
+    found = measure_selection(
         [100, 2000], [0.1, 0.01], rounds=2, progress=lambda *what: told.append(what[1:])
     )
     assert found.cases == ((100, 0.1), (100, 0.01), (2000, 0.1), (2000, 0.01))
@@ -54,7 +54,7 @@ def test_what_a_gpu_does_selects_the_same_on_the_cpu() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_gpu_is_measured() -> None:
-    found = measure([100_000], [0.01], rounds=1, device="cuda")
+    found = measure_selection([100_000], [0.01], rounds=1, device="cuda")
     assert found.device == torch.cuda.get_device_name()
     assert len(found.entries) == 5
 
@@ -64,7 +64,7 @@ def test_a_gpu_that_is_not_there_is_the_user_s_error() -> None:
     with pytest.raises(UserError, match=r"--device cuda: torch .* finds no GPU here; check"):
         CliRunner().invoke(cli, ["bench", "topk", "--device", "cuda"], catch_exceptions=False)
     with pytest.raises(UserError, match="measured on 'cpu' or 'cuda', found 'tpu'"):
-        measure([10], [0.1], device="tpu")
+        measure_selection([10], [0.1], device="tpu")
 
 
 def test_the_report_and_show(tmp_path: Path) -> None:

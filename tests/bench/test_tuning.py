@@ -10,7 +10,7 @@ from rich.console import Console
 
 from syncline.bench.request import TuneRequest
 from syncline.bench.tuning import race, tune
-from syncline.bench.tuning_report import print_choices, rows_of, save_page
+from syncline.bench.tuning_report import print_choices, rows_of, save_choices_page
 from syncline.collectives import PROGRAMS
 from syncline.errors import UserError
 from syncline.groups import Choice, Choices
@@ -87,7 +87,7 @@ def test_every_collective_is_measured_and_groups_find_what_was(tmp_path: Path) -
     assert found.site.layout == ((0, 1),)
     assert Choices.from_json(found.to_json()) == found
     assert told[-1] == (5 * 3 * 9 - 1, 5 * 3 * 9)
-    save_page([found], tmp_path / "page.html")
+    save_choices_page([found], tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count("<svg viewBox") == len(PROGRAMS)
     # A group of this process with as many ranks is at the same site.
     assert choices_path(found.site).name.startswith("auto-2-")
@@ -195,7 +195,7 @@ def test_the_table_says_what_is_taken_and_what_it_gains(
 
 
 def test_the_page_marks_the_switches(tmp_path: Path) -> None:
-    save_page([EXAMPLE], tmp_path / "page.html")
+    save_choices_page([EXAMPLE], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "from 1 MiB: linear-pipeline, blocks of 1 MiB" in page
     assert page.count('class="mark"') == 2

@@ -8,8 +8,8 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
-from syncline.replay.result import Entry, Replay
-from syncline.replay.session import Outcome
+from syncline.replay.result import PlanTimes, Replay
+from syncline.replay.session import ReplayOutcome
 from syncline.simulator.predict import predict
 from tests.replay.test_model import layers
 
@@ -20,7 +20,7 @@ ROUNDS_S = {
 }
 
 
-def entry(planner: str = "ddp", **changes: object) -> Entry:
+def entry(planner: str = "ddp", **changes: object) -> PlanTimes:
     rounds_s = ROUNDS_S[planner]
     fields = {
         "planner": planner,
@@ -34,7 +34,7 @@ def entry(planner: str = "ddp", **changes: object) -> Entry:
         "idle_s": (0.02, 0.01, 0.03),
         "iterations_s": tuple((s, s) for s in rounds_s),
     }
-    return Entry(**{**fields, **changes})  # type: ignore[arg-type]
+    return PlanTimes(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def replay(**changes: object) -> Replay:
@@ -53,7 +53,7 @@ def replay(**changes: object) -> Replay:
     return Replay(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def outcome(found: Replay | None = None, profile: Profile | None = None) -> Outcome:
+def outcome(found: Replay | None = None, profile: Profile | None = None) -> ReplayOutcome:
     """Return all that a replay of the profile of three layers finds."""
     found = found or replay()
     profile = profile or layers()
@@ -62,4 +62,4 @@ def outcome(found: Replay | None = None, profile: Profile | None = None) -> Outc
     forecasts = tuple(predict(profile, network, plan) for plan in plans)
     measured = (msgspec.structs.replace(f.timeline, source="measured") for f in forecasts)
     timelines: tuple[Timeline, ...] = tuple(measured)
-    return Outcome(found, profile, network, plans, forecasts, timelines)
+    return ReplayOutcome(found, profile, network, plans, forecasts, timelines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from syncline.replay.clock import Clock
+from syncline.replay.clock import DeviceClock
 
 
 class FakeTime:
@@ -15,8 +15,10 @@ class FakeTime:
         self.switches = 0
         self._oversleep_ns = oversleep_ns
 
-    def clock(self) -> Clock:
-        return Clock(now_ns=lambda: self.now_ns, sleep_s=self._sleep, waits=lambda: self.switches)
+    def clock(self) -> DeviceClock:
+        return DeviceClock(
+            now_ns=lambda: self.now_ns, sleep_s=self._sleep, waits=lambda: self.switches
+        )
 
     def _sleep(self, seconds: float) -> None:
         self.switches += 1

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from syncline.replay.clock import BLOCKED_NS, CATCH_UP_NS, Clock
+from syncline.replay.clock import BLOCKED_NS, CATCH_UP_NS, DeviceClock
 from tests.replay.fake import FakeTime
 
 MS = 1_000_000
@@ -88,7 +88,7 @@ def test_a_host_that_is_far_behind_holds_the_device_up() -> None:
 
 
 def test_time_that_really_passes() -> None:
-    clock = Clock()
+    clock = DeviceClock()
     before_ns = time.monotonic_ns()
     end_ns = clock.run(20 * MS)
     clock.wait()

@@ -15,7 +15,7 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
 from syncline.processes import ended_by_signals, machine_name
-from syncline.replay.request import Request
+from syncline.replay.request import ReplayRequest
 from syncline.replay.session import replay as run_replay
 from syncline.replay.session import require_memory
 from syncline.simulator.transformations import with_compute_scale
@@ -28,7 +28,7 @@ CLUSTER = Cluster.of(hosts=2)
 NETWORK = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-7, name="given")
 
 
-def request(**changes: object) -> Request:
+def request(**changes: object) -> ReplayRequest:
     fields = {
         "profile": PROFILE,
         "cluster": CLUSTER,
@@ -37,7 +37,7 @@ def request(**changes: object) -> Request:
         "iterations": 2,
         "network": NETWORK,
     }
-    return Request(**{**fields, **changes})  # type: ignore[arg-type]
+    return ReplayRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture

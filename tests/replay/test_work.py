@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners.single import Single
-from syncline.replay.work import Work, measured_timeline
+from syncline.replay.work import Computation, measured_timeline
 from syncline.simulator.predict import predict, predict_computation_s
 from tests import strategies as some
 from tests.replay.fake import FakeTime
@@ -20,7 +20,7 @@ from tests.replay.fake import FakeTime
 MS = 1_000_000
 
 
-def iterate(work: Work, fake: FakeTime, *, arrives_ns: int | None) -> None:
+def iterate(work: Computation, fake: FakeTime, *, arrives_ns: int | None) -> None:
     """Run an iteration with an exchange that takes ``arrives_ns`` from the last gradient on."""
     profile = work.profile
     work.begin()
@@ -34,7 +34,7 @@ def iterate(work: Work, fake: FakeTime, *, arrives_ns: int | None) -> None:
     work.update(profile.gradient_bytes, len(profile.gradients))
 
 
-def period_ns(work: Work, fake: FakeTime, *, arrives_ns: int | None) -> int:
+def period_ns(work: Computation, fake: FakeTime, *, arrives_ns: int | None) -> int:
     ends = []
     for _ in range(3):
         iterate(work, fake, arrives_ns=arrives_ns)
@@ -66,7 +66,7 @@ def test_an_iteration_with_one_message_takes_what_is_predicted(
     )
     plan = Single().plan(profile, network)
     predicted = predict(profile, network, plan).prediction.iteration_s
-    found = period_ns(Work(profile, fake.clock()), fake, arrives_ns=cost_ns)
+    found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=cost_ns)
     assert found == pytest.approx(predicted * 1e9, abs=2)
 
 
@@ -75,7 +75,7 @@ def test_an_iteration_with_one_message_takes_what_is_predicted(
 def test_computation_alone_takes_what_the_profile_says(profile: Profile, late: list[int]) -> None:
     fake = FakeTime(lambda: late[fake.switches % len(late)])
     network = some.IntegerCurve(((0, 0, 0),)).network()
-    found = period_ns(Work(profile, fake.clock()), fake, arrives_ns=None)
+    found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
     assert found == pytest.approx(predict_computation_s(profile, network) * 1e9, abs=2)
 
 
@@ -110,7 +110,7 @@ def test_a_host_that_launches_runs_beside_the_device() -> None:
     )
     fake = FakeTime()
     network = some.IntegerCurve(((0, 0, 0),)).network()
-    found = period_ns(Work(profile, fake.clock()), fake, arrives_ns=None)
+    found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
     assert found == round(predict_computation_s(profile, network) * 1e9)
 
 
@@ -125,7 +125,7 @@ def test_what_is_read_after_the_update_belongs_to_the_iteration() -> None:
         ]
     )
     fake = FakeTime()
-    work = Work(profile, fake.clock())
+    work = Computation(profile, fake.clock())
     assert period_ns(work, fake, arrives_ns=30 * MS) == (30 + 30 + 6 + 7) * MS
     assert work.clock.idle_ns == 3 * 30 * MS
 
@@ -139,7 +139,7 @@ def test_an_update_in_parts_takes_as_long_as_the_whole() -> None:
         ]
     )
     fake = FakeTime()
-    work = Work(profile, fake.clock())
+    work = Computation(profile, fake.clock())
     work.begin()
     work.forward(work.turn)
     work.backward(None)
@@ -160,7 +160,7 @@ def test_an_update_in_parts_takes_as_long_as_the_whole() -> None:
 
 
 def test_copies_mean_the_same_device() -> None:
-    work = Work(some.profile_of([1], [1]), FakeTime().clock())
+    work = Computation(some.profile_of([1], [1]), FakeTime().clock())
     assert copy.copy(work) is work
     assert copy.deepcopy({"work": work})["work"] is work
 
@@ -174,7 +174,7 @@ def test_what_ran_is_a_timeline() -> None:
         ]
     )
     fake = FakeTime()
-    work = Work(profile, fake.clock())
+    work = Computation(profile, fake.clock())
     iterate(work, fake, arrives_ns=15 * MS)
     timeline = measured_timeline("p", work.begun_ns, work.clock.free_ns(), work.ran, ())
     assert timeline.iteration_ns == 50 * MS
@@ -200,7 +200,7 @@ def test_needs_are_gates() -> None:
     gradient = msgspec.structs.replace(profile.gradients[0], needed_by=1)
     profile = msgspec.structs.replace(profile, gradients=(gradient,))
     fake = FakeTime()
-    work = Work(profile, fake.clock())
+    work = Computation(profile, fake.clock())
     plan = msgspec.structs.replace(Plan.merging("one", profile, 4, [0]), wait="need", in_flight=1)
     cost_ns = 16 * MS
     network = some.IntegerCurve(((0, cost_ns, 0),)).network()

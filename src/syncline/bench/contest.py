@@ -10,15 +10,15 @@ from pathlib import Path
 from syncline.bench.launch import Team, hosts_of, mpi_team, torch_team
 from syncline.bench.messages import LapTimes, Order, Refused, Setup
 from syncline.bench.names import MPIS, OURS, ZERO_COPY, algorithm_of
-from syncline.bench.request import Request, transport_of
-from syncline.bench.result import Absent, Benchmark, Entry, whole_size
+from syncline.bench.request import BenchmarkRequest, transport_of
+from syncline.bench.result import Absent, Benchmark, CollectiveTimes, whole_size
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import SynclineError, UserError
 from syncline.processes import machine_name, run_folder
 from syncline.testbed import Cluster
 from syncline.workers import Progress
 
-__all__ = ["measure"]
+__all__ = ["measure_collectives"]
 
 MOST_ITERATIONS = 5000
 TRIALS = (1, 30)
@@ -31,7 +31,9 @@ NETWORK_ALPHA_S = 50e-6
 """Likewise between hosts."""
 
 
-def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
+def measure_collectives(
+    request: BenchmarkRequest, *, progress: Progress | None = None
+) -> Benchmark:
     """Measure contestants in turns.
 
     Of every size, each contestant does one lap to find out how often it can run in a turn; then it
@@ -46,7 +48,7 @@ def measure(request: Request, *, progress: Progress | None = None) -> Benchmark:
         PeerError: Syncline's or torch's workers failed. An MPI that fails is absent.
     """
     tell = progress or _silence
-    entries: list[Entry] = []
+    entries: list[CollectiveTimes] = []
     absent: list[Absent] = []
     versions: dict[str, str] = {}
     total = len(request.workers) * len(request.sizes_bytes) * (request.rounds + 1)
@@ -104,7 +106,7 @@ class _Teams:
 
 
 @contextlib.contextmanager
-def _teams(request: Request, workers: int) -> Iterator[_Teams]:
+def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
     cluster = request.place if isinstance(request.place, Cluster) else None
     teams = _Teams(workers)
     if request.place == "tcp" and ZERO_COPY in request.contestants:
@@ -145,7 +147,9 @@ def _slowest_s(laps: list[LapTimes]) -> float:
 class _Race:
     """All contestants' turns for one worker count and size."""
 
-    def __init__(self, request: Request, workers: int, size_bytes: int, teams: _Teams) -> None:
+    def __init__(
+        self, request: BenchmarkRequest, workers: int, size_bytes: int, teams: _Teams
+    ) -> None:
         self._request = request
         self._workers = workers
         self._size_bytes = size_bytes
@@ -222,10 +226,10 @@ class _Race:
             beta_s_per_byte=HOST_BETA_S_PER_BYTE if rate is None else 1 / rate,
         )
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CollectiveTimes]:
         """Return what was measured in all rounds."""
         return [
-            Entry(
+            CollectiveTimes(
                 contestant=contestant,
                 workers=self._workers,
                 size_bytes=self._size_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
-from syncline.bench.result import Benchmark, Entry
+from syncline.bench.result import Benchmark, CollectiveTimes
 from syncline.bench.table import (
     binary_size,
     headline,
@@ -69,7 +69,7 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
     )
 
 
-def _table(benchmark: Benchmark, entries: list[Entry]) -> Html:
+def _table(benchmark: Benchmark, entries: list[CollectiveTimes]) -> Html:
     columns = [
         Column(title="Size", css="name"),
         Column(title="Contestant"),
@@ -147,7 +147,7 @@ def bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) 
     )
 
 
-def _rows(benchmark: Benchmark, workers: int, name: str) -> list[Entry]:
+def _rows(benchmark: Benchmark, workers: int, name: str) -> list[CollectiveTimes]:
     mine = (e for e in benchmark.entries if e.workers == workers and e.contestant == name)
     return sorted(mine, key=lambda entry: entry.size_bytes)
 

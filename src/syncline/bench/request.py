@@ -1,4 +1,4 @@
-"""``Request``: what is to be measured."""
+"""``BenchmarkRequest``: what is to be measured."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from syncline.testbed import Cluster
 
 __all__ = [
     "PLACES",
+    "BenchmarkRequest",
     "Local",
-    "Request",
     "TuneRequest",
     "collective_named",
     "name_of_place",
@@ -36,7 +36,7 @@ MOST_LOCAL_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class BenchmarkRequest:
     """What is to be measured.
 
     Raises:

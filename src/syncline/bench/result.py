@@ -12,10 +12,10 @@ from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
 
-__all__ = ["ELEMENT_BYTES", "Absent", "Benchmark", "Entry", "bus_factor", "whole_size"]
+__all__ = ["ELEMENT_BYTES", "Absent", "Benchmark", "CollectiveTimes", "bus_factor", "whole_size"]
 
 
-class Entry(Value, frozen=True, kw_only=True):
+class CollectiveTimes(Value, frozen=True, kw_only=True):
     """What one contestant took for one size."""
 
     contestant: str
@@ -64,7 +64,7 @@ class Entry(Value, frozen=True, kw_only=True):
         """Size over time."""
         return self.size_bytes / self.latency_s
 
-    def times_faster_than(self, other: Entry) -> float:
+    def times_faster_than(self, other: CollectiveTimes) -> float:
         """Return the median over the rounds of the ratio: both ran in every round."""
         ratios = [b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)]
         return median(ratios)
@@ -96,7 +96,7 @@ class Benchmark(Document, frozen=True, kw_only=True):
     machine: str
     versions: dict[str, str]
     """Of what was measured."""
-    entries: tuple[Entry, ...]
+    entries: tuple[CollectiveTimes, ...]
     """By worker count, size and contestant, as they were asked for."""
     absent: tuple[Absent, ...] = ()
 
@@ -119,20 +119,20 @@ class Benchmark(Document, frozen=True, kw_only=True):
         """Those measured, in the order of the entries."""
         return tuple(dict.fromkeys(entry.workers for entry in self.entries))
 
-    def of(self, contestant: str, workers: int, size_bytes: int) -> Entry | None:
+    def of(self, contestant: str, workers: int, size_bytes: int) -> CollectiveTimes | None:
         """Return one entry, or None if that was not measured."""
         wanted = contestant, workers, size_bytes
         return next(
             (e for e in self.entries if (e.contestant, e.workers, e.size_bytes) == wanted), None
         )
 
-    def bus_bytes_per_s(self, entry: Entry) -> float:
+    def bus_bytes_per_s(self, entry: CollectiveTimes) -> float:
         """Return the bus bandwidth; of a copy, the bytes that a rank copies in a second."""
         if entry.contestant == COPY:
             return entry.algorithm_bytes_per_s
         return entry.algorithm_bytes_per_s * bus_factor(self.collective, entry.workers)
 
-    def of_bound(self, entry: Entry) -> float | None:
+    def of_bound(self, entry: CollectiveTimes) -> float | None:
         """Return the bus bandwidth over what the hardware can do.
 
         That is the rate of the links, or else the speed at which every rank copies a vector of the

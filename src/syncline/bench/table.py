@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncline.bench.names import COPY, GLOO, MPIS, OURS
-from syncline.bench.result import Benchmark, Entry
+from syncline.bench.result import Benchmark, CollectiveTimes
 from syncline.errors import printable
 from syncline.report import units
 
@@ -56,11 +56,11 @@ def headline(benchmark: Benchmark) -> str:
     )
 
 
-def _first(pair: tuple[float, Entry]) -> float:
+def _first(pair: tuple[float, CollectiveTimes]) -> float:
     return pair[0]
 
 
-def _where(entry: Entry) -> str:
+def _where(entry: CollectiveTimes) -> str:
     return f"{binary_size(entry.size_bytes)}, {entry.workers} workers"
 
 
@@ -69,7 +69,7 @@ def measured_how(benchmark: Benchmark) -> str:
     return f"medians of {units.counted(benchmark.rounds, 'round')}, in turns"
 
 
-def spread_text(entry: Entry) -> str:
+def spread_text(entry: CollectiveTimes) -> str:
     """Return the fastest and the slowest round, such as ``"1.39 to 1.42 ms"``."""
     low, high = map(units.duration, entry.spread_s)
     number, _, unit = low.partition(" ")
@@ -81,7 +81,7 @@ def what_bound(benchmark: Benchmark) -> str:
     return "of memcpy" if benchmark.rate_bytes_per_s is None else "of line rate"
 
 
-def of_bound(benchmark: Benchmark, entry: Entry) -> str:
+def of_bound(benchmark: Benchmark, entry: CollectiveTimes) -> str:
     """Return the bus bandwidth as a share of the bound; empty where that is not known."""
     share = benchmark.of_bound(entry)
     return "" if share is None else units.percent(share)
@@ -139,7 +139,7 @@ def _rows(benchmark: Benchmark, workers: int) -> Table:
     return table
 
 
-def _cells(benchmark: Benchmark, entry: Entry) -> tuple[str, ...]:
+def _cells(benchmark: Benchmark, entry: CollectiveTimes) -> tuple[str, ...]:
     gloo = benchmark.of(GLOO, entry.workers, entry.size_bytes)
     against = "" if gloo is None or entry.contestant == COPY else entry.times_faster_than(gloo)
     return (

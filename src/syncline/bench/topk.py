@@ -18,13 +18,13 @@ from syncline.sparse.selection import INSTRUCTIONS, SelectionPart, first_not_fin
 from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
 from syncline.workers import Progress
 
-__all__ = ["Call", "contestants", "measure"]
+__all__ = ["Call", "contestants", "measure_selection"]
 
 LEAST_LAP_S = 0.02
 """Calls are repeated until a turn takes so long, so that the clock's grain does not matter."""
 
 
-def measure(
+def measure_selection(
     sizes: Sequence[int],
     densities: Sequence[float],
     *,

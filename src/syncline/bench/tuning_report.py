@@ -25,17 +25,17 @@ from syncline.report.markup import Column, Html, section, table, tag
 from syncline.report.page import page
 
 __all__ = [
-    "Row",
+    "RegionRow",
     "algorithm_name",
     "print_choices",
     "render_choices",
     "rows_of",
-    "save_page",
+    "save_choices_page",
     "title_of",
 ]
 
 
-class Row(NamedTuple):
+class RegionRow(NamedTuple):
     """One region of one collective, in words."""
 
     collective: Collective
@@ -60,7 +60,7 @@ def algorithm_name(region: Region) -> str:
     return f"{region.algorithm}, blocks of {binary_size(region.block_bytes)}"
 
 
-def rows_of(choices: Choices) -> Iterator[Row]:
+def rows_of(choices: Choices) -> Iterator[RegionRow]:
     """Yield the regions with what each gains over the built-in choice."""
     for collective, regions in choices.regions.items():
         stops = [region.from_bytes for region in regions[1:]]
@@ -72,7 +72,7 @@ def rows_of(choices: Choices) -> Iterator[Row]:
                 and region.from_bytes <= timing.size_bytes < (stop or timing.size_bytes + 1)
                 and Choice(timing.algorithm, timing.blocks) == region.choice(timing.size_bytes)
             }
-            yield Row(
+            yield RegionRow(
                 collective,
                 binary_size(region.from_bytes),
                 algorithm_name(region),
@@ -144,7 +144,7 @@ SHORT = {
 """Names that fit beside a line."""
 
 
-def save_page(several: Sequence[Choices], target: Path) -> None:
+def save_choices_page(several: Sequence[Choices], target: Path) -> None:
     """Write the page.
 
     Raises:

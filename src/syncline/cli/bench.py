@@ -9,15 +9,15 @@ from typing import TypeVar
 import click
 from rich.console import Console
 
-from syncline.bench.contest import measure
+from syncline.bench.contest import measure_collectives
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
 from syncline.bench.page import save_report
-from syncline.bench.request import Local, Request, parse_sizes
+from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
 from syncline.bench.table import print_benchmark
 from syncline.bench.topk_report import print_selections
 from syncline.bench.topk_report import save_report as save_selections
 from syncline.cli.arguments import place_of, place_options, worker_counts
-from syncline.cli.progress import Bar
+from syncline.cli.progress import ProgressBar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 from syncline.processes import ended_by_signals
@@ -112,7 +112,7 @@ def collectives(
 ) -> None:
     """Measure collectives: ours, Gloo's and MPI's, in turns."""
     where = place_of(place, hosts, rate)
-    request = Request(
+    request = BenchmarkRequest(
         collective=collective,
         sizes_bytes=parse_sizes(sizes),
         workers=worker_counts(workers, where, WORKERS),
@@ -125,8 +125,8 @@ def collectives(
     )
     if report is not None:
         require_place(Path(report))
-    with ended_by_signals(), Bar() as bar:
-        benchmark = measure(request, progress=bar)
+    with ended_by_signals(), ProgressBar() as bar:
+        benchmark = measure_collectives(request, progress=bar)
     if report is not None:
         save_report(benchmark, Path(report))
     if as_json:
@@ -183,12 +183,12 @@ def topk(
     sizes: str, densities: str, rounds: int, device: str, report: str | None, as_json: bool
 ) -> None:
     """Measure selection of the largest magnitudes beside torch.topk, on one core or a GPU."""
-    from syncline.bench.topk import measure
+    from syncline.bench.topk import measure_selection
 
     if report is not None:
         require_place(Path(report))
-    with Bar() as bar:
-        measured = measure(
+    with ProgressBar() as bar:
+        measured = measure_selection(
             _numbers(sizes, "--sizes", lambda text: int(float(text))),
             _numbers(densities, "--densities", float),
             rounds=rounds,

@@ -17,10 +17,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Bar", "ReadingProgress"]
+__all__ = ["ProgressBar", "ReadingProgress"]
 
 
-class Bar:
+class ProgressBar:
     """A bar on a terminal's standard error; nothing elsewhere."""
 
     def __init__(self) -> None:

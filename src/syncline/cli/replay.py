@@ -8,13 +8,13 @@ import click
 from rich.console import Console
 
 from syncline.cli.arguments import network_argument, profile_argument
-from syncline.cli.progress import Bar
+from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
 from syncline.model.plan import Plan
 from syncline.planners import PLANNERS
 from syncline.processes import ended_by_signals
 from syncline.replay.page import save_report
-from syncline.replay.request import Request
+from syncline.replay.request import ReplayRequest
 from syncline.replay.session import replay as run_replay
 from syncline.replay.table import print_replay
 from syncline.report.page import require_place
@@ -122,7 +122,7 @@ def replay(
         workers_per_host=workers_per_host,
         mtu_bytes=mtu_bytes,
     )
-    request = Request(
+    request = ReplayRequest(
         profile=with_compute_scale(loaded, scale_compute),
         cluster=cluster,
         planners=_planners(planner),
@@ -136,7 +136,7 @@ def replay(
     )
     if report is not None:
         require_place(Path(report))
-    with ended_by_signals(), Bar() as bar:
+    with ended_by_signals(), ProgressBar() as bar:
         outcome = run_replay(request, progress=bar)
     if report is not None:
         save_report(outcome, Path(report))

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from syncline.bench.request import Local, TuneRequest, collective_named, parse_sizes
 from syncline.bench.tuning import tune as measure
-from syncline.bench.tuning_report import print_choices, save_page
+from syncline.bench.tuning_report import print_choices, save_choices_page
 from syncline.cli.arguments import place_of, place_options, worker_counts
-from syncline.cli.progress import Bar
+from syncline.cli.progress import ProgressBar
 from syncline.collectives import PROGRAMS
 from syncline.errors import FileError, UserError
 from syncline.groups import Choices
@@ -141,7 +141,7 @@ def tune(
             "this user has no home folder, so no cache either; set XDG_CACHE_HOME, or name a file "
             "with -o"
         )
-    with ended_by_signals(), Bar() as bar:
+    with ended_by_signals(), ProgressBar() as bar:
         tuned = measure(request, progress=bar)
     files = [(choices, _save(choices, output)) for choices in tuned.choices]
     _print(files, page, as_json=as_json)
@@ -197,7 +197,7 @@ def _save(choices: Choices, output: str | None) -> Path:
 
 def _print(files: list[tuple[Choices, Path]], page: str | None, *, as_json: bool) -> None:
     if page is not None:
-        save_page([choices for choices, _ in files], Path(page))
+        save_choices_page([choices for choices, _ in files], Path(page))
     if as_json:
         click.echo(f"[{','.join(choices.to_json().rstrip() for choices, _ in files)}]\n", nl=False)
         return

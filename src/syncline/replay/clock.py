@@ -1,9 +1,9 @@
-"""``Clock``: an emulated device with a queue, kept in time by sleeping.
+"""``DeviceClock``: an emulated device with a queue, kept in time by sleeping.
 
 The host thread puts operations into the queues of the device's lanes, as a training loop launches
 kernels. An operation starts when the one before it on its lane has ended, and what it waits for on
 other lanes. Only where the host thread was really held up, by something that the device must wait
-for too, does a lane stand still: there the host calls :meth:`Clock.arrived`.
+for too, does a lane stand still: there the host calls :meth:`DeviceClock.arrived`.
 
 What the host loses otherwise is caught up. A sleeping thread is woken late, by 0.1 to 4 ms where
 more processes run than there are cores, and hooks and copies take time of the host. Deadlines are
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from syncline.model.quantities import NS_PER_S
 
-__all__ = ["BLOCKED_NS", "CATCH_UP_NS", "Clock"]
+__all__ = ["BLOCKED_NS", "CATCH_UP_NS", "DeviceClock"]
 
 BLOCKED_NS = 300_000
 """A host that gave up its core and took longer than this, 0.3 ms, had to wait. Less is the cost of
@@ -29,7 +29,7 @@ CATCH_UP_NS = 100_000_000
 """A host that is later than this, 0.1 s, holds up the device: its queue has run empty."""
 
 
-class Clock:
+class DeviceClock:
     """When the lanes of an emulated device are free, in nanoseconds of the monotonic clock.
 
     Args:

@@ -28,7 +28,7 @@ from syncline.replay.job import Lap
 from syncline.replay.model import Replayed, ReplayedOptimizer, renamed_plan
 from syncline.replay.work import SentMessage, measured_timeline
 
-__all__ = ["Contestant", "Progress", "planned", "run_contest", "stock_ddp", "train_step"]
+__all__ = ["Contestant", "LapProgress", "planned", "run_contest", "stock_ddp", "train_step"]
 
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ class Contestant:
     """Takes the model apart: threads end, process groups go."""
 
 
-Progress = Callable[[str, int, int, int], None]
+LapProgress = Callable[[str, int, int, int], None]
 """Takes the contestant of a lap, its round, and how many of how many laps are done."""
 
 
@@ -87,7 +87,7 @@ def run_contest(
     iterations: int = 8,
     warmup: int = 3,
     shapes: dict[str, tuple[int, ...]] | None = None,
-    progress: Progress | None = None,
+    progress: LapProgress | None = None,
 ) -> dict[str, tuple[Lap, ...]]:
     """Let every contestant train in every round, each round beginning with another one.
 

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from syncline.errors import UserError, quoted
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.replay.clock import Clock
-from syncline.replay.work import Work
+from syncline.replay.clock import DeviceClock
+from syncline.replay.work import Computation
 
 __all__ = [
     "OWN_ATTRIBUTES",
@@ -85,7 +85,7 @@ class ReplayedOptimizer(Optimizer):
             groups of another such optimizer do.
     """
 
-    def __init__(self, params: Any, work: Work | None = None) -> None:
+    def __init__(self, params: Any, work: Computation | None = None) -> None:
         # A setting of the groups, not an attribute: wrappers that make an optimizer of their own
         # class hand over the groups and nothing else.
         super().__init__(params, {"work": work})
@@ -98,7 +98,7 @@ class ReplayedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            work: Work = group["work"]
+            work: Computation = group["work"]
             stepped = [p for p in group["params"] if p.grad is not None]
             if stepped:
                 work.update(sum(p.nbytes for p in stepped), len(stepped))
@@ -149,7 +149,7 @@ class Replayed(nn.Module):
     def __init__(
         self,
         profile: Profile,
-        clock: Clock | None = None,
+        clock: DeviceClock | None = None,
         *,
         rank: int = 0,
         shapes: Mapping[str, Sequence[int]] | None = None,
@@ -159,8 +159,8 @@ class Replayed(nn.Module):
         """Name of each gradient's parameter here, by its name in the profile."""
         self.profile = _renamed(profile, self.gradient_names)
         """What is replayed, under the names of the parameters."""
-        self.clock = clock if clock is not None else Clock()
-        self.work = Work(self.profile, self.clock)
+        self.clock = clock if clock is not None else DeviceClock()
+        self.work = Computation(self.profile, self.clock)
         self._rank = rank
         self._iteration = -1
         # Modules are mostly written in the order of the forward pass.
@@ -238,7 +238,7 @@ class Replayed(nn.Module):
 class _Part(NamedTuple):
     """One gradient, as the backward pass makes it."""
 
-    work: Work
+    work: Computation
     made: Tensor | None
     """Where a large one is made, of shape (elements,)."""
     tensor: int
@@ -299,7 +299,7 @@ class _End(Function):
     """Backward: runs the operations after the last gradient."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, work: Work) -> Tensor:
+    def forward(ctx: Any, token: Tensor, work: Computation) -> Tensor:
         ctx.work = work
         return token.clone()
 

@@ -8,8 +8,8 @@ import msgspec
 
 from syncline.model.document import Document
 from syncline.planners.ddp import Ddp
-from syncline.replay.result import Entry, Replay
-from syncline.replay.session import Outcome
+from syncline.replay.result import PlanTimes, Replay
+from syncline.replay.session import ReplayOutcome
 from syncline.replay.table import against_ddp, headline, measured_how, spread_text
 from syncline.report import units
 from syncline.report.bundle import Bundle
@@ -30,7 +30,7 @@ from syncline.traces.chrome import to_chrome_trace
 __all__ = ["render", "replay_picture", "save_report"]
 
 
-def save_report(outcome: Outcome, target: Path) -> None:
+def save_report(outcome: ReplayOutcome, target: Path) -> None:
     """Write the page alone to a file that ends in ``.html``, or all files to a directory.
 
     Raises:
@@ -49,7 +49,7 @@ def save_report(outcome: Outcome, target: Path) -> None:
     save_page(target, render(outcome), "replay.html", beside)
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: ReplayOutcome) -> str:
     """Return the page on a replay as the text of one HTML file."""
     replay, best = outcome.replay, _best(outcome)
     summary = msgspec.structs.replace(summarise(best), figures=_figures(replay))
@@ -73,7 +73,7 @@ def render(outcome: Outcome) -> str:
     )
 
 
-def _best(outcome: Outcome) -> Bundle:
+def _best(outcome: ReplayOutcome) -> Bundle:
     """Return all that is known of the plan that was the fastest."""
     number = outcome.replay.entries.index(outcome.replay.best)
     return Bundle(
@@ -122,7 +122,7 @@ def _figures(replay: Replay) -> tuple[KeyFigure, ...]:
     return tuple(figures)
 
 
-def _time(entry: Entry) -> KeyFigure:
+def _time(entry: PlanTimes) -> KeyFigure:
     low, high = map(units.duration, entry.spread_s)
     rounds = units.counted(len(entry.rounds_s), "round")
     return KeyFigure(
@@ -271,7 +271,7 @@ def _short(number: str) -> str:
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 
-def _row(entry: Entry, axis: Axis, y: float) -> list[Html]:
+def _row(entry: PlanTimes, axis: Axis, y: float) -> list[Html]:
     low, high = (_at(axis, seconds) for seconds in entry.spread_s)
     measured, predicted = _at(axis, entry.measured_s), _at(axis, entry.predicted_s)
     name = entry.planner

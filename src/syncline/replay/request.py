@@ -1,4 +1,4 @@
-"""``Request``: what is to be replayed."""
+"""``ReplayRequest``: what is to be replayed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
 from syncline.testbed import Cluster
 
-__all__ = ["Request"]
+__all__ = ["ReplayRequest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ReplayRequest:
     """What is to be replayed.
 
     Raises:

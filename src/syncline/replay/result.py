@@ -10,10 +10,10 @@ from syncline.model.document import Document, Value
 from syncline.model.plan import Wait
 from syncline.model.quantities import require_time
 
-__all__ = ["Entry", "Replay"]
+__all__ = ["PlanTimes", "Replay"]
 
 
-class Entry(Value, frozen=True, kw_only=True):
+class PlanTimes(Value, frozen=True, kw_only=True):
     """One plan, measured and predicted."""
 
     planner: str
@@ -82,7 +82,7 @@ class Entry(Value, frozen=True, kw_only=True):
         """How far the measured time is above the lower bound, as a fraction of the bound."""
         return self.measured_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
 
-    def speed_up_over(self, other: Entry) -> float:
+    def speed_up_over(self, other: PlanTimes) -> float:
         """Return how many times faster it is than another: median over the rounds of the ratio.
 
         Both ran in every round, so what disturbs a whole round disturbs no ratio.
@@ -117,7 +117,7 @@ class Replay(Document, frozen=True, kw_only=True):
     computation_s: float
     """Seconds of an iteration without communication."""
     gradient_bytes: int
-    entries: tuple[Entry, ...]
+    entries: tuple[PlanTimes, ...]
     """In the order in which they were asked for."""
     notes: tuple[str, ...] = ()
     """What reading the profile had to leave out or assume, one sentence each."""
@@ -143,12 +143,12 @@ class Replay(Document, frozen=True, kw_only=True):
         return len(self.entries[0].rounds_s)
 
     @property
-    def best(self) -> Entry:
+    def best(self) -> PlanTimes:
         """The fastest, as measured."""
         return min(self.entries, key=lambda entry: entry.measured_s)
 
     @property
-    def fastest_first(self) -> tuple[Entry, ...]:
+    def fastest_first(self) -> tuple[PlanTimes, ...]:
         """The entries, the fastest as measured first."""
         return tuple(sorted(self.entries, key=lambda entry: entry.measured_s))
 
@@ -157,6 +157,6 @@ class Replay(Document, frozen=True, kw_only=True):
         """The smallest of the entries' lower bounds: what none of these plans can undercut."""
         return min(entry.lower_bound_s for entry in self.entries)
 
-    def of(self, planner: str) -> Entry | None:
+    def of(self, planner: str) -> PlanTimes | None:
         """Return the entry of a planner, or None if it was not asked for."""
         return next((entry for entry in self.entries if entry.planner == planner), None)

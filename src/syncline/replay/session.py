@@ -20,15 +20,15 @@ from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
 from syncline.processes import machine_name, run_folder
 from syncline.replay.job import Answer, Contender, ContestJob, Job, Lap, ProbeJob
-from syncline.replay.request import Request
-from syncline.replay.result import Entry, Replay
+from syncline.replay.request import ReplayRequest
+from syncline.replay.result import PlanTimes, Replay
 from syncline.report.units import size
 from syncline.simulator.predict import Forecast, predict
 from syncline.testbed import Testbed
 from syncline.testbed.job import worker_environment
 from syncline.workers import START_S, Progress, WorkerGroup, module_command
 
-__all__ = ["Outcome", "replay", "require_memory"]
+__all__ = ["ReplayOutcome", "replay", "require_memory"]
 
 PATIENCE = 3.0
 """Without a deadline of the user's, a replay may take this many times as long as is predicted, and
@@ -44,7 +44,7 @@ WORKER_BYTES = 300e6
 """What Python and torch take in each worker."""
 
 
-class Outcome(NamedTuple):
+class ReplayOutcome(NamedTuple):
     """What a replay found."""
 
     replay: Replay
@@ -60,10 +60,10 @@ class Outcome(NamedTuple):
 
 
 def replay(
-    request: Request,
+    request: ReplayRequest,
     *,
     progress: Progress | None = None,
-) -> Outcome:
+) -> ReplayOutcome:
     """Measure plans on an emulated cluster, with computation that is waited for.
 
     Args:
@@ -106,7 +106,7 @@ def replay(
         entries=entries,
         notes=request.notes,
     )
-    return Outcome(
+    return ReplayOutcome(
         replay=found,
         profile=request.profile,
         network=network,
@@ -144,7 +144,7 @@ def _silence(stage: str, done: int, total: int) -> None:
 class _Workers:
     """The workers of a replay, on the hosts of a testbed."""
 
-    def __init__(self, request: Request, progress: Progress) -> None:
+    def __init__(self, request: ReplayRequest, progress: Progress) -> None:
         self._request = request
         self._progress = progress
         self._stack = contextlib.ExitStack()
@@ -226,8 +226,8 @@ def _overdue(timeout_s: float) -> str:
     )
 
 
-def _entry(name: str, plan: Plan, forecast: Forecast, laps: Sequence[Lap]) -> Entry:
-    return Entry(
+def _entry(name: str, plan: Plan, forecast: Forecast, laps: Sequence[Lap]) -> PlanTimes:
+    return PlanTimes(
         planner=name,
         messages=len(plan.messages),
         in_flight=plan.in_flight,

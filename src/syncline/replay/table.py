@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncline.planners.ddp import Ddp
-from syncline.replay.result import Entry, Replay
+from syncline.replay.result import PlanTimes, Replay
 from syncline.report import units
 
 __all__ = ["against_ddp", "headline", "measured_how", "print_replay", "replay_table", "spread_text"]
@@ -33,13 +33,13 @@ def measured_how(replay: Replay) -> str:
     return f"medians of {rounds} of {iterations}, in turns"
 
 
-def spread_text(entry: Entry, unit: units.TimeUnit) -> str:
+def spread_text(entry: PlanTimes, unit: units.TimeUnit) -> str:
     """Return the fastest and the slowest round, such as ``"1.39 to 1.42"``."""
     low, high = map(unit.text, entry.spread_s)
     return low if low == high else f"{low} to {high}"
 
 
-def against_ddp(replay: Replay, entry: Entry) -> str:
+def against_ddp(replay: Replay, entry: PlanTimes) -> str:
     """Return how many times as fast as DDP an entry was; empty where DDP did not run."""
     ddp = replay.of(Ddp.NAME)
     return "" if ddp is None else f"{entry.speed_up_over(ddp):.2f}x"
@@ -111,7 +111,7 @@ def _unit(replay: Replay) -> units.TimeUnit:
     )
 
 
-def _cells(replay: Replay, entry: Entry, unit: units.TimeUnit) -> dict[str, str]:
+def _cells(replay: Replay, entry: PlanTimes, unit: units.TimeUnit) -> dict[str, str]:
     return {
         "planner": entry.planner,
         "messages": str(entry.messages),

@@ -1,4 +1,4 @@
-"""``Work``: the operations of a profile as one worker runs them, iteration after iteration."""
+"""``Computation``: the operations of a profile as one worker runs them, iteration after iteration."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from syncline.model.profile import Operation, Profile
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.replay.clock import Clock
+from syncline.replay.clock import DeviceClock
 
-__all__ = ["Ran", "SentMessage", "Work", "measured_timeline"]
+__all__ = ["Computation", "Ran", "SentMessage", "measured_timeline"]
 
 
 class Ran(NamedTuple):
@@ -82,7 +82,7 @@ def _inside(start_ns: int, stop_ns: int, length_ns: int) -> Iterator[tuple[int, 
         yield start_ns, stop_ns
 
 
-class Work:
+class Computation:
     """What a worker computes, put into the queues of an emulated device.
 
     It runs what the simulator's strategy ``loop`` does: every operation in the profile's order on
@@ -94,7 +94,7 @@ class Work:
         clock: the device.
     """
 
-    def __init__(self, profile: Profile, clock: Clock) -> None:
+    def __init__(self, profile: Profile, clock: DeviceClock) -> None:
         self.profile = profile
         self.clock = clock
         operations = profile.operations
@@ -118,10 +118,10 @@ class Work:
         """What has run in the iteration so far."""
 
     # Whoever copies an optimizer's settings means the one device that there is.
-    def __copy__(self) -> Work:
+    def __copy__(self) -> Computation:
         return self
 
-    def __deepcopy__(self, memo: object) -> Work:
+    def __deepcopy__(self, memo: object) -> Computation:
         return self
 
     def begin(self) -> None:
