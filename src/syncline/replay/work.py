@@ -1,4 +1,4 @@
-"""``Computation``: the operations of a profile as one worker runs them, iteration after iteration."""
+"""``Computation``: the operations of a profile as one worker runs them, one iteration at a time."""
 
 from __future__ import annotations
 
