@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Those on which a launcher ends its workers."""
+"""The signals on which a launcher ends its workers."""
 
 TIED = """
 import ctypes, os, signal, sys
@@ -49,7 +49,7 @@ Python code between fork and exec can deadlock where the parent has threads."""
 
 
 class LocalProcess:
-    """A process of this host that ends with the process that started it, whatever ends that.
+    """A process of this host that ends with the process that started it, even if that is killed.
 
     It has a session of its own, so that Ctrl-C reaches only the process that started it. It can be
     selected on: it is readable once the command has ended.
@@ -60,7 +60,7 @@ class LocalProcess:
         stdout: a descriptor for its output; None: where that of this process goes.
         stderr: likewise.
 
-    The kernel ties a process to the thread that started it: that must live as long.
+    The kernel ties a process to the thread that started it, so that thread must outlive it.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ def _cores() -> int:
 
 
 def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:
-    """Return the variables by which torchrun tells a worker its place among the others.
+    """Return the variables by which torchrun gives a worker its place among the others.
 
     Args:
         rank: of the worker; ranks fill one host after the other.
@@ -186,7 +186,7 @@ def exit_code_of(code: int) -> int:
 
 @contextmanager
 def restored_signals(numbers: Iterable[signal.Signals] = ENDING_SIGNALS) -> Iterator[None]:
-    """Put back the signal handlers that something replaces and leaves behind."""
+    """Restore the signal handlers at the end."""
     before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
@@ -199,7 +199,8 @@ def restored_signals(numbers: Iterable[signal.Signals] = ENDING_SIGNALS) -> Iter
 def ended_by_signals() -> Iterator[None]:
     """Let the first ending signal raise an exception here, and ignore further ones.
 
-    So whatever runs here ends its workers and removes its files, however often Ctrl-C is pressed.
+    So the code in this context ends its workers and removes its files, also when Ctrl-C is pressed
+    several times.
 
     Raises:
         KeyboardInterrupt: on SIGINT.
@@ -221,7 +222,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def stop_on_ctrl_c() -> None:
-    """Let Ctrl-C end this process at once, with exit code 130, where it has nothing to tidy up.
+    """Let Ctrl-C end this process, which has nothing to clean up, at once, with exit code 130.
 
     A KeyboardInterrupt could be lost instead: modules in C drop exceptions while they are imported.
     """
@@ -266,7 +267,7 @@ def run_folder() -> Iterator[Path]:
     """Make a folder that only this user can enter; remove it at the end.
 
     Folders of commands that were killed are removed as well. Each command holds a lock on its
-    folder, which the kernel releases whatever ends the process. Names are random, so that no other
+    folder, which the kernel releases when the process ends. Names are random, so that no other
     user can take them beforehand.
     """
     prefix = f"syncline-{os.getuid()}-"
@@ -295,7 +296,7 @@ def _remove_if_unused(path: Path) -> None:
     try:
         lock = _opened(path)
     except OSError:
-        return  # it has gone, or is another user's
+        return  # it was removed meanwhile, or is another user's
     try:
         if os.fstat(lock).st_uid == os.getuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -307,7 +308,7 @@ def _remove_if_unused(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    # What workers that are just being killed still write, the next start removes.
+    # Workers that are being killed may still write files; the next start removes them.
     shutil.rmtree(path, ignore_errors=True)
 
 

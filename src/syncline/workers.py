@@ -372,7 +372,7 @@ def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
 
 
 def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
-    """Return the error that stands for the failed workers: the cause, not its consequences.
+    """Return the error to raise for the failed workers: the cause, not its consequences.
 
     Args:
         name: what a worker is called.
@@ -413,8 +413,8 @@ def serve(
         path: of the leading process's socket.
         rank: of this worker.
         kind: type of the orders.
-        act: carries out an order; its second argument tells the leading process how far it is.
-            An error that it raises is the answer.
+        act: carries out an order; its second argument reports progress to the leading process. An
+            error that it raises is the answer.
     """
     with _connected(path, Hello(rank)) as connection:
 

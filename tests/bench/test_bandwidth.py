@@ -63,7 +63,7 @@ def test_sizes_as_people_write_them(text: str, sizes: tuple[int, ...]) -> None:
         ("", "cannot read ''"),
         ("8..4", "does not go from low to high"),
         ("0", "does not go from low to high"),
-        ("4,4", "stands there twice"),
+        ("4,4", "is named twice"),
     ],
 )
 def test_sizes_that_are_refused(text: str, said: str) -> None:

@@ -236,7 +236,7 @@ def test_what_is_no_profile(run: Run, tmp_path: Path) -> None:
         (("--workers", "4,4"), "names a count twice"),
         (("--bandwidth", "10"), "has no unit"),
         (("--bandwidth", "1gbit,10gb"), "an example: --bandwidth 1gbit,10gbit"),
-        (("--bandwidth", "1gbit,1gbit"), "'1gbit' stands there twice"),
+        (("--bandwidth", "1gbit,1gbit"), "'1gbit' is named twice"),
         (("--latency", "20"), "an example: --latency 5us,20us"),
         (("--algorithm", "rong"), "did you mean 'ring'?"),
         (("--algorithm", "gtop-k"), "gtop-k needs a density, such as 0.001"),

@@ -63,7 +63,7 @@ def test_what_no_entry_can_be(changes: dict[str, object], said: str) -> None:
     [
         ({"entries": ()}, "no entries"),
         ({"workers": 0}, "found 0, 3 and 2"),
-        ({"entries": (entry("ddp"), entry("ddp"))}, "stands there twice: ddp, ddp"),
+        ({"entries": (entry("ddp"), entry("ddp"))}, "is named twice: ddp, ddp"),
         ({"computation_s": float("nan")}, "computation_s must be a finite time"),
     ],
 )

@@ -26,9 +26,10 @@ TRIALS = (1, 30)
 WARM_SHARE = 0.1
 """Iterations before those measured, as a share of them."""
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
-"""For the number of blocks, inside a host: roughly a wake-up, and 5 GB/s."""
+"""Startup and time per byte inside a host, for the number of blocks: roughly a wake-up, and
+5 GB/s."""
 NETWORK_ALPHA_S = 50e-6
-"""Likewise between hosts."""
+"""Startup of a message between hosts, for the number of blocks."""
 
 
 def measure_collectives(
@@ -36,15 +37,15 @@ def measure_collectives(
 ) -> Benchmark:
     """Measure contestants in turns.
 
-    Of every size, each contestant does one lap to find out how often it can run in a turn; then it
-    has a turn in every round. Each round begins with another contestant.
+    For every size, each contestant first does one lap, which gives the number of iterations that
+    fill a turn. Then it has a turn in every round. Each round begins with another contestant.
 
     Args:
-        request: what is to be measured.
-        progress: is told how far it is.
+        request: what to measure.
+        progress: called before every part.
 
     Raises:
-        UserError: the machine cannot emulate the cluster, or nobody could take part.
+        UserError: the machine cannot emulate the cluster, or no contestant could take part.
         PeerError: Syncline's or torch's workers failed. An MPI that fails is absent.
     """
     tell = progress or _silence
@@ -145,7 +146,7 @@ def _slowest_s(laps: list[LapTimes]) -> float:
 
 
 class _Race:
-    """All contestants' turns for one worker count and size."""
+    """The turns of all contestants for one worker count and size."""
 
     def __init__(
         self, request: BenchmarkRequest, workers: int, size_bytes: int, teams: _Teams
@@ -158,7 +159,7 @@ class _Race:
         self._laps: dict[str, list[tuple[float, float]]] = {}
 
     def round(self, number: int) -> None:
-        """Have everybody do a lap; number 0 is the one that finds out how many iterations."""
+        """Let every contestant do a lap; round 0 finds out how many iterations fill a turn."""
         names = self._request.contestants
         first = number % len(names)
         for contestant in (*names[first:], *names[:first]):
@@ -174,7 +175,7 @@ class _Race:
                 self._laps.setdefault(contestant, []).append(times)
 
     def _try_out(self, team: Team, contestant: str) -> None:
-        """Find out how many iterations fill a lap: from few, then, if those were quick, more."""
+        """Find out how many iterations fill a lap: try one, and more if that was quick."""
         for trial in TRIALS:
             laps = self._lap(team, contestant, trial)
             if laps is None:
@@ -185,7 +186,7 @@ class _Race:
                 return
 
     def _lap(self, team: Team, contestant: str, iterations: int) -> list[LapTimes] | None:
-        """Return what the ranks measured, or None where the contestant leaves here."""
+        """Return what the ranks measured, or None if the contestant is left out from now on."""
         try:
             answer = team.run(self._order(contestant, iterations), self._request.timeout_s)
         except SynclineError as error:
@@ -213,7 +214,7 @@ class _Race:
         )
 
     def _blocks(self, algorithm: str) -> int | None:
-        """Return into how many blocks to cut the vector, for algorithms that are told."""
+        """Return the number of blocks for an algorithm that pipelines them; None for others."""
         if not isinstance(PROGRAMS[self._request.collective][algorithm], Pipelined):
             return None
         rate = self._request.rate_bytes_per_s

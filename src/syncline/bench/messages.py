@@ -21,7 +21,7 @@ class Setup(Value, frozen=True, kw_only=True, tag="setup"):
     transport: Transport
     """Of :class:`~syncline.groups.Group`."""
     choices: Literal["measured", "built-in"]
-    """Likewise."""
+    """Whether the group may use measured choices of algorithms."""
     timeout_s: float
 
 
@@ -33,7 +33,7 @@ class Ready(Value, frozen=True, kw_only=True):
     site: Site | None = None
     """Where Syncline's group is; None for others."""
     choices: str = ""
-    """Where the group's choice of algorithms comes from."""
+    """Source of the group's choices of algorithms."""
 
 
 class Order(Value, frozen=True, kw_only=True, tag="lap"):

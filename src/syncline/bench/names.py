@@ -32,22 +32,22 @@ COPY = "memcpy"
 """No collective: every rank copies a vector."""
 MPIS = ("open-mpi", "mpich")
 PREFIX = f"{OURS}:"
-"""Before the name of an algorithm that is forced."""
+"""Precedes the name of a forced algorithm."""
 
 
 def all_contestants(collective: Collective) -> tuple[str, ...]:
-    """Return all there are for a collective, in the order in which they are listed."""
+    """Return all contestants of a collective, in the order of the table."""
     forced = (PREFIX + algorithm for algorithm in PROGRAMS[collective])
     return (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, *forced, COPY)
 
 
 def algorithm_of(contestant: str) -> str | None:
-    """Return the algorithm that a contestant's name forces, if it does."""
+    """Return the algorithm that a contestant's name forces; None for others."""
     return contestant.removeprefix(PREFIX) if contestant.startswith(PREFIX) else None
 
 
 def is_ours(contestant: str) -> bool:
-    """Return whether it is Syncline in one form or another."""
+    """Return whether a contestant is one of Syncline's."""
     return contestant in (OURS, ZERO_COPY, TORCH) or algorithm_of(contestant) is not None
 
 
@@ -55,7 +55,7 @@ def require_contestants(collective: Collective, names: Sequence[str]) -> None:
     """Check names.
 
     Raises:
-        UserError: there is no such contestant for the collective, or one stands there twice.
+        UserError: the collective has no such contestant, or one is named twice.
     """
     known = all_contestants(collective)
     for index, name in enumerate(names):

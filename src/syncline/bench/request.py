@@ -1,4 +1,4 @@
-"""``BenchmarkRequest``: what is to be measured."""
+"""``BenchmarkRequest`` and ``TuneRequest``: what to measure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 Local = Literal["shared", "tcp"]
 PLACES: tuple[Local, ...] = ("shared", "tcp")
 LEAST_ROUNDS = 5
-"""Fewer make no median to speak of."""
+"""A median of fewer says little."""
 LARGEST_BYTES = 1 << 30
 MOST_LOCAL_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRequest:
-    """What is to be measured.
+    """What to measure.
 
     Raises:
         UserError: on construction, for what is unknown or out of range.
@@ -97,7 +97,7 @@ def name_of_place(place: Local | Cluster) -> str:
 
 
 def transport_of(place: Local | Cluster) -> Transport:
-    """Return by which way a group's ranks are joined there."""
+    """Return the transport between a group's ranks there."""
     return "ucx" if place == "tcp" else "auto"
 
 
@@ -123,7 +123,7 @@ def require_scale(
     rounds: int,
     seconds: Mapping[str, float],
 ) -> None:
-    """Check how much is to be measured.
+    """Check the amount of work.
 
     Args:
         sizes_bytes: of vectors.
@@ -158,7 +158,7 @@ def require_scale(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """What is to be measured.
+    """What to measure.
 
     Raises:
         UserError: on construction, for what is unknown or out of range.
@@ -207,13 +207,13 @@ STEP = 4
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes in bytes that a list says, in its order.
+    """Return the sizes in bytes of a list, in its order.
 
-    ``4,64KiB,1MiB``; ``4..256MiB`` stands for all sizes from one to the other by factors of 4, and
-    the other.
+    ``4,64KiB,1MiB`` are three sizes. ``4..256MiB`` are all sizes between the two by factors of 4,
+    and the two themselves.
 
     Raises:
-        UserError: it is no list of different sizes.
+        UserError: the text is no list of different sizes.
     """
     sizes: list[int] = []
     for part in text.split(","):
@@ -227,7 +227,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             first *= STEP
         sizes.append(last)
     if len(set(sizes)) < len(sizes):
-        raise UserError(f"sizes {text!r}: a size stands there twice")
+        raise UserError(f"sizes {text!r}: a size is named twice")
     return tuple(sizes)
 
 

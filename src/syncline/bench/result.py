@@ -1,4 +1,4 @@
-"""``Benchmark``: what was measured, and what follows from it."""
+"""``Benchmark``: the measurements, and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CollectiveTimes(Value, frozen=True, kw_only=True):
 
 
 class Absent(Value, frozen=True, kw_only=True):
-    """Who was to take part and did not."""
+    """A contestant that was asked for and did not take part."""
 
     contestant: str
     workers: int
@@ -154,8 +154,8 @@ ELEMENT_BYTES = 4
 def bus_factor(collective: Collective, workers: int) -> float:
     """Return the bus bandwidth over the algorithm bandwidth (size over time).
 
-    It is how many times the vector at least the busiest link direction of a rank carries, so the
-    bus bandwidth can be compared with the speed of the hardware, whatever the number of ranks.
+    The busiest direction of a rank's link carries at least this many times the vector. So the
+    bus bandwidth can be compared with the speed of the hardware for any number of ranks.
 
     Source: nccl-tests, PERFORMANCE.md.
     """

@@ -1,4 +1,4 @@
-"""From what was measured to regions: which algorithm is to be taken from which size on."""
+"""The candidates of ``syncline tune``, and the sizes at which to switch between them."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ BLOCKS_BYTES = tuple(kib << 10 for kib in (16, 64, 256, 1024))
 
 
 class Candidate(NamedTuple):
-    """An algorithm, and the size of its blocks where it is told how to cut the vector."""
+    """An algorithm, and the size of its blocks if it pipelines blocks of the vector."""
 
     algorithm: str
     block_bytes: int | None = None
 
     def region(self, from_bytes: int) -> Region:
-        """Return it as what is taken from a size on."""
+        """Return the region that takes this candidate from a size on."""
         return Region(from_bytes=from_bytes, algorithm=self.algorithm, block_bytes=self.block_bytes)
 
     def choice(self, size_bytes: int) -> Choice:
-        """Return how a vector of so many bytes is exchanged: for several candidates alike."""
+        """Return how a vector of this size is exchanged; several candidates can have one choice."""
         return self.region(0).choice(size_bytes)
 
 
 def candidates(collective: Collective, layout: Hosts) -> tuple[Candidate, ...]:
     """Return all ways to run a collective.
 
-    Two papers name two all-reduces differently; those come under the first name.
+    Where two papers name one algorithm differently, it has the first name.
 
     Args:
         collective: which.
@@ -69,15 +69,15 @@ def candidates(collective: Collective, layout: Hosts) -> tuple[Candidate, ...]:
 
 
 def built_in_candidate(collective: Collective, layout: Hosts, size_bytes: int) -> Candidate:
-    """Return what a group takes without having measured."""
+    """Return what a group takes without measurements."""
     choice = choose(collective, layout, size_bytes)
     return Candidate(choice.algorithm, None if choice.blocks is None else BLOCK_BYTES)
 
 
 MARGIN = 0.03
-"""By so much of the time another must be faster to be faster at all."""
+"""Another candidate is faster only if it saves more than this share of the time."""
 SWITCH = 0.05
-"""By so much, in all sizes of a region together, it must be better to be worth a switch."""
+"""A switch must gain more than this share of the time, over all sizes of a region together."""
 
 Rounds = Sequence[float]
 Measured = Mapping[int, Mapping[Candidate, Rounds]]
@@ -192,7 +192,7 @@ def _costs(rounds: Mapping[Candidate, Rounds], built_in: Candidate) -> dict[Cand
 
 
 def _crossing(measured: Measured, low: int, high: int, before: Candidate, after: Candidate) -> int:
-    """Return the size from which ``after`` is to be taken, above ``low`` and up to ``high``."""
+    """Return the size from which to take ``after``, above ``low`` and up to ``high``."""
     share = 0.5
     if after in measured[low] and before in measured[high]:
         ahead, behind = (

@@ -21,7 +21,8 @@ from syncline.workers import Progress
 __all__ = ["Call", "contestants", "measure_selection"]
 
 LEAST_LAP_S = 0.02
-"""Calls are repeated until a turn takes so long, so that the clock's grain does not matter."""
+"""Calls are repeated until a turn takes this long, so that the resolution of the clock does not
+matter."""
 
 
 def measure_selection(
@@ -34,14 +35,14 @@ def measure_selection(
 ) -> Selections:
     """Measure every size at every density; every contestant has a turn in every round.
 
-    Values are drawn from a normal distribution. What is selected is compared with torch's before.
+    Values are drawn from a normal distribution. The selection is first compared with torch's.
 
     Args:
         sizes: numbers of elements.
         densities: shares of them that are selected.
         rounds: turns of every contestant.
         device: ``"cpu"``, or ``"cuda"`` for torch's present GPU.
-        progress: is told how far it is.
+        progress: called before every part.
 
     Raises:
         UserError: an argument is out of its range, or there is no such device.
@@ -101,13 +102,13 @@ def _told(device: torch.device) -> str:
 
 
 def _lap(call: Call, device: torch.device) -> int:
-    """Return how many calls take as long as a turn should; the first warms up."""
+    """Return how many calls fill a turn; the first call warms up."""
     _timed(call, 1, device)
     return max(1, round(LEAST_LAP_S / _timed(call, 1, device)))
 
 
 def _timed(call: Call, calls: int, device: torch.device) -> float:
-    """Return the seconds of a call, until the device has done its work."""
+    """Return the seconds of one call, including the device's work."""
     _finish(device)
     start = time.perf_counter()
     for _ in range(calls):
@@ -135,9 +136,9 @@ Call = Callable[[], object]
 
 
 def contestants(size: int, k: int, device: torch.device) -> dict[str, Call]:
-    """Return what every contestant does once, by name.
+    """Return one call of every contestant, by name.
 
-    Values are drawn from a normal distribution. What is selected has been compared with torch's.
+    Values are drawn from a normal distribution. The selection has been compared with torch's.
     """
     generator = torch.Generator().manual_seed(size + k)
     values, gradient = (torch.randn(size, generator=generator).to(device) for _ in range(2))
@@ -191,6 +192,6 @@ def _on_a_device(values: torch.Tensor, gradient: torch.Tensor, k: int) -> dict[s
 
 
 def _require_same(found: float, values: torch.Tensor, k: int) -> None:
-    """Make sure that magnitudes add up to those that torch selects."""
+    """Check that the magnitudes have the same sum as those that torch selects."""
     expected = float(torch.topk(values.abs(), k).values.sum(dtype=torch.float64))
     assert abs(found - expected) < 1e-3 * k

@@ -25,20 +25,21 @@ from syncline.workers import Progress
 __all__ = ["Tuned", "race", "tune"]
 
 TRIALS = (1, 10)
-"""Most iterations of the turns before the first round: they say how many fill a turn, and who is
-out of the question."""
+"""Most iterations of each turn before the first round. These turns give the number of iterations
+that fill a turn, and rule out hopeless algorithms."""
 MOST_ITERATIONS = 5000
 WARM_SHARE = 0.1
 """Iterations before those measured, as a share of them."""
 HOPELESS = 4.0
-"""Who took so many times as long as the fastest in both trials is not measured any further."""
+"""An algorithm that takes this many times as long as the fastest in both trials is not measured any
+further."""
 
 Seconds = Callable[[Choice, int], float]
-"""Has a collective run so many times; returns the seconds of one."""
+"""Runs a collective this many times; returns the seconds of one run."""
 
 
 class Tuned(NamedTuple):
-    """What was measured, and what the deadline left no time for."""
+    """The measured choices, and what the deadline left no time for."""
 
     choices: tuple[Choices, ...]
     """One for each worker count."""
@@ -54,8 +55,8 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
     """Measure all algorithms and choose among them.
 
     Args:
-        request: what is to be measured.
-        progress: is told how far it is.
+        request: what to measure.
+        progress: called before every part.
 
     Raises:
         UserError: the machine cannot emulate the cluster, or there was no time for anything.
@@ -63,18 +64,18 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
     """
     deadline_s = time.monotonic() + request.deadline_s
     parts = len(request.workers) * len(request.collectives) * len(request.sizes_bytes)
-    told = _Told(progress, parts * (len(TRIALS) + request.rounds))
+    reported = _Reported(progress, parts * (len(TRIALS) + request.rounds))
     found: list[Choices] = []
     unfinished: list[str] = []
     for workers in request.workers:
-        told.say(f"starting {workers} workers")
+        reported.say(f"starting {workers} workers")
         with _team(request, workers) as (team, site):
             timings: list[Timing] = []
             regions: dict[Collective, tuple[Region, ...]] = {}
             for collective in request.collectives:
-                told.what = f"{collective}, {workers} workers"
+                reported.what = f"{collective}, {workers} workers"
                 try:
-                    mine = _measured(request, collective, team, site, told, deadline_s)
+                    mine = _measured(request, collective, team, site, reported, deadline_s)
                 except OutOfTime:
                     unfinished.append(f"{collective} with {workers} workers")
                     continue
@@ -100,8 +101,8 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
     return Tuned(tuple(found), tuple(unfinished))
 
 
-class _Told:
-    """Tells how far it is."""
+class _Reported:
+    """Counts the parts that are done, and reports them."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -123,13 +124,13 @@ class _Told:
 
 @contextmanager
 def _team(request: TuneRequest, workers: int) -> Iterator[tuple[Team, Site]]:
-    """Start workers whose groups have met, and say where these are."""
+    """Start workers; yield them with the site of their group."""
     with run_folder() as folder, hosts_of(request.place, workers) as hosts:
         setup = Setup(
             ranks=workers,
             store=str(folder / "store"),
             transport=transport_of(request.place),
-            choices="built-in",  # whatever is in the cache, and be it damaged
+            choices="built-in",  # the cache is not read: it may be damaged
             timeout_s=request.timeout_s,
         )
         with torch_team(folder, setup, hosts) as team:
@@ -147,7 +148,7 @@ def _measured(
     collective: Collective,
     team: Team,
     site: Site,
-    told: _Told,
+    reported: _Reported,
     deadline_s: float,
 ) -> Measured:
     """Measure all sizes of one collective.
@@ -160,8 +161,8 @@ def _measured(
     for size_bytes in sorted(request.sizes_bytes):
         whole = whole_size(collective, site.ranks, size_bytes)
         if whole in measured:
-            told.skip(len(TRIALS) + request.rounds)
-            continue  # sizes so small that they are rounded up to the same
+            reported.skip(len(TRIALS) + request.rounds)
+            continue  # small sizes are rounded up to the same
 
         def seconds(choice: Choice, iterations: int, size: int = whole) -> float:
             if time.monotonic() > deadline_s:
@@ -170,7 +171,7 @@ def _measured(
 
         entrants = dict.fromkeys(c.choice(whole) for c in candidates(collective, site.layout))
         rounds = race(
-            list(entrants), seconds, rounds=request.rounds, lap_s=request.lap_s, step=told.step
+            list(entrants), seconds, rounds=request.rounds, lap_s=request.lap_s, step=reported.step
         )
         measured[whole] = {
             choice: Timing(
@@ -193,12 +194,12 @@ def race(
     lap_s: float,
     step: Callable[[], None],
 ) -> dict[Choice, list[float]]:
-    """Return what each took in each round; who is far too slow in the trials is not in it.
+    """Return the seconds of each entrant in each round, without those far too slow in the trials.
 
-    Each round begins with another.
+    Each round begins with another entrant.
 
     Args:
-        entrants: who takes part.
+        entrants: the algorithms that take part.
         seconds: measures one of them.
         rounds: how often.
         lap_s: how long a turn should take.
@@ -210,7 +211,7 @@ def race(
         for choice in entrants:
             fitting = round(lap_s / least[choice]) if choice in least else 1
             took_s = seconds(choice, min(max(fitting, 1), most))
-            # The lower of the two: one that the machine interrupted says nothing.
+            # The lower of the two: a trial that the machine interrupted says nothing.
             least[choice] = min(took_s, least.get(choice, took_s))
     bound_s = HOPELESS * min(least.values())
     kept = [choice for choice in entrants if least[choice] <= bound_s]
@@ -232,7 +233,7 @@ def _seconds(
     iterations: int,
     timeout_s: float,
 ) -> float:
-    """Have the workers run a collective; return the seconds of one, of the slowest rank."""
+    """Have the workers run a collective; return the slowest rank's seconds of one run."""
     order = Order(
         contestant=OURS,
         collective=collective,

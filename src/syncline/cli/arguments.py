@@ -225,7 +225,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that :func:`place_of` reads."""
     for option in (
         click.option("--rate", help="Rate of every link of theirs, such as 1gbit."),
-        click.option("--hosts", type=int, help="On so many emulated hosts instead."),
+        click.option("--hosts", type=int, help="On this many emulated hosts instead."),
         click.option(
             "--place",
             type=click.Choice(PLACES),

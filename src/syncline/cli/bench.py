@@ -91,7 +91,7 @@ def bench() -> None:
     type=float,
     default=300.0,
     show_default=True,
-    help="Give up when a turn takes so many seconds.",
+    help="Give up when a turn takes longer than this many seconds.",
 )
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -56,7 +56,7 @@ Needs ip and tc of iproute2, and root or user namespaces.
     "--timeout",
     "timeout_s",
     type=float,
-    help="Stop the job after so many seconds.  [default: never]",
+    help="Stop the job after this many seconds.  [default: never]",
 )
 @click.option(
     "--grace",
@@ -64,7 +64,7 @@ Needs ip and tc of iproute2, and root or user namespaces.
     type=float,
     default=GRACE_S,
     show_default=True,
-    help="Seconds that workers have to end when another has failed, or when they are told to.",
+    help="Seconds that workers have to end after another failed, or after a signal.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def emulate(

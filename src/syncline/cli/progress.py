@@ -78,7 +78,7 @@ class ReadingProgress:
             self._bar.stop()
 
     def __call__(self, read_bytes: int, total_bytes: int | None) -> None:
-        """Show that so many bytes were read."""
+        """Show how many bytes were read."""
         if not self._wanted or time.monotonic() - self._began < SHOWN_AFTER_S:
             return
         if self._bar is None:

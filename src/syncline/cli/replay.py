@@ -86,7 +86,7 @@ needs.
     "--timeout",
     "timeout_s",
     type=float,
-    help="Give up after so many seconds.  [default: three times what is predicted, and 2 minutes]",
+    help="Give up after this many seconds.  [default: 3 times what is predicted, and 2 minutes]",
 )
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -153,7 +153,7 @@ def _planners(text: str) -> tuple[str, ...] | None:
     """Return the planners asked for; None for those that ``auto`` chooses from.
 
     Raises:
-        UserError: one is unknown, stands there twice, or stands beside 'all' or 'auto'.
+        UserError: one is unknown, named twice, or named beside 'all' or 'auto'.
     """
     names = [name.strip() for name in text.split(",")]
     if names == ["auto"]:

@@ -1,4 +1,4 @@
-"""What-if options: lists of values, and the points that they stand for."""
+"""What-if options: lists of values, and the points that they span."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _values(option: str, text: str | None, read: Callable[[str], T], example: st
             reason = str(error) if isinstance(error, UserError) else f"cannot read {part.strip()!r}"
             raise UserError(f"{option}: {reason}; an example: {option} {example}") from None
         if value in made:
-            raise UserError(f"{option}: {part.strip()!r} stands there twice; name it once")
+            raise UserError(f"{option}: {part.strip()!r} is named twice; name it once")
         made.append(value)
         if len(made) > MOST_POINTS:
             raise UserError(f"{option}: more than {MOST_POINTS} values; shorten the list")

@@ -45,7 +45,7 @@ def _formats_help() -> str:
 def trace() -> None:
     """See what a trace of another tool holds, and convert it.
 
-    The format is told by a file's beginning. Files may be packed with gzip.
+    The beginning of a file shows its format. Files may be packed with gzip.
     """
 
 

@@ -72,7 +72,7 @@ WORKERS = (2, 4)
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Give up when a turn takes so long.",
+    help="Give up when a turn takes longer than this.",
 )
 @click.option(
     "--deadline",
@@ -81,7 +81,7 @@ WORKERS = (2, 4)
     default=900.0,
     show_default=True,
     metavar="SECONDS",
-    help="Stop after so long; collectives not measured by then stay as they are built in.",
+    help="Stop after this time; collectives not measured by then keep the built-in choice.",
 )
 @click.option(
     "-o",

@@ -34,7 +34,7 @@ class DeviceClock:
 
     Args:
         now_ns: the time.
-        sleep_s: waits for so many seconds, or a little longer.
+        sleep_s: waits for this many seconds, or a little longer.
         waits: how often the host thread has given up its core to wait for something.
     """
 

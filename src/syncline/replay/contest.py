@@ -100,7 +100,7 @@ def run_contest(
         iterations: measured each time.
         warmup: iterations before, from when the contestant is ready.
         shapes: of parameters; see :class:`~syncline.replay.model.Replayed`.
-        progress: is told after each lap, on the rank that gives it.
+        progress: called after each lap, on ranks that pass it.
 
     Returns:
         The laps of each contestant, by name; the same on every rank but for :attr:`Lap.steps_s`
@@ -225,7 +225,7 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
 
 
 def _sent(model: DistributedDataParallel, plan: Plan) -> list[SentMessage]:
-    """Return when messages went, where our engine sent them; the reducer does not tell."""
+    """Return when our engine sent the messages; the reducer's times are not known."""
     engine = model._reducer_buckets.engine
     if engine is None:
         return []

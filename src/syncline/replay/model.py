@@ -131,7 +131,7 @@ class Replayed(nn.Module):
     Called without arguments it runs the forward operations, by waiting, and returns a loss whose
     ``backward()`` runs the backward operations and hands out every gradient when the profile says.
     Submodules that own parameters are called just before the operation that first needs one of
-    them, so that whatever waits for parameters in hooks of modules does so there.
+    them, so that hooks of modules that wait for parameters wait there.
 
     A large gradient is always made in the same memory, and is gone with the next backward pass:
     set gradients to None before it, as ``zero_grad`` does.

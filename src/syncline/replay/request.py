@@ -1,4 +1,4 @@
-"""``ReplayRequest``: what is to be replayed."""
+"""``ReplayRequest``: what to replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ReplayRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """What is to be replayed.
+    """What to replay.
 
     Raises:
         UserError: on construction, if there is nothing to compare or a number is out of range.
@@ -37,7 +37,7 @@ class ReplayRequest:
     """Measured iterations of each plan in each round."""
     warmup: int = 3
     timeout_s: float | None = None
-    """Give up after so long; None: when it takes much longer than predicted."""
+    """Give up after this time; None: when it takes much longer than predicted."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -69,5 +69,5 @@ class ReplayRequest:
 
     @property
     def stock(self) -> tuple[str, ...]:
-        """The names that stand for torch's own class."""
+        """The names that mean torch's own class."""
         return tuple(name for name in self.planners if name == Ddp.NAME)

@@ -133,7 +133,7 @@ class Replay(Document, frozen=True, kw_only=True):
             raise UserError("replay: no entries")
         names = [entry.planner for entry in self.entries]
         if len(set(names)) < len(names):
-            raise UserError(f"replay: a planner stands there twice: {', '.join(names)}")
+            raise UserError(f"replay: a planner is named twice: {', '.join(names)}")
         if len({len(entry.rounds_s) for entry in self.entries}) > 1:
             raise UserError("replay: the planners were measured in different numbers of rounds")
 

@@ -34,7 +34,7 @@ PATIENCE = 3.0
 """Without a deadline of the user's, a replay may take this many times as long as is predicted, and
 :data:`~syncline.workers.START_S` more."""
 PROBE_S = 600.0
-"""Likewise the time that the probe may take, which is not known beforehand."""
+"""The same for the probe, whose time is not known beforehand."""
 LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
 """Size of the largest message that is probed; no larger than all gradients, if in between."""
 COPIES = 3.5
@@ -67,8 +67,8 @@ def replay(
     """Measure plans on an emulated cluster, with computation that is waited for.
 
     Args:
-        request: what is to be replayed.
-        progress: is told how far it is.
+        request: what to replay.
+        progress: called before every part.
 
     Raises:
         UserError: a planner cannot plan the profile, a plan cannot be run, the machine cannot

@@ -117,7 +117,7 @@ class Computation:
         self.ran: list[Ran] = []
         """What has run in the iteration so far."""
 
-    # Whoever copies an optimizer's settings means the one device that there is.
+    # Copies of an optimizer's settings share the one device.
     def __copy__(self) -> Computation:
         return self
 

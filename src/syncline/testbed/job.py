@@ -40,7 +40,7 @@ class WorkerEnd(Value, frozen=True, kw_only=True):
     after_s: float
     """Since the start of the job."""
     stopped: bool
-    """Whether it had been told to end by then."""
+    """Whether it had got a signal to end by then."""
 
 
 def name_of(end: WorkerEnd) -> str:
@@ -78,7 +78,7 @@ class JobResult(Value, frozen=True, kw_only=True):
 
 
 GRACE_S = 10.0
-"""How long workers may go on once the job is lost, and again once they were told to end."""
+"""How long workers may go on after the job is lost, and again after a signal to end."""
 DRAIN_S = 1.0
 """How long to wait for output of processes that a worker has left behind."""
 READ_BYTES = 1 << 16
@@ -126,8 +126,8 @@ def run_job(
 ) -> JobResult:
     """Run a command once for every worker of a cluster, and wait until all have ended.
 
-    When a worker fails, the others may go on for ``grace_s``, so that they can say what they have
-    to say; then they get SIGTERM, and ``grace_s`` later SIGKILL.
+    When a worker fails, the others may go on for ``grace_s``, so that they can report their own
+    errors. Then they get SIGTERM, and ``grace_s`` later SIGKILL.
 
     Args:
         cluster: what the hosts are.
@@ -193,7 +193,7 @@ class _Job:
         self._ends: dict[int, WorkerEnd] = {}
         self._streams = 0
         self._stopped_at_ns: int | None = None
-        """When workers were first told to end."""
+        """When workers first got a signal to end."""
         self._orders: list[tuple[float, int]] = []
         """Signals still to be sent, and when."""
         self._signal: int | None = None
@@ -296,15 +296,15 @@ class _Job:
         self._selector.unregister(process)
         code = process.wait(0)
         del self._running[rank]
-        told = self._stopped_at_ns
+        stopped_ns = self._stopped_at_ns
         self._ends[rank] = WorkerEnd(
             rank=rank,
             host=rank // self._cluster.workers_per_host,
             code=code,
             after_s=(process.ended_at_ns - self._began_ns) * 1e-9,
-            stopped=told is not None and process.ended_at_ns >= told,
+            stopped=stopped_ns is not None and process.ended_at_ns >= stopped_ns,
         )
-        if code != 0 and not self._orders and told is None:
+        if code != 0 and not self._orders and stopped_ns is None:
             now_s = time.monotonic()
             self._orders = [
                 (now_s + self._grace_s, signal.SIGTERM),

@@ -65,7 +65,7 @@ def unshare(kinds: int) -> None:
 
 
 def setns(descriptor: int) -> None:
-    """Move this process into the namespace that a file of ``/proc/PID/ns`` stands for.
+    """Move this process into the namespace of a file in ``/proc/PID/ns``.
 
     Raises:
         OSError: the kernel refuses.

@@ -65,7 +65,7 @@ class Printer:
 
     Args:
         names: of the workers, by rank.
-        hosts: the host of each, which is what the colour stands for.
+        hosts: the host of each; a colour is a host.
         out: where standard output goes; by default this process's.
         err: where standard error goes.
     """

@@ -109,7 +109,7 @@ def _become_root_of_a_user_namespace() -> None:
 
 
 def _control_congestion() -> None:
-    """Let TCP behave as on most Linux hosts, whatever this machine has chosen.
+    """Set TCP as on most Linux hosts, independent of this machine's settings.
 
     BBR, for one, measures the way every 10 s by sending next to nothing for 0.2 s.
     """

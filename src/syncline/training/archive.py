@@ -14,10 +14,10 @@ from torch import Tensor
 
 from syncline.errors import FileError, quoted, shortened
 
-__all__ = ["PARTIAL", "has_format", "is_plain", "load_archive", "save_archive"]
+__all__ = ["PARTIAL", "damaged", "has_format", "is_plain", "load_archive", "save_archive"]
 
 PARTIAL = ".partial"
-"""How the name of a file ends that is being written."""
+"""Suffix of a file that is being written."""
 
 
 def save_archive(path: Path, content: Mapping[str, Any]) -> None:
@@ -79,14 +79,22 @@ def _first_line(error: Exception) -> str:
     return shortened((str(error).splitlines() or [type(error).__name__])[0])
 
 
+def damaged(path: Path, problem: str) -> FileError:
+    """Return the error for a file whose content cannot be used."""
+    return FileError(
+        f"{path}: damaged: {problem}; resume from another checkpoint, or start anew without "
+        "--resume"
+    )
+
+
 def has_format(content: object, name: str) -> TypeGuard[dict[Any, Any]]:
-    """Return whether what was loaded says that it is of a format."""
+    """Return whether loaded content names this format."""
     found = content.get("format") if isinstance(content, dict) else None
     return isinstance(found, str) and found == name  # a tensor is compared element by element
 
 
 def is_plain(value: object) -> TypeGuard[Tensor]:
-    """Return whether a value that was loaded is a dense tensor on the CPU."""
+    """Return whether a loaded value is a dense tensor on the CPU."""
     return (
         isinstance(value, Tensor)
         and value.layout is torch.strided

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from syncline.errors import FileError, MismatchError, UserError, quoted
-from syncline.training.archive import has_format, is_plain, load_archive, save_archive
+from syncline.training.archive import damaged, has_format, is_plain, load_archive, save_archive
 from syncline.training.config import TrainingConfig
 from syncline.training.residuals import require_states, state_names
 from syncline.training.wrap import sgd
@@ -86,7 +86,7 @@ class Checkpoint:
                     "--resume"
                 )
         if not all(isinstance(k, str) and is_plain(v) for k, v in self.weights.items()):
-            raise _damaged(path, "not all weights are dense tensors")
+            raise damaged(path, "not all weights are dense tensors")
         shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         stored = {name: tuple(value.shape) for name, value in self.weights.items()}
         for name in sorted(shapes.keys() | stored.keys()):
@@ -151,14 +151,7 @@ class Checkpoint:
         ):
             problem = f"the files of compression are not those of step {self.step}"
         if problem is not None:
-            raise _damaged(path, problem)
-
-
-def _damaged(path: Path, problem: str) -> FileError:
-    return FileError(
-        f"{path}: damaged: {problem}; resume from another checkpoint, or start anew without "
-        "--resume"
-    )
+            raise damaged(path, problem)
 
 
 def _same_settings(groups: list[Any], optimizer: SGD) -> bool:
@@ -213,7 +206,7 @@ def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
     settings = {name: getattr(config, name) for name in SETTINGS}
     hyper = msgspec.to_builtins(config.hyper)
     settings |= {name: hyper[name] for name in hyper if name not in FREE_HYPERPARAMETERS}
-    return {**settings, "compression": config.compression_told, "classes": classes}
+    return {**settings, "compression": config.compression_text, "classes": classes}
 
 
 def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:

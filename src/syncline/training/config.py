@@ -120,7 +120,7 @@ class TrainingConfig(Value, frozen=True):
     ] = None
     step_ahead: Annotated[
         bool,
-        Meta(description="Take gradients where what waits to be sent will bring the weights."),
+        Meta(description="Compute gradients at the weights with this rank's residuals applied."),
     ] = False
     """Then nothing is deferred."""
     check: Annotated[
@@ -178,7 +178,7 @@ class TrainingConfig(Value, frozen=True):
         return self.compression is not None and self.compression not in ("bf16", "fp16")
 
     @property
-    def compression_told(self) -> str | None:
+    def compression_text(self) -> str | None:
         """The compression with its densities, in words; None where there is none."""
         if self.compression is None or not self.is_sparse:
             return self.compression

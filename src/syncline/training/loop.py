@@ -22,7 +22,7 @@ from syncline.training.config import TrainingConfig
 from syncline.training.data.sampling import seed_from
 from syncline.training.data.spec import Batch
 from syncline.training.group import Worker, process_group
-from syncline.training.progress import Silence, Snapshot, TrainingProgress
+from syncline.training.progress import Snapshot, TrainingProgress
 from syncline.training.replica import Replica
 from syncline.training.residuals import (
     drop_states,
@@ -65,7 +65,7 @@ def train(
                 f"--workers is {config.workers}, but the launcher started {worker.workers}; "
                 "leave --workers out"
             )
-        shown = progress if progress is not None and worker.rank == 0 else Silence()
+        shown = progress if progress is not None and worker.rank == 0 else TrainingProgress()
         try:
             with bsp_group(config, worker) as group:
                 return _prepare(config, worker, group, shown).run()

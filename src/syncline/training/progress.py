@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-__all__ = ["EpochLines", "LiveProgress", "Silence", "Snapshot", "TrainingProgress", "progress_on"]
+__all__ = ["EpochLines", "LiveProgress", "Snapshot", "TrainingProgress", "progress_on"]
 
 REFRESH_PER_S = 4
 """Each takes a few milliseconds from the cores that are being timed."""
@@ -36,8 +36,8 @@ class Snapshot:
     """What Syncline's DDP is doing."""
 
 
-class TrainingProgress(Protocol):
-    """Something that shows how training goes."""
+class TrainingProgress:
+    """Shows how training goes; this one, for all ranks but the first, shows nothing."""
 
     def step(self, now: Snapshot) -> None:
         """Show that steps were taken."""
@@ -46,40 +46,21 @@ class TrainingProgress(Protocol):
         """Show that an epoch has ended with these figures of merit."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
-class Silence:
-    """Shows nothing: for all ranks but the first."""
-
-    def step(self, now: Snapshot) -> None:
-        """Do nothing."""
-
-    def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class EpochLines:
+class EpochLines(TrainingProgress):
     """Writes one line an epoch: for logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def step(self, now: Snapshot) -> None:
-        """Do nothing."""
-
     def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:
         """Write the line."""
         print(_epoch_line(now, figures), file=self._stream, flush=True)
 
-    def close(self) -> None:
-        """Do nothing."""
 
-
-class LiveProgress:
+class LiveProgress(TrainingProgress):
     """Keeps one live line below the lines of the epochs that are done."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """How long a step took and whether it tells the speed of steady training."""
+    """How long a step took, and whether it counts as steady training."""
 
     seconds: float
     measuring: bool

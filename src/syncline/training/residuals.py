@@ -1,8 +1,8 @@
-"""What compression leaves behind on every worker, in files beside the checkpoint.
+"""The residuals of compression on every worker, in files beside the checkpoint.
 
 Each worker writes its own file, named by the step; then rank 0 writes the checkpoint, which names
-them, and removes those of the checkpoint before. So whatever is killed when, the checkpoint that is
-there has all its files. What a kill has left is removed when training begins again.
+them, and removes those of the checkpoint before. So the last checkpoint always has all its files,
+at whatever time a rank is killed. Files that a kill left behind are removed when training restarts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from syncline.errors import FileError, quoted, shortened
 from syncline.model.document import Value
 from syncline.model.recipe import Recipe
 from syncline.sparse.session import resharded
-from syncline.training.archive import PARTIAL, has_format, is_plain, load_archive, save_archive
+from syncline.training.archive import (
+    PARTIAL,
+    damaged,
+    has_format,
+    is_plain,
+    load_archive,
+    save_archive,
+)
 
 __all__ = [
     "drop_states",
@@ -136,20 +143,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise FileError(f"{path}: expected a state, found {type(state).__name__}")
     for name, value in state.items():
         if isinstance(value, Tensor):  # msgspec takes it for a mapping
-            raise _damaged(path, f"its {quoted(name)} is a tensor")
+            raise damaged(path, f"its {quoted(name)} is a tensor")
     try:
         read = msgspec.convert(state, _Sparse if "recipe" in state else _Rounded)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, shortened(str(error))) from None
+        raise damaged(path, shortened(str(error))) from None
     if isinstance(read, _Sparse):
         for name, tensor in (*read.residuals.items(), *read.velocities.items()):
             if not is_plain(tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
-                raise _damaged(path, f"what is left of {quoted(name)} is no vector of float32")
+                raise damaged(path, f"what is left of {quoted(name)} is no vector of float32")
     return state
-
-
-def _damaged(path: Path, problem: str) -> FileError:
-    return FileError(
-        f"{path}: damaged: {problem}; resume from another checkpoint, or start anew without "
-        "--resume"
-    )

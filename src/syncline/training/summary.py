@@ -150,10 +150,10 @@ def _compression(config: TrainingConfig, run: Run) -> str:
     sent = run.sent
     assert sent is not None
     if sent.steps == 0:
-        return f"{config.compression_told}: no step was compressed"
+        return f"{config.compression_text}: no step was compressed"
     a_step = sent.sent_bytes / sent.steps
     return (
-        f"{config.compression_told}: {sent.steps} steps, {a_step / 1e6:.3f} MB sent a step for "
+        f"{config.compression_text}: {sent.steps} steps, {a_step / 1e6:.3f} MB sent a step for "
         f"{sent.gradient_bytes / 1e6:.3f} MB of gradients"
     )
 
