@@ -347,7 +347,7 @@ def gets_all_back(place: Place) -> None:
     training.model.settle()
     deadline = time.monotonic() + DEADLINE_S / 2
     while any(each() is not None for each in keepalive._aliases):
-        assert time.monotonic() < deadline, "something keeps what has landed"
+        assert time.monotonic() < deadline, "something keeps a tensor of a finished collective"
         time.sleep(POLL_S)
     dist.barrier()
     dist.destroy_process_group()

@@ -332,7 +332,7 @@ def test_a_model_is_dropped(
     for rank in mortals.run(jobs.is_dropped, 2, keeps, when, folder=tmp_path):
         said = told(rank)
         assert (rank.code, rank.err) == (0, "")
-        assert said["running"] == ["syncline issuer", "syncline completer"]
+        assert said["running"] == ["syncline completer", "syncline issuer"]
         assert said["left"] == []
         gone = ["wrapper", "engine"] if keeps else ["wrapper", "engine", "parameter"]
         assert said["collected"] == gone
