@@ -60,7 +60,7 @@ def doubling_rounds(workers: int) -> int:
 
 
 def folded_rounds(workers: int) -> int:
-    """Return the rounds of a butterfly whose surplus workers fold in first and hear last.
+    """Return the rounds of a butterfly; surplus workers send theirs first and get the result last.
 
     ``log2 workers`` for a power of two, else ``floor(log2 workers) + 2``. Needed where partial
     results must not overlap.
@@ -261,7 +261,7 @@ def push_line(
     *,
     servers: int = 1,
 ) -> CostCurve:
-    """Return the cost of every worker's gradients reaching the servers and being added there.
+    """Return the cost of sending all gradients to the servers and adding them there.
 
     Each of P workers sends ``M / S`` bytes to each of S servers, and a port passes one message at a
     time. A server's port passes P messages and a worker's S, so ``max(P, S)`` rounds are needed; as

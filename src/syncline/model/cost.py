@@ -131,7 +131,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return self.segment_at(size_bytes).seconds(size_bytes)
 
     def rebased(self, startup_s: float, rate: float) -> CostCurve:
-        """Return the curve with another startup, and with all above its startup multiplied.
+        """Return the curve with another startup, and the rest multiplied by a rate.
 
         ``T'(M) = startup + rate (T(M) - T(0))``.
         """
@@ -153,8 +153,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
         """Return the least curve above this one whose cost a byte nowhere rises with the size.
 
         Where ``T(M) / M`` never rises, no message is cheaper in pieces (``T`` is subadditive). A
-        measured curve may deny that by a per cent of noise, and a search that cuts would then find
-        hundreds of pieces to be free.
+        measured curve may violate that by a per cent of noise, and a search would then cut messages
+        into hundreds of pieces.
 
         O(n) for n segments.
         """
@@ -219,7 +219,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
 
 class CheapestFrom(NamedTuple):
-    """From a message size on, one name is the cheapest."""
+    """The name that is cheapest from a message size on."""
 
     start_bytes: int
     name: str

@@ -264,7 +264,7 @@ def require_exchange(algorithm: str) -> None:
 def rescaled(
     curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
 ) -> CostCurve:
-    """Return what a measured curve becomes when the exchange changes.
+    """Return a measured curve for another exchange.
 
     A formula is wrong by what it leaves out: the library's own work in each round, protocols that
     change with the size. Such work grows with the rounds and bytes that the formula counts, so what
@@ -337,7 +337,7 @@ def hosts_for(workers: int, workers_a_host: int) -> int:
 
 
 def difference(before: Exchange, after: Exchange, *, inferred: bool) -> str:
-    """Say in a few words what is different, for the name of a network."""
+    """Return the difference in a few words, for the name of a network."""
     details = [after.algorithm]
     if after.density is not None:
         details.append(f"density {after.density:g}")

@@ -11,7 +11,7 @@ from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.network import Measurement
 
 HIDDEN_UP_TO_BYTES = 1024 * 1024
-"""Sizes whose startup is a visible part of the whole."""
+"""Up to this size the startup is a visible part of the cost."""
 
 __all__ = ["Fit", "fit_cost_curve", "fit_pipelined", "relative_line"]
 
@@ -20,8 +20,8 @@ POINTS_PER_SEGMENT = 2
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise: keeps the number of pieces finite."""
 CREDIBLE_GAIN = 0.1
-"""What cutting a large message must save to be believed. Less is noise, or small messages that a
-link's buffer let pass, and a search would find hundreds of pieces for it."""
+"""Least gain from cutting a large message that counts. Less is noise, or an effect of a link's
+buffer, and a search would cut messages into hundreds of pieces for it."""
 
 
 class Fit(NamedTuple):
@@ -88,10 +88,10 @@ def relative_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, 
 def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     """Return the cost of a message beside another, for :attr:`Network.pipelined`.
 
-    What a size takes where messages follow each other without a gap, two under way at once, is how
-    long it occupies the channel; unless pieces are clearly cheaper than the largest, by
-    ``CREDIBLE_GAIN``, no message is taken to be cheaper in pieces. What it takes longer alone is
-    hidden by the other: the median over the sizes whose startup can be told.
+    With two messages under way and no gaps, the seconds a message are how long it occupies the
+    channel. No message is taken to be cheaper in pieces, unless pieces are cheaper than the largest
+    by ``CREDIBLE_GAIN``. The extra time of a message alone is the startup that the other message
+    hides: its median over the sizes at which the startup is visible.
 
     Args:
         points: seconds a message, of messages two at a time.

@@ -55,9 +55,9 @@ class Network(Document, frozen=True, kw_only=True):
     workers: int
     all_reduce: CostCurve
     pipelined: CostCurve | None = None
-    """What an all-reduce costs where two are under way at once: its value at 0 bytes is hidden
-    behind the other, the rest occupies the channel. None: as ``all_reduce``, whose startup is then
-    taken to be hidden whole."""
+    """Cost of an all-reduce while another is under way: its value at 0 bytes is hidden behind the
+    other one, the rest occupies the channel. None: ``all_reduce``, with all of its startup
+    hidden."""
     issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
     """Extra time per message when messages are sent back to back, one at a time: until a thread has
     noticed that one has arrived and issued the next. Files call it ``handing_over_s``."""
@@ -72,7 +72,7 @@ class Network(Document, frozen=True, kw_only=True):
     link: Link | None = None
     """Between two workers, or between two hosts where there are hosts."""
     algorithm: str = "ring"
-    """What the curve is taken to be of when it is carried over to something else."""
+    """The algorithm that the curve is scaled by when the network changes."""
     density: float | None = None
     """Share of the elements that each worker sends, for a sparse algorithm."""
     hosts: int | None = None
@@ -250,7 +250,7 @@ class Network(Document, frozen=True, kw_only=True):
         hosts: int | None = None,
         inside: Link | None = None,
     ) -> Network:
-        """Return what this network would be with something changed. What is None stays.
+        """Return this network with something changed; None keeps a value.
 
         The cost is rescaled by the ratio of the formulas after and before the change
         (:func:`syncline.model.exchange.rescaled`), so that a measured curve keeps its shape and the

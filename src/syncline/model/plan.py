@@ -33,11 +33,10 @@ Payload = Literal["dense", "sparse", "bfloat16", "float16"]
 rounded to 16 bits. All but the first are lossy."""
 
 Wait = Literal["update", "need"]
-"""What waits for the messages.
-
-``update``: the update, for all of them (DDP: ``backward`` ends when everything has arrived).
-``need``: only the forward operation of the next iteration that reads a parameter, for the messages
-that hold its gradient; the parameter is updated just before.
+"""Which part waits for the messages. ``update``: the update waits for all of them (DDP:
+``backward`` ends when everything has arrived). ``need``: only the forward operation of the next
+iteration that reads a parameter, for the messages that hold its gradient; the parameter is updated
+just before.
 """
 
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 SUGGESTED_DENSITY = 0.001
-"""At which gTop-k's models converge as without it (gTop-k, section IV.B)."""
+"""The density at which gTop-k's models converge as without it (gTop-k, section IV.B)."""
 
 
 def suggestion(
@@ -96,7 +96,7 @@ class ChosenPlan(NamedTuple):
     plans: dict[str, Plan]
     """Every candidate's plan, by planner."""
     deferring: frozenset[str]
-    """The planners that let the forward pass wait for single gradients, whether it can or not."""
+    """The planners whose plans let the forward pass wait for single gradients."""
 
 
 def choose(

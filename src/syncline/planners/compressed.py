@@ -38,11 +38,11 @@ class CompressedChoice(NamedTuple):
 
 
 def compressing(network: Network, compression: Compression) -> Network:
-    """Return what messages of so many dense bytes cost on a network when they are compressed.
+    """Return the cost of compressed messages of so many dense bytes on a network.
 
-    A sparse one costs what :mod:`syncline.model.sparse_costs` says; one of 16 bits what half its
-    bytes do; a dense one of a plan that has others too what it did before (``Network.whole``). The
-    merge of the naive algorithm costs what the all-gather before it does.
+    A sparse one costs what :mod:`syncline.model.sparse_costs` says; one of 16 bits costs what half
+    its bytes do; a dense one, in a plan that also has compressed ones, what it did before
+    (``Network.whole``). The merge of the naive algorithm costs what the all-gather before it does.
 
     Raises:
         UserError: the network's curve says nothing of its link.

@@ -23,7 +23,7 @@ from syncline.simulator.predict import predict_iteration_s
 __all__ = ["RIVALS", "Overlap", "Round"]
 
 RIVALS: tuple[Planner, ...] = PUBLISHED
-"""Planners whose plans are improved on, and taken where nothing better is found."""
+"""Planners whose plans are the starting points, and are taken if nothing better is found."""
 MOST_IN_FLIGHT = 2
 DEFAULT_BUDGET = 10_000_000
 TENSOR_BUDGET = 200_000
@@ -103,7 +103,7 @@ class Round(NamedTuple):
         budget: int = DEFAULT_BUDGET,
         exact_elements: int = EXACT_ELEMENTS,
     ) -> Slices:
-        """Return messages such that the round ends early; see :class:`Overlap`.
+        """Return messages that let the round end early; see :class:`Overlap`.
 
         Args:
             curve: the cost of an all-reduce.
@@ -247,7 +247,7 @@ def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
 
 
 def _is_plain(plan: Plan) -> bool:
-    """Say whether a plan is all-reduces that leave when they can."""
+    """Return whether a plan is all-reduces that leave as soon as they can."""
     return all(m.collective == "all-reduce" and not m.delay_s for m in plan.messages)
 
 

@@ -25,4 +25,4 @@ SCHEDULERS: tuple[Planner, ...] = (Horovod(), Dear(), TicTac(), P3(), ByteSchedu
 itself, split tensors, send them in another order or in halves, or hold messages back."""
 
 PUBLISHED: tuple[Planner, ...] = CANDIDATES + SCHEDULERS
-"""Every planner but those that compare the others, with its default settings."""
+"""Every planner with its default settings, except those that compare the others."""

@@ -1,7 +1,7 @@
 """What limits a point, in one sentence, and the least that would lift the limit.
 
-The remedy is found by simulating it: all planners plan anew for every bandwidth or worker count
-that is tried, and the fastest counts.
+The change is found by simulation: all planners plan again for every bandwidth or worker count that
+is tried, and the fastest plan counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LADDER_GBIT_S = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0)
 """Bandwidths of Ethernet and InfiniBand links that one can buy."""
 BYTES_PER_GBIT = 125e6
 MOST_OF_IT = 0.8
-"""Share of the messages' time on the critical path that the layers named account for."""
+"""The named layers account for this share of the messages' time on the critical path."""
 MOST_RANGES = 2
 """Ranges of layers that a sentence names."""
 LOADERS = (1, 2, 4, 8, 16, 32, 64)
@@ -45,9 +45,9 @@ def bottleneck(
     """Return what limits a planner at a point.
 
     Args:
-        simulator: what the point was simulated by.
+        simulator: the simulator of the sweep.
         change: the point's circumstances.
-        point: what came of it.
+        point: its result.
         index: its place in the sweep.
         planner: one of the point's planners.
     """
@@ -105,7 +105,7 @@ def _hidden(simulator: WhatIfSimulator, change: Change) -> bool:
 
 
 def _first(count: int, holds: Callable[[int], bool]) -> int | None:
-    """Return the first of ``count`` indices at which something holds that stays once it does."""
+    """Return the first of ``count`` indices at which a monotone condition holds."""
     if not holds(count - 1):
         return None
     return bisect.bisect_left(range(count), True, key=holds)
@@ -269,7 +269,7 @@ def _layers(plan: Plan) -> tuple[list[str], list[int]]:
 
 
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return sorted numbers as (first, last) of those that follow one another."""
+    """Return sorted numbers as (first, last) of each run of consecutive ones."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:

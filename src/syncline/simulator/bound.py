@@ -36,8 +36,8 @@ class Terms(NamedTuple):
     size_bytes: list[int]
     """Bytes of each gradient."""
     tail_ns: list[int]
-    """From the moment that the gradient has arrived to the next backward pass, if nothing else
-    holds up the forward pass: the update and the operations from the one that needs it on."""
+    """Time from the gradient's arrival to the next backward pass if nothing else delays the forward
+    pass: the update, and all operations from the one that needs it."""
     base_ns: int
     """The period without communication."""
 
@@ -114,7 +114,7 @@ def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
 def lower_bound_ns(
     terms: Terms, curve: CostCurve, *, halves: bool = True, in_flight: int | None = None
 ) -> int:
-    """Return a period that no plan undercuts, whatever it merges, splits and sends when.
+    """Return a lower bound on the period of any plan, however it merges, splits and orders.
 
     Take any plan on one channel. A message transmits after its startup, for ``T(M) - T(0)`` at
     least (all of ``T(M)`` with one message in flight). Give each gradient the share of every
@@ -174,10 +174,10 @@ def lower_bound_ns(
 
 
 def network_bound_ns(terms: Terms, network: Network, *, halves: bool) -> int:
-    """Return a period that no plan undercuts on a network; see :func:`lower_bound_ns`.
+    """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
-    Where it was measured what two messages at once cost, plans with one in flight and those with
-    more have costs of their own; no plan undercuts the lower of their bounds.
+    If the cost of two messages at once was measured, plans with one in flight and plans with more
+    have different costs; the lower of their two bounds holds for all.
     """
     bound_ns = lower_bound_ns(terms, network.all_reduce, halves=halves)
     if network.pipelined is None:
@@ -188,7 +188,7 @@ def network_bound_ns(terms: Terms, network: Network, *, halves: bool) -> int:
 def _preemptive_end_ns(
     ready_ns: Sequence[int], transmission_ns: Sequence[int], tail_ns: Sequence[int]
 ) -> int:
-    """Return the end of the best preemptive schedule, or of a relaxed one where jobs are many.
+    """Return the end of the best preemptive schedule, or of a relaxed one if there are many jobs.
 
     Neighbours that are taken as one job, ready with the first and with the shortest tail, end no
     later than they do by themselves.

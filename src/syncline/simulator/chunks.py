@@ -62,17 +62,17 @@ def simulate_chunks(
 ) -> ChunkTimes:
     """Run a schedule for a vector of ``size_bytes`` on a fabric.
 
-    A transfer begins once its sender has what it sends and everything that it holds is free (see
+    A transfer begins once its sender has the data and every resource that it needs is free (see
     :class:`~syncline.simulator.fabric.Fabric`). What is to be reduced comes into a buffer; the
     receiver then adds it in ``gamma M``, one reduction at a time, while its ports go on. What is to
     be copied comes in place, so that the transfer waits until the receiver has sent what was there.
     All ranks start at 0. A block of no bytes is sent all the same and costs alpha.
 
-    Ports never idle for a transfer that cannot begin (``order="ready"``): of those that can, the
-    first in the program does. That may put off another that matters more, as in the double binary
-    trees. With ``order="program"`` every rank's port takes its transfers strictly in the order of
-    the program, like a queue. What ranks share always goes to whoever is ready, the first in the
-    program first.
+    With ``order="ready"`` a port never waits for a transfer that cannot begin: it takes the first
+    in the program that can. That may delay a more urgent one, as in the double binary trees. With
+    ``order="program"`` every rank's port takes its transfers strictly in the order of the program,
+    like a queue. Shared cards and switches always take the first transfer in the program that is
+    ready.
 
     Args:
         schedule: the program.
@@ -152,9 +152,9 @@ def simulated_curve(
 ) -> CostCurve:
     """Return the cost of a collective as planners read it, from simulations of several sizes.
 
-    Straight between the sizes, and beyond the last as between the last two. So a network with a
-    shared card, a slow link or an oversubscribed switch can be planned for:
-    ``Network(..., all_reduce=simulated_curve(...))``.
+    It is linear between the sizes, and goes on beyond the last with the last slope. So a network
+    with a shared card, a slow link or an oversubscribed switch can be planned for: ``Network(...,
+    all_reduce=simulated_curve(...))``.
 
     Args:
         schedule: the program.
@@ -171,7 +171,7 @@ def simulated_curve(
     costs_s = [
         simulate_chunks(schedule, fabric, size_bytes=size, order=order).total_s for size in sizes
     ]
-    # A larger vector may, seldom, be faster: longer transfers may be put off less unluckily.
+    # In rare cases a larger vector is faster, because its transfers are ordered more favourably.
     costs_s = np.maximum.accumulate(costs_s).tolist()
     slopes = np.diff(costs_s) / np.diff(sizes)
     return CostCurve(
@@ -216,7 +216,7 @@ class _Lanes:
         return np.array(self._reduce)[rank]
 
     def further(self, schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what transfers hold beside their sender's port: rows and lanes."""
+        """Return the lanes that transfers hold beside their sender's port: rows and lanes."""
         rows = [np.arange(len(schedule))]
         lanes = [np.array(self._in)[schedule.destination]]
         leaving = np.flatnonzero(

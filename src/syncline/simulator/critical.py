@@ -1,9 +1,9 @@
 """The critical path: the chain of tasks, each begun the moment the one before ended.
 
-Walked back from the end of an iteration. What let a task begin is one of those it waits for, or the
-one before it on its lane; where several ended at that moment the lane's counts, so that the path
-stays on one resource as long as it can. The path has no gaps, so its parts add up to the time that
-it spans.
+Walked back from the end of an iteration. A task begins when one of the tasks that it waits for
+ends, or the one before it on its lane. If several end at that moment, the one on its lane is taken,
+so that the path stays on one resource if possible. The path has no gaps, so its parts add up to the
+time that it spans.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PathStep(NamedTuple):
     """A task on the critical path of an iteration."""
 
     start_ns: int
-    """From the beginning of the iteration; a task begun in the one before counts from there."""
+    """From the beginning of the iteration; a task that began earlier is counted from there."""
     stop_ns: int
     kind: str
     """A phase of the profile, ``message``, ``delay`` or, for a join of all, ``join``."""
@@ -70,7 +70,7 @@ def critical_tasks(graph: TaskGraph, start_ns: Times, stop_ns: Times, last: int)
         if cause[task] != NONE:
             task = int(cause[task])
             path.append(task)
-        elif begun_with[task] != NONE:  # what let that one begin let this one begin
+        elif begun_with[task] != NONE:  # the same task let both begin
             task = int(begun_with[task])
         else:
             raise InternalError(
@@ -122,7 +122,7 @@ def _causes(
 def _freed(
     cause: NDArray[np.int64], own: NDArray[np.int32], start_ns: Times, stop_ns: Times
 ) -> None:
-    """Let tasks of a lane that runs several begin with the end of one of them."""
+    """Let tasks on a lane of several places begin when another task on it ends."""
     by_stop = own[np.lexsort((start_ns[own], stop_ns[own]))]
     place = np.searchsorted(stop_ns[by_stop], start_ns[own])
     found = by_stop[np.minimum(place, len(by_stop) - 1)]
@@ -188,7 +188,7 @@ def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, tas
 
 
 def path_parts(steps: Sequence[PathStep]) -> tuple[PathPart, ...]:
-    """Return the path with neighbouring steps of one kind and worker as one; messages stay apart.
+    """Return the path with neighbouring steps of one kind and worker joined, except messages.
 
     Such a part is named after its first and last step.
     """

@@ -76,7 +76,7 @@ class Dag(NamedTuple):
 
 
 LONGEST_SUM_NS = 1 << 55
-"""What the engine's clock holds: 1.1 years of all tasks together."""
+"""Limit of the engine's clock: 1.1 years, all tasks together."""
 MOST_TASKS = 1 << 30
 
 
@@ -260,7 +260,7 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
 
 
 def _connect_iterations(dag: Dag) -> None:
-    """Let what waits for nothing wait for the iteration before, where no lane keeps the order."""
+    """Let tasks that wait for nothing wait for the iteration before, where no lane orders them."""
     slots = dag.layout.slots
     computing = {index for index, slot in enumerate(slots) if slot.lane in ("device", "host")}
     waiting = {after for before, after in dag.layout.edges if before in computing}
@@ -279,7 +279,7 @@ def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
         _add_edges(dag, dag.joins[:-2], dag.slot_tasks(copies[0])[2:])
     if reads and strategy.prefetch_data:
         # A batch leaves the buffer when it is copied or, without copies, when its iteration begins:
-        # then the one before it has ended. What is being read has its place there already.
+        # then the one before it has ended. A batch that is being read already has its place there.
         ahead = max(strategy.ahead, strategy.loaders)
         taken = dag.slot_tasks(copies[-1]) if copies else dag.joins
         places = ahead if copies else ahead + 1
@@ -292,6 +292,6 @@ def _arrivals(dag: Dag) -> list[int]:
 
 
 def _latest(dag: Dag, arrivals: Sequence[int], strategy: Strategy) -> Sequence[int]:
-    """Return those of some messages' last tasks whose end implies that all have ended."""
+    """Return those of some messages' last tasks whose end implies that all others have ended."""
     in_turn = strategy.channels == 1 and all(dag.messages[a].lane == "channel" for a in arrivals)
     return arrivals[-1:] if in_turn else arrivals

@@ -46,7 +46,7 @@ class Slowdown(Value, frozen=True, kw_only=True):
 
 
 class Fabric(Value, frozen=True, kw_only=True):
-    """Who is connected with whom, at what cost, and what they share.
+    """Which ranks are connected, at what cost, and what they share.
 
     Each rank has a port out and a port in, used at once (full duplex) and each by one transfer at a
     time. A host's ranks may share a network card (NIC), again out and in, and all hosts a switch.

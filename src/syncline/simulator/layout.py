@@ -92,7 +92,7 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
 
 
 def runs_in_turn(lane: str, strategy: Strategy) -> bool:
-    """Say whether a lane runs its slots one at a time in their order."""
+    """Return whether a lane runs its slots one at a time, in order."""
     if lane == "disk":
         return strategy.loaders == 1
     return lane == "copy" or strategy.compute == "stream"
@@ -101,8 +101,8 @@ def runs_in_turn(lane: str, strategy: Strategy) -> bool:
 def _lane(lane: str, strategy: Strategy, *, has_host: bool) -> str:
     """Return where an operation runs under a strategy.
 
-    What the training loop does itself stands in the loop's own thread: the host's where launching
-    is modelled, else the device's, which then stands for both.
+    The training loop's own work runs in its own thread: on the host's lane if launching is
+    modelled, else on the device's, which then represents both.
     """
     if lane == "disk":
         return "disk" if strategy.prefetch_data else "host" if has_host else "device"

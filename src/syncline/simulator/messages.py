@@ -1,4 +1,4 @@
-"""What a plan's messages are on the wire: tasks on channels, with their costs."""
+"""A plan's messages as tasks on channels, with their costs."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class MessageTask(NamedTuple):
 
 
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
-    """Return what each message takes with nothing before it, in nanoseconds.
+    """Return the cost of each message alone, in nanoseconds.
 
     A plan whose forward pass waits on need is sent by an engine; one at a time, each of its
     messages is handed over when the one before it has arrived. On a network of a compressed
-    exchange, messages cost what they do when compressed, but for the dense ones of a plan that has
-    others too.
+    exchange, messages cost what compressed ones do, except for the dense messages of a plan that
+    also has compressed ones.
 
     Raises:
         UserError: all together they take longer than 19.5 hours, or the network does not say what
@@ -73,11 +73,11 @@ class _Kind(NamedTuple):
 
     collective: Collective
     whole: bool
-    """Whether every element is sent, beside messages that are compressed."""
+    """Whether this message is dense in a plan that also has compressed ones."""
 
 
 def _pricing(network: Network, *, whole: bool) -> Network:
-    """Return the network that says what a message costs."""
+    """Return the network that holds the cost of a message."""
     if not whole:
         return network
     if network.whole is not None:
@@ -102,8 +102,8 @@ def message_tasks(
 
     One message at a time occupies the channel for ``T(M)``. With more in flight, the startup
     ``T(0)`` of a message overlaps the transmission of those before it: it begins when the message
-    is ready, the one before it has begun and the one ``in_flight`` before it has arrived. Where it
-    was measured what two messages at once cost, ``T`` is that.
+    is ready, the one before it has begun and the one ``in_flight`` before it has arrived. If the
+    cost of two messages at once was measured, ``T`` is that cost.
 
     Raises:
         UserError: the strategy has a parameter server and the network no link.

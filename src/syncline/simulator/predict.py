@@ -139,7 +139,7 @@ def predict_computation_s(
 
 
 def _loads_first(profile: Profile) -> bool:
-    """Say whether a profile reads, then copies, then computes: one after the other in any case."""
+    """Return whether a profile reads, copies and computes strictly one after the other."""
     order = [{"data": 0, "copy": 1}.get(o.phase, 2) for o in profile.operations]
     return order == sorted(order)
 
@@ -182,10 +182,10 @@ def prediction_of(
 def _communication_bound_s(
     profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
 ) -> float:
-    """Return what no plan in halves or whole, as the given one, undercuts; 0 where none is known.
+    """Return a lower bound for all plans in halves, or whole, as the given one; 0 if none is known.
 
-    The bound of :mod:`syncline.simulator.bound` is of one channel and of workers and operations
-    that run as the profile lists them, one at a time.
+    The bound of :mod:`syncline.simulator.bound` holds for one channel, and for operations that run
+    one at a time in the profile's order.
     """
     simple = strategy.exchange == "all-reduce" and strategy.channels == 1
     if not simple or not profile.gradient_bytes:
@@ -204,7 +204,7 @@ def _communication_bound_s(
 
 
 def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
-    """Return a network on which no message costs more than on the given one, dense or compressed.
+    """Return a network on which no message, dense or compressed, costs more than on the given one.
 
     Args:
         network: the given one.

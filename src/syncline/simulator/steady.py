@@ -34,8 +34,8 @@ class Steady(NamedTuple):
     ends_ns: Times
     """When each iteration ended; under contention, of the first half of them only."""
     period_ns: float
-    """From one iteration's end to the next: the last period, or the mean of those after warm-up
-    where they differ."""
+    """From one iteration's end to the next: the last period, or the mean after warm-up if periods
+    differ."""
     error_ns: float
     """Standard error of the period; 0 where it settled."""
     settled: bool
@@ -43,7 +43,7 @@ class Steady(NamedTuple):
 
     @property
     def window(self) -> int:
-        """An iteration in the steady state that has another after it, if there is one."""
+        """An iteration in the steady state, with another one after it if there is one."""
         return max(len(self.ends_ns) - 2, 0)
 
 
@@ -58,12 +58,10 @@ def steady_state(
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
     Under contention only the first half of them counts: an iteration is slowed by those after it,
-    which the last ones of a run lack. Where several loaders read, as many iterations as there are
-    loaders count as one.
-
-    Where every iteration starts from nothing, because the last has ended and nothing was fetched
-    ahead, one is enough. Where each draws its own computing times, or 64 do not settle, the period
-    is a mean.
+    which the last ones of a run lack. With several loaders, as many iterations as there are loaders
+    count as one. If every iteration starts afresh, because the last has ended and nothing was
+    fetched ahead, one is enough. If each iteration draws its own computing times, or 64 do not
+    settle, the period is a mean.
 
     Raises:
         UserError: see :func:`syncline.simulator.dag.build`.
@@ -103,7 +101,7 @@ def steady_state(
 def _carries_over(
     profile: Profile, plan: Plan | None, strategy: Strategy, workers: Workers
 ) -> bool:
-    """Say whether anything of an iteration can run beside the one before it."""
+    """Return whether any part of an iteration can run beside the one before it."""
     if plan is not None and plan.wait == "need":
         return True
     # Fast workers push while slow ones still update.

@@ -1,4 +1,4 @@
-"""``Strategy``: what a framework runs beside what (dag-model, section IV-C)."""
+"""``Strategy``: which tasks a framework overlaps (dag-model, section IV-C)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Strategy(Value, frozen=True, kw_only=True):
     loaders: int = 1
     """Batches that are read at the same time, each by a process of its own."""
     ahead: int = 2
-    """Batches that may wait, read but not yet copied (or not yet used, where none is copied); at
-    least as many as there are loaders."""
+    """Batches that may be read but not yet copied (or, without copies, not yet used); at least as
+    many as there are loaders."""
     overlap_communication: bool = True
     """Messages go out while the backward pass runs (wait-free backpropagation); else after it."""
     exchange: Literal["all-reduce", "parameter-server"] = "all-reduce"

@@ -47,10 +47,10 @@ def series(points: Sequence[Point], axis: str) -> list[list[int]]:
 
 
 def crossings(points: Sequence[Point]) -> tuple[Crossing, ...]:
-    """Return every change of the fastest planner, and each planner's turn to or from the network.
+    """Return where the fastest planner changes, and where each becomes communication-bound or not.
 
-    Along worker counts and bandwidths. Whoever was the fastest stays it until another is faster by
-    a thousandth.
+    Along worker counts and bandwidths. The fastest planner stays so until another is faster by a
+    thousandth.
     """
     found: list[Crossing] = []
     for axis in AXES:
@@ -138,9 +138,9 @@ def study(
         simulator: what to simulate with.
         points: the sweep, at least one point.
         model: name of what is trained.
-        chosen: index of the point of which to say what limits it; None: the first of those with the
-            most workers.
-        notes: what else to say of the figures.
+        chosen: index of the point whose limit is described; None: the first point with the most
+            workers.
+        notes: further remarks on the figures.
         track: wraps the points, so that a progress bar can follow the sweep.
 
     Raises:

@@ -18,7 +18,7 @@ SLOWEST_SCALE = 1000.0
 def with_wire(profile: Profile, dtype: str) -> Profile:
     """Return the profile with gradients that travel in another type.
 
-    Converting them is not charged, and what the sum loses is no question of time.
+    The time of conversion is not counted.
 
     Raises:
         UserError: the type is unknown, or a gradient is complex and the type is not.
@@ -33,7 +33,7 @@ def with_wire(profile: Profile, dtype: str) -> Profile:
     if all(gradient.dtype == dtype for gradient in profile.gradients):
         return profile
     gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
-    # What stock DDP was measured to take belongs to the gradients as they were.
+    # The measured time of stock DDP is that of the original gradients.
     return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
 
 
@@ -59,11 +59,11 @@ def without_loading(profile: Profile) -> Profile:
 
 
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
-    """Return the profile that planners should see, who know of no strategy and one kind of worker.
+    """Return the profile for planners, which know no strategy and only one kind of worker.
 
     Args:
         profile: what a worker computes.
-        strategy: what it fetches ahead takes no time in an iteration.
+        strategy: fetching ahead takes no time in an iteration.
         slowest: factor of the slowest worker, for whom every message waits.
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}

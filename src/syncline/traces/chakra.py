@@ -1,10 +1,10 @@
 """MLCommons Chakra execution traces (``.et``), as ASTRA-sim's feeder takes them.
 
 A trace is a graph of nodes of one rank: ``COMP`` and ``MEM`` nodes with durations in microseconds,
-``COMM_COLL`` nodes with bytes. Two kinds are read. Those that :func:`write_chakra` makes carry the
-phase of each operation and what needs each gradient in attributes that others ignore, and come
-back as they were. In other traces (recorded from PyTorch, or synthetic) the phases are inferred,
-see :func:`phases_of`.
+``COMM_COLL`` nodes with bytes. Two kinds are read. Traces written by :func:`write_chakra` hold the
+phase of each operation and the operation that needs each gradient, in attributes that other tools
+ignore; they are read back unchanged. In other traces (recorded from PyTorch, or synthetic) the
+phases are inferred, see :func:`phases_of`.
 """
 
 from __future__ import annotations
@@ -281,17 +281,17 @@ class _Tasks(NamedTuple):
     operations: list[int]
     """Places of the nodes that are operations, and of messages that wait for several of them."""
     reach: list[int]
-    """For each node the last operation that it waits for, or is; -1 for none."""
+    """For each node the last operation that it waits for, or its own index; -1 for none."""
     ready: dict[int, int]
     """Place of a message -> the operation after which it may leave."""
     left_out: Counter[str]
 
 
 def read_foreign(graph: Graph, model: str, source: str) -> Trace:
-    """Return what a trace says that does not say the phases.
+    """Read a trace that does not hold the phases.
 
-    A launched message waits for the launch and for all that its device was given before; so does
-    an operation of no duration that stands for the event which a framework records there.
+    A launched message waits for the launch and for all that its device was given before; so does an
+    operation of no duration, which represents the event that a framework records there.
 
     Args:
         graph: the nodes.
@@ -515,10 +515,10 @@ def phases_of(
 
     What runs before the first backward operation is forward, from there until the last gradient is
     ready backward, and after that unpacking (``finalize``), or update where its name says so.
-    Backward is what is named so, what runs on a thread of the autograd engine (one on which only
-    backward operations are named, other than the first thread), and what such an operation
-    launches. Before the first backward operation, reading and copying of the batch are recognised
-    by name and by type.
+    Backward operations are those with such a name, those on a thread of the autograd engine (one on
+    which only backward operations are named, other than the first thread), and those launched by
+    them. Before the first backward operation, reading and copying of the batch are recognised by
+    name and by type.
 
     Args:
         nodes: the operations in the order in which they run.

@@ -66,8 +66,8 @@ class ExecutionTrace(NamedTuple):
     def plan(self, *, workers: int | None = None) -> Plan:
         """Return the gradients and the messages that were exchanged, from the last iteration.
 
-        That is all that an execution trace tells by itself: it has no durations, so there is no
-        profile to predict from.
+        An execution trace alone holds no more: without durations there is no profile to predict
+        from.
 
         Args:
             workers: the worker count, where the trace does not say it.
@@ -111,7 +111,7 @@ class ExecutionTrace(NamedTuple):
         )
 
     def trace(self) -> Trace:
-        """Return what it tells in the form that all trace readers share: a plan at most."""
+        """Return the content in the form that all trace readers share: at most a plan."""
         planned = self.workers is not None and bool(self.iterations)
         return Trace(
             model=MODEL,

@@ -2,8 +2,8 @@
 
 The reading goes through four stages, a file each: events of all schemas in one form
 (``kineto_events``), steps with their phases and messages (``kineto_steps``), tasks without waiting
-(``kineto_cut``), and the nouns (``kineto_profile``). This file puts the ranks side by side: one
-clock, and what messages cost without waiting. What a trace does not say is stated in the notes.
+(``kineto_cut``), and the nouns (``kineto_profile``). This file aligns the clocks of the ranks and
+estimates what messages cost without waiting. The notes say what a trace lacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KinetoStep(NamedTuple):
     """N of ``ProfilerStep#N``."""
     tasks: StepTasks
     shift_ns: int
-    """How much later than on the first rank to begin, on the clock of the ranks."""
+    """How much later this step began than on the rank where it began first."""
 
     @property
     def measured_s(self) -> float:
@@ -83,8 +83,8 @@ class KinetoTrace(NamedTuple):
         """Return the medians over steps.
 
         Args:
-            steps: numbers of the steps to take; None for all. Those that do not consist of the
-                same tasks as most of them are left out.
+            steps: numbers of the steps to take; None for all. Steps that do not consist of the same
+                tasks as most are left out.
 
         Raises:
             UserError: the trace has no such step, or lacks what a profile needs (the sizes of the
@@ -124,9 +124,9 @@ class KinetoTrace(NamedTuple):
         return self.trace().network(workers)
 
     def trace(self) -> Trace:
-        """Return the whole as one iteration, in the form that all trace readers share.
+        """Return one iteration, in the form that all trace readers share.
 
-        Without a profile where the trace lacks what one needs; its notes say what.
+        It has no profile if the trace lacks what a profile needs; its notes say what.
         """
         chosen = self._chosen(None)
         known = exchange_of(chosen[0].tasks, []) is not None
@@ -170,8 +170,8 @@ def read_kineto(
     """Read the profiler traces of one job.
 
     A message's duration on one rank includes waiting for the ranks that came later. With several
-    ranks the shortest duration over ranks is what it took; with one rank the shortest over the
-    steps is the best guess. Clocks of different ranks are aligned on the ends of the messages,
+    ranks, its cost is the shortest duration over the ranks; with one rank, the shortest over the
+    steps is the best estimate. Clocks of different ranks are aligned on the ends of the messages,
     which all ranks see at the same time.
 
     Args:
@@ -268,7 +268,7 @@ RankSteps = Sequence[tuple[KinetoEvents, list[StepTasks]]]
 
 
 def rank_numbers(files: RankSteps) -> list[int]:
-    """Return the rank of each file; its place where it does not say.
+    """Return the rank of each file; its index if the file does not say.
 
     Raises:
         MismatchError: two files are of one rank.
@@ -286,7 +286,7 @@ def rank_numbers(files: RankSteps) -> list[int]:
 
 
 def alignment_ns(files: RankSteps, notes: list[str]) -> list[list[int]]:
-    """Return how much later than the first rank to begin each rank began each step, in ns."""
+    """Return, in ns, how much later each rank began each step than the rank that began it first."""
     offsets = [0]
     first = _ends(files[0][1])
     for events, steps in files[1:]:
@@ -315,10 +315,10 @@ def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
 
 
 def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, ...]:
-    """Return what messages of each size take at most.
+    """Return an upper bound on the cost of messages of each size.
 
-    Every measured duration is the true one and waiting, and no message is faster than a smaller
-    one: so the shortest duration of this size or any larger one is an upper bound on the cost.
+    A measured duration is the cost plus waiting, and no message is faster than a smaller one. So
+    the shortest duration of this size or any larger one is an upper bound.
     """
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
     for _, steps in files:

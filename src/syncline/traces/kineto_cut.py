@@ -4,8 +4,8 @@ The host's time is cut wherever it launches work on the device or waits for it. 
 two cuts is a host task: real work, Python included. A device task waits for the host task that
 launched it and for the tasks before it on the device. Where the host waited for the device (a
 synchronisation, or a copy that blocks), the waiting is not part of any task: the next host task
-waits for the device task instead, so that a simulator finds out anew how long that takes. Where
-nothing was recorded on a device, the operators of the host are the computation.
+waits for the device task instead, so that a simulator can predict that wait. Where nothing was
+recorded on a device, the operators of the host are the computation.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class _Cutter:
             and op.start_ns >= outline.backward_ns
             and not op.name.endswith("AccumulateGrad")
         ]
-        # Operators before the one that makes a backward node carry its number too: the last counts.
+        # Operators before the one that makes a backward node carry its number too, so take the
+        # last.
         self._sources = {
             op.sequence: op.start_ns
             for op in outline.ops
@@ -143,15 +144,15 @@ class _Cutter:
     def _work_until(
         self, at_ns: int, *, after: tuple[int, ...] = (), spent_ns: int | None = None
     ) -> None:
-        """Add the host's work from where it is to ``at_ns``.
+        """Add the host's work from the last cut to ``at_ns``.
 
-        A task is added even if no time passed: that two events fall on one tick of the clock must
-        not give one step another structure than the rest.
+        A task is added even if no time passed, so that a step in which two events fall on one tick
+        of the clock has the same structure as the others.
 
         Args:
             at_ns: where it ends.
             after: device tasks that it waited for.
-            spent_ns: how much of the time was work; None for all of it.
+            spent_ns: how much of that time was work; None for all of it.
         """
         start = self._cursor_ns
         at_ns = max(at_ns, start)
@@ -177,7 +178,7 @@ class _Cutter:
             self._note_forward(at_ns)
 
     def _waited_for_peers(self, start: int, stop: int) -> int:
-        """Return how much of the time no operator ran while messages were under way.
+        """Return how long no operator ran while messages were under way.
 
         Only where computation and exchange both run on the host: there, a thread that waits for a
         message shows as a gap.
@@ -215,7 +216,7 @@ class _Cutter:
             return
         copy = tasks[0]
         if copy.kind == "copy" and HOST_COPY.search(copy.name) and _blocked(call, copy):
-            # Before the transfer: what the call itself does, once the stream is free.
+            # The call's own work before the transfer begins, once the stream is free.
             self._work_until(call.start_ns)
             free = max(call.start_ns, min(self._stream_free(copy), call.stop_ns))
             begun = min(max(copy.start_ns, free), call.stop_ns)
@@ -232,7 +233,7 @@ class _Cutter:
             self._launch(task)
 
     def _synchronise(self, call: LaunchCall) -> None:
-        """Let the host wait for what it waited for: what was last to end before the call did."""
+        """Let the host wait for the device task that ended last before the call did."""
         index = bisect.bisect_right(self._done, call.stop_ns, key=lambda t: t.stop_ns) - 1
         while index >= 0 and not self._is_launched(self._done[index]):
             index -= 1  # launched later
@@ -250,7 +251,7 @@ class _Cutter:
         )
 
     def _is_idle(self, at_ns: int) -> bool:
-        """Say whether the device had done all it had been given."""
+        """Return whether the device had finished all work given to it."""
         return self._queued_until_ns <= at_ns
 
     def _is_launched(self, task: DeviceTask) -> bool:
@@ -263,7 +264,7 @@ class _Cutter:
         return stops[index] if index >= 0 else self._step.start_ns
 
     def _launch(self, task: DeviceTask) -> int:
-        """Add a task of the device behind the host's work so far."""
+        """Add a device task that follows the host's work so far."""
         after = [self._last_host] if self._last_host >= 0 else []
         phase = self._step.phase(self._cursor_ns - 1)
         if not self._first_kernel and task.kind == "copy" and TO_DEVICE.search(task.name):
@@ -300,7 +301,8 @@ class _Cutter:
     def _point(self, name: str, at_ns: int) -> int:
         """Add a point of the device's time that others can wait for.
 
-        Behind what was launched before; from ``finalize`` on the device waits for the messages.
+        It follows what was launched before; from ``finalize`` on, the device waits for the
+        messages.
         """
         return self._add(
             TracedTask(
@@ -343,7 +345,7 @@ class _Cutter:
         return self._forward[place][1] if place < len(self._forward) else None
 
     def _message(self, at_ns: int, collective: MeasuredCollective) -> None:
-        """Add the place from which a message may leave: launched, and its gradients computed."""
+        """Add the point at which a message may leave: launched, with its gradients computed."""
         self._work_until(at_ns)
         self._queued_until_ns = max(self._queued_until_ns, collective.stop_ns)
         if self._on_device:
@@ -364,7 +366,7 @@ class _Cutter:
 
 
 def _blocked(call: LaunchCall, copy: DeviceTask) -> bool:
-    """Say whether the call returned only when most of the copy was done."""
+    """Return whether the call returned only when most of the copy was done."""
     together = min(call.stop_ns, copy.stop_ns) - max(call.start_ns, copy.start_ns)
     return together > 0.5 * (copy.stop_ns - copy.start_ns)
 
@@ -468,7 +470,7 @@ def _calls(
 
 
 def _accumulations(step: Outline, collectives: Sequence[MeasuredCollective]) -> list[CutMark]:
-    """Return where each gradient is final: with what the engine runs around accumulating."""
+    """Return when each gradient is final, including what the engine runs around accumulation."""
     around = [op for op in step.ops if op.name.startswith(EVALUATE)]
     launches = [c.launch_ns for c in collectives]
     marks = []
@@ -491,7 +493,7 @@ def _accumulations(step: Outline, collectives: Sequence[MeasuredCollective]) -> 
 
 
 def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
-    """Move what happens while a batch is read to its end: reading is one task."""
+    """Move marks that fall into the reading of a batch to its end, so that reading is one task."""
     moved = []
     for mark in marks:
         inside = [op for op in step.loading if op.start_ns < mark.at_ns < op.stop_ns]
@@ -506,7 +508,7 @@ Intervals = Sequence[tuple[int, int]]
 
 
 def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the intervals that together cover what ``spans`` do, disjoint and in order.
+    """Return the union of ``spans`` as disjoint intervals, in order.
 
     O(n log n).
     """

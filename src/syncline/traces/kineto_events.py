@@ -1,10 +1,10 @@
 """The events of a PyTorch profiler trace (Kineto), validated and in one form for all schemas.
 
-What differs between the releases of PyTorch from 2021 to 2026 ends here: the names of categories
-("Operator" or "cpu_op", "Kernel" or "kernel", "Runtime" or "cuda_runtime" and "cuda_driver"), of
-arguments ("external id" or "External id"), thread ids as text or as numbers, and microseconds that
-count from 1970 or from ``baseTimeNanoseconds``. ``ts`` and ``dur`` are microseconds in every
-release; ``displayTimeUnit`` only tells a viewer how to print them.
+This file hides the differences between the releases of PyTorch from 2021 to 2026: the names of
+categories ("Operator" or "cpu_op", "Kernel" or "kernel", "Runtime" or "cuda_runtime" and
+"cuda_driver"), of arguments ("external id" or "External id"), thread ids as text or as numbers, and
+microseconds that count from 1970 or from ``baseTimeNanoseconds``. ``ts`` and ``dur`` are
+microseconds in every release; ``displayTimeUnit`` only says how a viewer prints them.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _Reader:
             self._members[key] = None
 
     def event(self, place: int, event: Any) -> None:
-        """Take in one event, if it is of a kind that is needed."""
+        """Store one event if its kind is needed."""
         self._seen += 1
         if not isinstance(event, dict):
             raise FileError(

@@ -51,8 +51,8 @@ class TracedExchange(NamedTuple):
 def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     """Return the gradients of a step, or None with a note where the trace lacks their sizes.
 
-    The gradient tensors themselves where their sizes are known and add up to the messages, else
-    the messages.
+    These are the gradient tensors if their sizes are known and add up to the messages, else the
+    messages.
     """
     parameters = [_sized(p) for p in step.parameters]
     known = bool(parameters) and all(p.elements is not None for p in parameters)
@@ -72,7 +72,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
         if parts is not None:
             typed: list[ReadyPoint] = []
             for message, part in zip(step.messages, parts, strict=True):
-                # What is sent is what counts: a hook may send another type than the gradients'.
+                # The type on the wire counts: a hook may send another type than the gradients'.
                 own = [p._replace(dtype=message.dtype or p.dtype) for p in parameters[part]]
                 typed += [*own[:-1], own[-1]._replace(ready_after=message.ready_after)]
             last = tuple(part.stop - 1 for part in parts)
@@ -106,7 +106,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
 
 
 def _sized(point: ReadyPoint) -> ReadyPoint:
-    """Return the point without a size that is none: "[]" stands for a number and for nothing."""
+    """Return the point, without its size if that may be "[]": a scalar or no tensor."""
     if point.elements == 1 and not element_dtype(point.dtype):
         return point._replace(elements=None)
     return point
@@ -169,7 +169,7 @@ def same_shape(steps: Sequence[StepTasks]) -> list[StepTasks]:
 
 
 def _shape(step: StepTasks) -> int:
-    # Which operator the host's thread was in when it was cut is a matter of microseconds.
+    # The operator at a cut of the host's thread varies, since it depends on microseconds.
     return hash(
         (
             tuple(
@@ -196,7 +196,7 @@ def make_profile(
     Every duration is the median over the steps. Medians of single tasks add up to less than the
     median of their sum, since delays are rare and long; so those of each phase and lane are scaled
     to the median of what the steps spent there. A gradient whose reader is not known counts as
-    needed by the first task of the forward pass: later would promise what may not hold.
+    needed by the first task of the forward pass, the only assumption that always holds.
 
     Args:
         steps: the steps, of the same tasks.
@@ -280,7 +280,7 @@ def _first_forward(tasks: Sequence[TracedTask]) -> int | None:
 def _merge(
     tasks: Sequence[TracedTask], kept: set[int], most: int
 ) -> tuple[list[TracedTask], list[int]]:
-    """Merge neighbouring launches until there are few enough tasks; return where each went.
+    """Merge neighbouring launches until there are few enough tasks; return the new index of each.
 
     First those of one outermost operator, then of 2, 4, 8, ... of them. A merged host task launches
     all that its parts launched. What waits for the device, is waited for by the host, or ends a

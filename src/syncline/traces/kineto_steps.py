@@ -46,7 +46,7 @@ ENCLOSING = re.compile(
 
 
 def is_accumulation(op: HostOp) -> bool:
-    """Say whether the operator makes one gradient final."""
+    """Return whether the operator makes one gradient final."""
     return op.name.endswith("AccumulateGrad") and not op.name.startswith(EVALUATE)
 
 
@@ -76,7 +76,7 @@ class Outline(NamedTuple):
     optimizer_ns: float
     """Where the optimizer's step starts; the end of the step where there is none."""
     passes: int
-    """Backward passes; gradients accumulate over them, and only the last makes them final."""
+    """How many backward passes accumulate gradients; only the last one makes gradients final."""
 
     def phase(self, at_ns: int) -> Phase:
         """Return the phase that the host is in."""
@@ -92,7 +92,7 @@ class Outline(NamedTuple):
         return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
 
     def operator(self, at_ns: int) -> HostOp | None:
-        """Return the outermost operator that runs, or ran last before."""
+        """Return the outermost operator that is running, or the one that ran last."""
         index = bisect.bisect_right(self.outermost, at_ns, key=lambda op: op.start_ns) - 1
         return self.outermost[index] if index >= 0 else None
 
@@ -329,7 +329,7 @@ def find_collectives(
 ) -> list[MeasuredCollective]:
     """Return the messages of a step in the order in which they were launched.
 
-    Those that were launched from the beginning of the backward pass until the optimizer's step.
+    Only messages launched between the start of the backward pass and the optimizer's step count.
     """
     if not math.isfinite(step.backward_ns):
         return []
@@ -424,7 +424,7 @@ def _on_host(step: Outline) -> list[MeasuredCollective]:
 
 
 class TracedTask(NamedTuple):
-    """A piece of work; the fields are those of an operation, beside when it was measured."""
+    """A piece of work: the fields of an operation, and when it ran."""
 
     name: str
     phase: Phase
@@ -438,7 +438,7 @@ class TracedTask(NamedTuple):
 
 
 class ReadyPoint(NamedTuple):
-    """A gradient, or the gradients of a bucket, becoming final."""
+    """The point at which a gradient, or those of a bucket, become final."""
 
     elements: int | None
     dtype: str | None
