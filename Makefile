@@ -8,7 +8,7 @@ NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-tools demo test test-slow test-native lint format bench bench-step bench-peers \
-    bench-collectives reproduce docs clean
+    bench-collectives reproduce docs wheel clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,5 +73,11 @@ reproduce: setup  ## Make the papers' figures again; writes reproduce/CLAIMS.md
 docs: setup  ## Build the documentation as a web site, checking its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+wheel: setup  ## Build a wheel into dist: for Python 3.11, or for 3.12 and later with PYTHON=python3.12
+	rm -rf build/wheel
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@ls dist/*.whl
+
 clean:  ## Remove everything that was built
-	rm -rf $(VENV) build site runs
+	rm -rf $(VENV) build dist site runs
