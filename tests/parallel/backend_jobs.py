@@ -589,13 +589,15 @@ def sequence_numbers_and_timeout() -> tuple[list[int], list[int], float, str]:
     return numbers_of["syncline"], numbers_of["gloo"], timeout_s, found
 
 
-def profiled_operations() -> tuple[dict[str, Any], list[str]]:
-    """Return the sizes of each call that the profiler saw, and the names of what calls began."""
+def profiled_operations() -> tuple[dict[str, Any], list[str], bool]:
+    """Return the sizes of each call that the profiler saw, the names of what calls began, and
+    whether a range had ended when the wait for its operation did."""
     with group_of() as group, torch.profiler.profile(record_shapes=True) as profiler:
         given = torch.ones(2, 3)
         work = dist.all_reduce(given, group=group, async_op=True)
-        dist.barrier(group=group)
         work.wait()
+        ended = work.profiled.done()  # type: ignore[union-attr]
+        dist.barrier(group=group)
         dist.all_to_all_single(torch.ones(4), torch.ones(4), group=group)
         dist.all_gather([torch.ones(2, 3) for _ in range(2)], given, group=group)
     calls: dict[str, Any] = {}
@@ -605,7 +607,7 @@ def profiled_operations() -> tuple[dict[str, Any], list[str]]:
             calls[event.key] = event.input_shapes
         elif event.key.startswith("syncline:"):
             works.append(event.key)
-    return calls, works
+    return calls, works, ended
 
 
 def refusals() -> dict[str, str]:

@@ -106,7 +106,8 @@ def test_the_profiler_shows_operations(workers: WorkerPool) -> None:
         "all_to_all": ("c10d::alltoall_", [[4]]),
         "all_gather": ("c10d::allgather_", [[2, 3]]),
     }
-    for calls, works in workers.run(jobs.profiled_operations, 2):
+    for calls, works, ended in workers.run(jobs.profiled_operations, 2):
+        assert ended  # else the profiler might free its events before
         assert calls == dict(names.values())
         assert sorted(works) == sorted(f"syncline:{name}" for name in names)
 

@@ -53,6 +53,9 @@ class BackendWork(dist.Work):
         self._error: BaseException | None = None
         self.record: Record | None = None
         """The record of the flight recorder."""
+        self.profiled: torch.futures.Future[None] | None = None
+        """Its completion ends the profiler's range. It comes before any wait returns, because the
+        program may stop the profiler then, which frees the range."""
 
     def is_completed(self) -> bool:
         """Say whether the results are in place, or never will be."""
@@ -93,15 +96,22 @@ class BackendWork(dist.Work):
         except BaseException as error:
             if any(pending.ended and not pending.done for pending in self.pending):
                 self._error = error
+                with self._lock:
+                    self._end_range()
             raise
         with self._lock:
             for finish in self.finishes:
                 finish()
             self.finishes = ()
+            self._end_range()
         if self.record is not None:
             self.record.end()
             self.record = None
         return True
+
+    def _end_range(self) -> None:
+        if self.profiled is not None and not self.profiled.done():
+            self.profiled.set_result(None)
 
     def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> BackendWork:
         """Return the same work with more functions to call, and other results."""
@@ -264,5 +274,8 @@ def profiled(name: str, tensors: Sequence[Any], begin: Callable[[], BackendWork]
         until_done = record_function(f"syncline:{name}")
         until_done.__enter__()
         work = begin()
-        end_range(until_done, work.get_future())
+        ended: torch.futures.Future[None] = torch.futures.Future()
+        end_range(until_done, ended)
+        work.profiled = ended
+        work.get_future()  # waits for it where the program does not, or does so later
     return work
