@@ -14,7 +14,7 @@ NS_PER_MS = 1_000_000
 
 
 class Clock(ABC):
-    """Stamps moments now, and tells the time between stamps later."""
+    """Stamps moments, and later returns the time between stamps."""
 
     @abstractmethod
     def stamp(self) -> Any:

@@ -1,4 +1,4 @@
-"""Hooks that note when things happen in a training iteration, without a change to the model."""
+"""Hooks that record the events of a training iteration, without a change to the model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ObservedEvent(NamedTuple):
 
 
 class ObservedIteration(NamedTuple):
-    """The events of one iteration, in order, and what ended it."""
+    """The events of one iteration, in order."""
 
     events: list[ObservedEvent]
     end_stamp: Any
@@ -64,16 +64,16 @@ class ObservedIteration(NamedTuple):
     sequence_at: list[int]
     """Autograd's sequence number at each event up to ``OUTPUT``, in detailed iterations."""
     quiet: bool = False
-    """Whether only its beginning and end were noted."""
+    """Whether only its beginning and end were recorded."""
 
 
 class Observer:
     """Observes the iterations of one module between :meth:`attach` and :meth:`detach`.
 
     An iteration begins with :meth:`begin` (the wrapper or loop calls it just before the forward
-    pass) and ends with the next one. With ``detail``, every backward operation is noted, which
-    costs a few microseconds each; without, only the gradients and submodules are; if ``quiet``,
-    nothing is but the whole, which tells what the noting costs.
+    pass) and ends with the next one. With ``detail``, every backward operation is recorded, which
+    takes a few microseconds each; without, only gradients and submodules. If ``quiet``, only the
+    whole iteration is recorded, which shows what recording costs.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class Observer:
         self._handles: list[RemovableHandle] = []
         self._kept_alive: list[Any] = []
         self._node_handles: list[RemovableHandle] = []
-        """Of the operations of this iteration: a node may run again in a later one."""
+        """Handles of this iteration's nodes: a node may run again in a later iteration."""
         self._events: list[ObservedEvent] = []
         self._graph: AutogradGraph | None = None
         self._sequence_at: list[int] = []
         self._noting = False
         self._in_forward = False
         self.detail = False
-        """Whether iterations that begin from now on note every backward operation."""
+        """Whether iterations that begin from now on record every backward operation."""
         self.quiet = False
-        """Whether iterations that begin from now on note only their beginning and end."""
+        """Whether iterations that begin from now on record only their beginning and end."""
         self._was_quiet = False
 
     def attach(self) -> None:
@@ -110,7 +110,7 @@ class Observer:
         add(register_optimizer_step_post_hook(self._step_hook(Moment.STEPPED)))
 
     def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
-        """Hook a module and those in it, but for the inside of compiled ones."""
+        """Hook a module and its submodules, except inside compiled ones."""
         if module in seen or isinstance(module, torch.jit.ScriptModule):  # which take no hooks
             return
         seen.add(module)
@@ -129,7 +129,7 @@ class Observer:
                 self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
 
     def detach(self) -> None:
-        """Remove every hook and forget what was noted."""
+        """Remove every hook and all records."""
         for handle in (*self._handles, *self._node_handles):
             handle.remove()
         self._handles.clear()
@@ -159,7 +159,7 @@ class Observer:
         return finished
 
     def output(self, output: Any) -> None:
-        """Note that the model's forward is over and, in detail, read the graph behind it."""
+        """Record the end of the model's forward and, in detail, read its graph."""
         if not self._noting:
             return
         self._note(Moment.OUTPUT, "")
@@ -173,9 +173,9 @@ class Observer:
             self._note(Moment.WALKED, "")
 
     def pause(self) -> None:
-        """Stop noting until the next :meth:`begin`: a forward whose gradients stay local.
+        """Stop recording until the next :meth:`begin`, for a forward whose gradients stay local.
 
-        The iteration stays open; what passes until its end counts as between iterations.
+        The iteration stays open; the time until its end counts as between iterations.
         """
         self._noting = False
 
@@ -185,7 +185,7 @@ class Observer:
             self._sequence_at.append(sequence_number())
 
     def module_reached(self, moment: Moment, name: str) -> None:
-        """Note that a module's forward begins or ends."""
+        """Record that a module's forward begins or ends."""
         # Checkpointed modules run again in backward; only the forward pass counts here.
         if self._noting and self._in_forward:
             self._note(moment, name)
@@ -217,7 +217,7 @@ class Observer:
 
 
 class _ModuleHook:
-    """Says when a module's forward begins or ends; in a copy of the module it does nothing."""
+    """Records when a module's forward begins or ends; in a copy of the module it does nothing."""
 
     def __init__(self, observer: Observer, moment: Moment, name: str) -> None:
         self._observer = observer

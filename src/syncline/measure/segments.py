@@ -1,4 +1,4 @@
-"""From the events of observed iterations to the operations and gradients of a profile."""
+"""Turns events of observed iterations into operations and gradients of a profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Segment", "SegmentTrace", "median_trace", "read_iteration"]
 
 COMPUTING: tuple[Phase, ...] = ("forward", "backward")
 LEAST_LEFT = 0.7
-"""Share of the computation that noting can at most be taken off to: more would be noise."""
+"""Subtracting the cost of recording leaves at least this share: less would be noise."""
 
 
 class Segment(NamedTuple):
@@ -118,7 +118,7 @@ def _backward(
             node = int(event.key)
             name, phase = graph.names[node], "backward"
         elif event.moment is Moment.READY:
-            if name == "loss":  # without detail, loss and backward are not told apart
+            if name == "loss":  # without detail, loss and backward cannot be separated
                 name = "backward" if graph is None else name
                 phase = "backward" if graph is None else phase
             label = name or f"gradient of {event.key}"

@@ -150,7 +150,7 @@ class DenseTransport:
 
 
 class CudaDenseTransport(DenseTransport):
-    """Sends on a stream of its own; whoever uses the result waits on its own stream.
+    """Sends on a stream of its own; the user of the result waits on another.
 
     The static order is the order of that stream, so the host holds nothing back.
     """
@@ -194,8 +194,8 @@ class CudaDenseTransport(DenseTransport):
             return self._on_stream(Work(_nothing, _nothing)), numbers.tolist
 
     def _on_stream(self, work: Work) -> Work:
-        # Waiting for the work here makes this stream wait, not the host, and so do the copies and
-        # sums after it; the event then stands for all of it.
+        # Waiting for the work makes this stream wait, not the host. The copies and sums after it
+        # run on this stream too, so the event is after all of it.
         work.wait()
         done = torch.cuda.Event()
         done.record(self._stream)

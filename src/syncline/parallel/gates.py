@@ -1,4 +1,4 @@
-"""Gates in front of modules: what a module owns is updated just before it runs."""
+"""Gates before modules: a module's parameters are updated just before it runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Gates"]
 class Gates:
     """Gates on every module that holds exchanged parameters, between :meth:`attach` and detach.
 
-    A gate waits for the parameters that the module owns. Where gradients are disabled it waits for
-    those of all modules inside too: there torch may take another path, which reads its children's
-    weights (``TransformerEncoderLayer``), and takes it only if they are plain tensors. So it is
-    with a compiled module, since hooks inside would be compiled with it.
+    A gate waits for the parameters that the module owns. If gradients are disabled, it also waits
+    for those of all modules inside: torch may then take a path that reads its children's weights
+    (``TransformerEncoderLayer``), and takes it only if they are plain tensors. The same holds for a
+    compiled module, since hooks inside would be compiled with it.
 
-    Whoever reads a parameter without calling its module is caught by the parameter itself
+    A read of a parameter without a call of its module waits by the parameter's own class
     (:mod:`syncline.parallel.pending`).
     """
 
@@ -34,13 +34,13 @@ class Gates:
         self._deferral = deferral
         self._handles: list[RemovableHandle] = []
         self._compiled: list[tuple[nn.Module, Any]] = []
-        # Modules outlive their wrapper: nothing of it stays on them when it is dropped.
-        self.detach = weakref.finalize(self, _take_down, self._handles, self._compiled)
-        """Takes the gates down."""
+        # Modules outlive their wrapper: when it is dropped, the gates are removed.
+        self.detach = weakref.finalize(self, _remove, self._handles, self._compiled)
+        """Removes the gates."""
         self.detach.atexit = False
 
     def attach(self) -> None:
-        """Put up the gates."""
+        """Add the gates."""
         torch.compiler.assume_constant_result(_Gate.compile)  # the compiler runs it itself
         if isinstance(self._module, torch.jit.ScriptModule):
             self._deferral.note_compiled(self._indices(self._module, recurse=True))
@@ -70,7 +70,7 @@ class Gates:
                 self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
 
     def _own(self, module: nn.Module) -> list[int]:
-        """Return what a module owns, with all of its scripted children, which take no hooks."""
+        """Return a module's own parameters, and those of scripted children, which take no hooks."""
         scripted = [c for c in module.children() if isinstance(c, torch.jit.ScriptModule)]
         return [
             *self._indices(module, recurse=False),
@@ -83,7 +83,7 @@ class Gates:
 
 
 class _Gate:
-    """Stands in front of one module."""
+    """The gate of one module."""
 
     def __init__(
         self, deferral: Deferral, label: str, own: Sequence[int], held: Sequence[int]
@@ -103,9 +103,9 @@ class _Gate:
             deferral.gate(self._label, self._own if torch.is_grad_enabled() else self._held)
 
     def compile(self) -> None:
-        """Run while a function that calls the module is compiled: the gate is not part of its code.
+        """Run while a function that calls the module is compiled: its code has no gate.
 
-        What it would wait for is finished before each forward pass instead.
+        The parameters are finished before each forward pass instead.
         """
         deferral = self._deferral()
         if deferral is not None:
@@ -113,20 +113,20 @@ class _Gate:
             deferral.gate(self._label, self._own)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What a copy or a file of the module has in its place: a hook that returns the arguments
-        # as they are, and can be loaded where Syncline is not installed.
+        # A copy or a file of the module gets a hook that does nothing in its place, which can be
+        # loaded without Syncline.
         return getattr, ({}, "get")
 
 
 class _CompiledGate(_Gate):
-    """Stands in front of a compiled module, whose code takes nothing that is pending."""
+    """The gate of a compiled module, whose code cannot take pending tensors."""
 
     def __call__(self, _: Any, args: Any, kwargs: Any) -> None:
         super().__call__()
         finish_all((args, kwargs))
 
 
-def _take_down(handles: list[RemovableHandle], compiled: list[tuple[nn.Module, Any]]) -> None:
+def _remove(handles: list[RemovableHandle], compiled: list[tuple[nn.Module, Any]]) -> None:
     for handle in handles:
         handle.remove()
     for module, call in compiled:

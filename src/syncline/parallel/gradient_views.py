@@ -1,4 +1,4 @@
-"""The gradients that the user sees, while the reducer's own are views of its buckets."""
+"""``GradientViews``: the user's gradients, while the reducer's are views of its buckets."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ __all__ = ["GradientViews"]
 
 
 class GradientViews:
-    """Keeps to the promises of DDP's default, under which every gradient has memory of its own.
+    """Keeps the promise of DDP's default that every gradient has memory of its own.
 
-    The engine needs ``gradient_as_bucket_view=True``: gradients are exchanged where they lie. Under
-    it the next backward pass overwrites a gradient that the user has kept, and a tensor that the
-    user has made a gradient is replaced by the bucket's. So each parameter gets an alias of its
-    place in the bucket; one that was kept is given memory of its own before it would be
-    overwritten; and a tensor of the user's gets the result. What this cannot see are further views
-    of a gradient (``p.grad.view(-1)``) that are kept over the next backward pass.
+    The engine needs ``gradient_as_bucket_view=True``: gradients are exchanged in place. Then the
+    next backward pass would overwrite a gradient that the user has kept, and a tensor that the user
+    has made a gradient would be replaced by the bucket's. So each parameter gets an alias of its
+    place in the bucket; one that was kept gets memory of its own before it would be overwritten;
+    and a tensor of the user's gets the result. Further views of a gradient (``p.grad.view(-1)``)
+    that are kept over the next backward pass cannot be seen.
 
     Args:
         parameters: the exchanged ones.
-        as_views: the user asked for views, and so for none of this.
+        as_views: the user asked for views, so nothing is done.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, as_views: bool) -> None:
         self._parameters = parameters
         self._as_views = as_views
         self._places: list[torch.Tensor | None] = [None] * len(parameters)
-        """Each gradient's place in its bucket; nobody else has these objects."""
+        """Each gradient's place in its bucket; only this object refers to these."""
         self._views: list[torch.Tensor | None] = [None] * len(parameters)
-        """The same as a parameter's gradient, which the user may have kept."""
+        """The same memory as a parameter's gradient, which the user may have kept."""
         self._addresses = [0] * len(parameters)
         self._foreign: dict[int, torch.Tensor] = {}
-        """Tensors of the user's that are to hold the result of this backward pass."""
+        """Tensors of the user's that get the result of this backward pass."""
         self._alone = _counts_alone()
 
     @property
@@ -48,7 +48,7 @@ class GradientViews:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the gradients as they are while the reducer makes buckets and takes them in."""
+        """Keep the gradients unchanged while the reducer makes buckets."""
         before = [] if self._as_views else [parameter.grad for parameter in self._parameters]
         yield
         for parameter, gradient in zip(self._parameters, before, strict=False):
@@ -58,7 +58,7 @@ class GradientViews:
     def begin(self) -> None:
         """Call before anything is accumulated in a backward pass that will be exchanged."""
         for index, parameter in enumerate(self._parameters):
-            # No name here may refer to a gradient while references are counted.
+            # No variable here may refer to a gradient while references are counted.
             if self._is_elsewhere(index):
                 self._renew(index)
             if self._as_views or parameter.grad is self._views[index]:
@@ -69,12 +69,12 @@ class GradientViews:
                 self._foreign[index] = parameter.grad
 
     def _is_elsewhere(self, index: int) -> bool:
-        """Say whether the user has given a gradient other memory, through its ``data``."""
+        """Say whether the user has given a gradient other memory by assigning ``data``."""
         view = self._views[index]
         return view is not None and view.data_ptr() != self._addresses[index]
 
     def _part_with(self, index: int) -> None:
-        """Leave to the user a gradient that the parameter no longer refers to."""
+        """Give a gradient that the user has kept memory of its own."""
         kept = self._views[index]
         assert kept is not None
         kept.data = kept.clone()
@@ -86,7 +86,7 @@ class GradientViews:
         self._views[index] = place.detach()
 
     def take(self, index: int) -> bool:
-        """See that an accumulated gradient is in its bucket; say whether its place is known."""
+        """Put an accumulated gradient into its bucket; say whether its place is known."""
         view = self._views[index]
         if view is None:
             return False
@@ -115,7 +115,7 @@ class GradientViews:
                 self._places[index] = gradient.detach()
                 self._views[index] = gradient.detach()
                 self._addresses[index] = gradient.data_ptr()
-            # A gradient without elements has the address 0, as what is not known yet.
+            # A gradient without elements has the address 0, as an unknown one has.
             if self._views[index] is not None and gradient.data_ptr() == self._addresses[index]:
                 parameter.grad = self._views[index]
             elif not known and not self._as_views:
@@ -128,7 +128,7 @@ class GradientViews:
         self._foreign.clear()
 
     def leave(self) -> None:
-        """Give every gradient memory of its own: the buckets will be made anew."""
+        """Give every gradient memory of its own: the buckets will be remade."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if view is not None and parameter.grad is view:
                 view.data = view.clone()
@@ -137,12 +137,12 @@ class GradientViews:
 
 
 def _held(views: Sequence[torch.Tensor | None], index: int) -> int:
-    """Return how many references there are to a view, with that of the list."""
+    """Return the number of references to a view, including the list's."""
     return sys.getrefcount(views[index])
 
 
 def _watched(parameter: nn.Parameter) -> tuple[int, int]:
-    """Return how many references there are to a gradient, and to its memory."""
+    """Return the numbers of references to a gradient and to its memory."""
     gradient = parameter.grad
     assert gradient is not None
     memory = gradient.untyped_storage()
@@ -150,7 +150,7 @@ def _watched(parameter: nn.Parameter) -> tuple[int, int]:
 
 
 def _counts_alone() -> tuple[int, int, int]:
-    """Return what :func:`_held` and :func:`_watched` say where nobody else has a reference."""
+    """Return what :func:`_held` and :func:`_watched` return without other references."""
     parameter = nn.Parameter(torch.zeros(1))
     views = [parameter.detach().clone()]
     parameter.grad = torch.zeros(1)

@@ -1,10 +1,10 @@
-"""Pending tensors for which C++ code waits, too, where the user asks for it.
+"""Pending tensors for which C++ code waits, too, if the user asks for it.
 
-The class of a pending tensor makes Python's torch wait. C++ code that is given the tensor does not
-look at its class. Under the guard, the tensor's Python object swaps its C++ tensor with a stand-in:
-a view with the dispatch key of Python, for which torch asks ``__torch_dispatch__`` before every
-operator, whoever calls it. A second Python object, the twin, has the tensor's own C++ tensor
-meanwhile; the exchange, the reducer and autograd go on with that.
+The class of a pending tensor makes Python's torch wait, but C++ code does not look at the class.
+Under the guard, the tensor's Python object swaps its C++ tensor with a stand-in: a view with the
+dispatch key of Python, for which torch calls ``__torch_dispatch__`` before every operator, from any
+caller. A second Python object, the twin, has the tensor's own C++ tensor meanwhile; the exchange,
+the reducer and autograd use that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OBJECT = "_syncline_object"
 """Of a twin: a weak reference to the tensor's object."""
 _GUARD = "_syncline_guard"
 _OUTSIDE = dispatch_keys()
-"""The dispatch keys that are switched on and off where no operator runs."""
+"""The included and excluded dispatch keys outside any operator."""
 HOOKS = frozenset(
     {
         getter("_backward_hooks"),
@@ -59,20 +59,20 @@ HOOKS = frozenset(
         torch.Tensor.register_post_accumulate_grad_hook,
     }
 )
-"""They change the Python object and its C++ tensor, which must be together for that."""
+"""They change the Python object and its C++ tensor, which must belong together for that."""
 
 
 class Guard:
-    """Lets C++ code wait for pending tensors, and says who could not have been seen without it.
+    """Makes C++ code wait for pending tensors, and reports code that needs this.
 
-    Where a tensor cannot be guarded, a warning says so once for each reason, and only Python waits.
+    If a tensor cannot be guarded, a warning says so once for each reason, and only Python waits.
     """
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def suspend(self, tensor: torch.Tensor, owner: Owner, index: int) -> None:
-        """Let every read of a plain parameter or gradient wait for ``owner``."""
+        """Make every read of a plain parameter or gradient wait for ``owner``."""
         kept = type(tensor) in _KEPT
         if kept:
             tensor.__class__ = _KEPT[type(tensor)]  # type: ignore[assignment]
@@ -90,7 +90,7 @@ class Guard:
             )
 
     def found(self, operator: str, tensor: torch.Tensor) -> None:
-        """Say who reads a pending tensor without asking; once for each place."""
+        """Warn about code that reads a pending tensor in C++; once for each place."""
         frame: Any = sys._getframe(1)
         while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
@@ -111,8 +111,8 @@ class Guard:
 def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
     """Give a guarded tensor its own C++ tensor back; only Python waits for it then.
 
-    Where that is impossible, as C++ code has taken a weak reference to one of the two (a running
-    trace of TorchScript does), the object keeps the stand-in. Operators work on the twin then.
+    That is impossible if C++ code has taken a weak reference to one of the two (a running trace of
+    TorchScript does). Then the object keeps the stand-in, and operators work on the twin.
     """
     if type(tensor) not in (GuardedGradient, GuardedParameter):
         return
@@ -135,14 +135,14 @@ def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
 
 
 def _put_stand_in(tensor: torch.Tensor) -> str | None:
-    """Let a tensor object and a new twin swap their C++ tensors, or say why they cannot."""
+    """Swap the C++ tensors of a tensor object and a new twin, or say why that is impossible."""
     if type(tensor) not in (nn.Parameter, torch.Tensor):
         return f"it is a {type(tensor).__name__}"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return f"the guard is not tested for {tensor.layout} tensors on {tensor.device.type}"
     if dispatch_modes():
         return "a TorchDispatchMode sees every operator"
-    # A view: a graph that is made of it leads to the tensor's own.
+    # A view: its graph leads to that of the tensor.
     with torch.inference_mode(False), torch.enable_grad():
         twin: Any = tensor.as_subclass(_Twin)
     reason = _swapped(tensor, twin)
@@ -153,7 +153,7 @@ def _put_stand_in(tensor: torch.Tensor) -> str | None:
 
 
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> str | None:
-    """Let two objects swap their C++ tensors, or say why they cannot."""
+    """Swap the C++ tensors of two objects, or say why that is impossible."""
     try:
         swap_tensor_impl(one, other)
     except RuntimeError as error:
@@ -162,7 +162,7 @@ def _swapped(one: torch.Tensor, other: torch.Tensor) -> str | None:
 
 
 class _Guarded:
-    """What the two classes below share."""
+    """The common base of the two classes below."""
 
     @classmethod
     @disable_dynamo
@@ -186,10 +186,10 @@ class _Guarded:
         guarded = [tensor for tensor in found if isinstance(tensor, _Guarded)]
         for tensor in guarded[:1]:
             tensor.__dict__[_GUARD].found(str(func), tensor)
-        # Autograd has noted the versions of what it saves for this operator, which reads the values
-        # of after the update.
+        # Autograd has noted the versions of the tensors that it saves for this operator, which will
+        # read the values after the update.
         twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
-        # And the update must not be made as a part of this operator.
+        # And the update must not be part of this operator.
         with (
             force_dispatch_keys(*_OUTSIDE),
             unsafe_preserve_version_counter(twins),
@@ -207,14 +207,14 @@ class GuardedParameter(_Guarded, PendingParameter):  # type: ignore[misc]
 
 
 class _Kept:
-    """What the two classes below share: tensors that are not pending, and keep the stand-in."""
+    """The common base of the two classes below: not pending, but with the stand-in."""
 
     @classmethod
     @disable_dynamo
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if tracing_state() is not None:  # a trace knows a parameter by the stand-in
+        if tracing_state() is not None:  # a trace identifies a parameter by the stand-in
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
         return _with_twins(func, args, kwargs or {})
@@ -243,14 +243,14 @@ class KeptParameter(_Kept, nn.Parameter):  # type: ignore[misc]
 
 
 _KEPT = {KeptGradient: torch.Tensor, KeptParameter: nn.Parameter}
-"""What they were."""
+"""Their own classes."""
 
 
 class _Twin(torch.Tensor):
-    """Has a guarded tensor's own C++ tensor; afterwards, the one that stood in for it.
+    """Has a guarded tensor's own C++ tensor; afterwards, the stand-in.
 
-    C++ code that has waited in an operator may still hold the latter: what it does with it then is
-    done with the tensor.
+    C++ code that has waited in an operator may still hold the stand-in: operators on it then work
+    on the tensor.
     """
 
     __torch_function__ = disabled_torch_function

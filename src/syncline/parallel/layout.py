@@ -1,4 +1,4 @@
-"""A plan's messages in the reducer's buckets: where they lie, and whether buckets can be them."""
+"""A plan's messages in the reducer's buckets: their places, and whether buckets can match them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class BucketLayout:
     places: tuple[BucketSlice, ...]
     """Of each message."""
     tensors: tuple[range, ...]
-    """Of each message: those that must be ready before it may leave."""
+    """Of each message: the tensors that must be ready before it may be sent."""
     touching: tuple[tuple[int, ...], ...]
     """Of each tensor: the messages that hold some of it."""
     completing: tuple[tuple[int, ...], ...]
     """Of each tensor: the messages after which its gradient is final."""
     sources: tuple[tuple[int, ...], ...]
-    """Of each message: the reduce-scatters whose sums it hands round, for an all-gather."""
+    """Of each all-gather: the reduce-scatters whose sums it sends."""
     bucket_of: tuple[int, ...]
     """Of each tensor."""
 
@@ -164,7 +164,7 @@ def difference_from_plan(
     ]
     listed = logging_data.get("rebuilt_per_bucket_param_indices", "")
     if not listed:
-        # DDP does not rebuild when it looks for unused parameters, and then tells only sizes.
+        # DDP does not rebuild when it looks for unused parameters, and then reports only sizes.
         sizes = [int(size) for size in logging_data["bucket_sizes"].split(", ")]
         if sizes == list(plan.message_bytes()):
             return None
@@ -192,8 +192,8 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
     """Return the workers' shares in each message; empty for all-reduces.
 
     A reduce-scatter of n elements leaves worker r with elements ``[r c, (r + 1) c)`` for
-    ``c = ceil(n / P)``, as far as there are so many. An all-gather hands round whatever of its
-    elements the reduce-scatters before it have left where.
+    ``c = ceil(n / P)``, cut to n. In an all-gather each worker sends those of its elements
+    that the reduce-scatters before it have left there.
     """
     scattered = [m for m in plan.messages if m.collective == "reduce-scatter"]
     scattered.sort(key=lambda m: m.start)

@@ -1,10 +1,9 @@
-"""Parameters and gradients whose values are still on their way, and what a read of them does.
+"""Parameters and gradients whose values are pending, and what a read of them does.
 
-While a value is pending, the Python class of its tensor object is one of those below, so that torch
-asks ``__torch_function__`` before any function, method or attribute of it. Reading waits; then the
-object has its own class again and costs nothing. Autograd and code that takes tensors in C++
-without torch's argument parser see the memory as it is: these cannot wait (docs/overlap.md lists
-them).
+While a value is pending, its tensor object has one of the Python classes below, so that torch calls
+``__torch_function__`` before any function, method or attribute of it. A read waits; then the object
+has its own class again and no overhead. Autograd and C++ code that takes tensors without torch's
+argument parser see the memory as it is and cannot wait (docs/overlap.md lists them).
 """
 
 from __future__ import annotations
@@ -46,24 +45,24 @@ __all__ = [
 _OWNER = "_syncline_owner"
 _INDEX = "_syncline_index"
 CLASS = "_syncline_class"
-"""The attribute of a pending tensor that has its own class."""
+"""The attribute of a pending tensor that holds its own class."""
 
 
 class Owner(Protocol):
-    """Who knows how to finish pending values."""
+    """An object that can finish pending values."""
 
     def read_parameters(self, indices: list[int]) -> None:
-        """Make the parameters what they would be after the update."""
+        """Make the due updates of the parameters."""
 
     def read_gradients(self, indices: list[int]) -> None:
-        """Make the gradients what they are after the exchange."""
+        """Wait for the exchange of the gradients."""
 
     def zero_gradients(self, indices: list[int]) -> None:
-        """Note that the gradients are to be zero once they have been used."""
+        """Set the gradients to zero, once they have been used."""
 
 
 def getter(name: str) -> Any:
-    """Return what torch calls for an attribute of a tensor."""
+    """Return the function that torch calls to read an attribute of a tensor."""
     return getattr(torch.Tensor, name).__get__
 
 
@@ -96,18 +95,18 @@ METADATA = frozenset(
         torch.numel,
     }
 )
-"""What tells nothing of the values, of any argument."""
+"""Functions that do not read the values of any argument."""
 _GRAD: Any = torch.Tensor.grad
 GRADIENT = frozenset({_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__})
-"""A parameter's gradient is pending by itself, or replaced: the exchange holds a reference too."""
+"""A parameter's gradient is itself pending, or replaced: the exchange holds a reference, too."""
 ZEROING = frozenset({torch.Tensor.zero_, foreach_zero_, torch.zero_})
 
 
 class _Pending:
-    """What the classes below share. Objects come to them by a change of their class only."""
+    """The common base of the classes below. Objects get them only by a change of their class."""
 
     @classmethod
-    @disable_dynamo  # a compiled function calls this as it is, between two parts of its code
+    @disable_dynamo  # a compiled function calls this uncompiled, between two parts of its code
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -125,7 +124,7 @@ class _Pending:
                 for owner, indices in _by_owner(gradients):
                     owner.zero_gradients(indices)
                 return args[0]
-            if func is torch.Tensor.detach_:  # it changes nothing here
+            if func is torch.Tensor.detach_:  # it has no effect here
                 return args[0]
         for owner, indices in _by_owner(gradients):
             owner.read_gradients(indices)
@@ -153,8 +152,8 @@ class PendingParameter(_Pending, nn.Parameter):
     def detach(self) -> torch.Tensor:
         """Wait, and return what :meth:`torch.Tensor.detach` does.
 
-        ``nn.Parameter(p)`` takes its way for tensor classes here, and wants the class of what was
-        given, which has changed by then.
+        ``nn.Parameter(p)`` calls this for tensor subclasses, and expects the class of its argument,
+        which has changed by then.
         """
         caller = sys._getframe(1).f_code
         finish(self)
@@ -169,10 +168,10 @@ def is_pending(tensor: torch.Tensor) -> bool:
 
 
 def suspend(tensor: torch.Tensor, owner: Owner, index: int) -> None:
-    """Let reads of a plain parameter or gradient wait for ``owner``.
+    """Make reads of a plain parameter or gradient wait for ``owner``.
 
-    A parameter keeps its owner alive. A gradient does not: a parameter refers to it where garbage
-    collection cannot look, so a model that is dropped would never be freed.
+    A parameter keeps its owner alive. A gradient does not: the garbage collector cannot see a
+    parameter's reference to its gradient, so a dropped model would never be freed.
     """
     fields = tensor.__dict__
     fields[_INDEX], fields[CLASS] = index, type(tensor)
@@ -185,7 +184,7 @@ def suspend(tensor: torch.Tensor, owner: Owner, index: int) -> None:
 
 
 def hand_over(gradient: torch.Tensor, owner: Owner) -> None:
-    """Let reads of a pending gradient wait for another owner, which it keeps alive."""
+    """Give a pending gradient another owner, which it keeps alive."""
     gradient.__dict__[_OWNER] = owner
 
 
@@ -206,9 +205,9 @@ def finish(tensor: Any) -> None:
 
 
 def finish_all(value: Any) -> None:
-    """Wait for whatever is pending in a nest of dicts, lists and tuples."""
+    """Wait for all pending tensors in a nest of dicts, lists and tuples."""
     for tensor in _pending_in(value):
-        if is_pending(tensor):  # the one before it may have finished this one too
+        if is_pending(tensor):  # finishing an earlier one may have finished this one
             finish(tensor)
 
 
@@ -250,15 +249,15 @@ def _by_owner(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Owner, list[int
 
 
 class PendingState:
-    """Guards an optimizer's ``state`` by a change of its class, as pending tensors are guarded.
+    """Makes reads of an optimizer's ``state`` wait, by a change of the optimizer's class.
 
-    Between :meth:`hide` and :meth:`show` the optimizer's class is a subclass of its own, in which
-    ``state`` first finishes what is due, and so does what stands for it in ``vars(optimizer)``. A
-    reference to the state itself that was taken before sees what is there.
+    Between :meth:`hide` and :meth:`show` the optimizer has a subclass of its class, in which a read
+    of ``state`` first makes the due updates; so does the stand-in in ``vars(optimizer)``. An older
+    reference to the state itself sees it as it is.
 
     Args:
         optimizer: whose state.
-        settle: makes all updates that are due, which ends in :meth:`show`.
+        settle: makes all due updates, which ends with :meth:`show`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settle: Callable[[], None]) -> None:
@@ -269,7 +268,7 @@ class PendingState:
         self._stand_in: _StandIn | None = None
 
     def hide(self) -> None:
-        """Let reads of the state wait."""
+        """Make reads of the state wait."""
         fields = vars(self._optimizer)
         self._optimizer.__class__ = self._hidden
         if not isinstance(fields["state"], _StandIn):
@@ -286,7 +285,7 @@ class PendingState:
 
 
 class _StandIn(MutableMapping[Any, Any]):
-    """An optimizer's state that waits before it says anything."""
+    """An optimizer's state, every read of which waits."""
 
     def __init__(self, real: MutableMapping[Any, Any], settle: Callable[[], None]) -> None:
         self.real = real

@@ -1,4 +1,4 @@
-"""The backward side of the engine: what is ready when, and where a round begins and ends."""
+"""``Rounds``: feeds the engine from backward passes; a round is one exchanged pass."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
 import weakref
@@ -35,7 +35,7 @@ class _Backward(Enum):
 
 
 class _Buckets(Enum):
-    """What is known of the reducer's buckets."""
+    """The state of the reducer's buckets."""
 
     FIRST = auto()
     """No round is over: the reducer may make others."""
@@ -57,13 +57,13 @@ class Rounds:
     Args:
         engine: runs the plan.
         compressor: exchanges the plan's messages while the engine does not, if the plan is lossy.
-        deferral: what is left to do after a round.
-        group: the wrapper's own group, for what is exchanged before the buckets are final.
+        deferral: takes over after a round.
+        group: of the wrapper, for exchanges before the buckets are final.
         defer: leave the exchange running when backward ends; otherwise backward waits for it.
-        by_tensor: call single tensors ready. Where a gradient may be accumulated more than once in
-            a backward pass (a static graph), only full buckets are.
-        as_views: the user, too, asked for gradients that are views of the buckets.
-        roll: returns what all ranks must agree on when a round begins.
+        by_tensor: report single tensors as ready. In a static graph, where a gradient may be
+            accumulated more than once in a backward pass, only full buckets are reported.
+        as_views: the user asked for gradients that are views of the buckets.
+        roll: returns numbers that must be equal on all ranks when a round begins.
         is_final: says whether the reducer has its final buckets.
         finished: is called at the end of every round.
     """
@@ -87,9 +87,9 @@ class Rounds:
         self._group = group
         self._compressor = compressor
         self._held: dict[int, torch.Tensor] = {}
-        """Gradients that wait for the others, by the index of their tensor."""
+        """Gradients held until the last one, by the index of their tensor."""
         self._futures: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
-        """Of their buckets, with these."""
+        """Futures of their buckets, with the buckets."""
         self._share = 1.0 / dist.get_world_size(group)
         self.defer = defer
         self._by_tensor = by_tensor
@@ -100,14 +100,14 @@ class Rounds:
         self._handles: list[RemovableHandle] = []
         self._nodes: list[Any] = []
         """The nodes with hooks; kept alive, since a node that is freed loses its hooks."""
-        # Parameters outlive their wrapper: nothing of it stays on them when it is dropped.
+        # Parameters outlive their wrapper: when it is dropped, its hooks are removed.
         weakref.finalize(self, take_off, self._handles).atexit = False
         self._expected = False
         """Whether the next backward pass will be exchanged."""
         self._backward = _Backward.NONE
         self._buckets = _Buckets.FIRST
         self._seen: dict[int, list[int]] = {}
-        """The parameters in each final bucket, by identity, as far as seen."""
+        """The parameters in each final bucket seen so far, by identity."""
         self._values: dict[int, int] = {}
         """How many values each of these buckets holds."""
         self.mismatch: str | None = None
@@ -120,8 +120,8 @@ class Rounds:
 
     def attach(self) -> None:
         """Register hooks on the gradients."""
-        # The hooks are held by what they are hooked to, where garbage collection cannot look: they
-        # must not keep this object alive, or the wrapper would never be freed.
+        # The garbage collector cannot see the hooks: they must not keep this object alive, or the
+        # wrapper would never be freed.
         reference = weakref.ref(self)
 
         def before(*_: Any) -> None:
@@ -174,12 +174,12 @@ class Rounds:
 
     def _take_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         buffer = bucket.buffer()
-        # In its first round a static graph's buckets all come when backward ends, unnumbered.
+        # In the first round of a static graph all buckets come when backward ends, unnumbered.
         unnumbered = not self._by_tensor and self.first
         if self._backward is not _Backward.NONE and (bucket.is_last() or unnumbered):
-            # The reducer's own callback is queued after its last bucket; a callback that is queued
-            # by a callback comes after it. Not any sooner: inside a nested backward pass, as
-            # reentrant checkpointing makes, callbacks run when that ends.
+            # The reducer queues its own callback after its last bucket; a callback that is queued
+            # by a callback runs after it. Not earlier: in a nested backward pass, as of reentrant
+            # checkpointing, callbacks run when that ends.
             queue_callback(lambda: queue_callback(self._end))
         if self._backward is _Backward.ENGINE:
             self._engine.bucket_ready(bucket.index())
@@ -220,7 +220,7 @@ class Rounds:
                 gradient.copy_(part)
 
     def _note(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
-        """Note what a final bucket holds; with the last of them, compare all with the layout.
+        """Note a final bucket's content; with the last bucket, compare all with the layout.
 
         The reducer's order is rank 0's, so the answer is the same on every rank.
         """
@@ -259,8 +259,8 @@ class Rounds:
     ) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
 
-        # An error is raised when backward ends: those of futures and hooks pass through C++ code,
-        # which puts its own words around them.
+        # An error is raised when backward ends: C++ code would wrap errors of futures and hooks in
+        # its own messages.
         def first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             try:
                 return future.value()[0]
@@ -279,7 +279,7 @@ class Rounds:
         return done
 
     def _before(self) -> None:
-        """Before a gradient is accumulated: what is pending of the round before must be over.
+        """Finish what is pending of the round before, before a gradient is accumulated.
 
         Raises:
             PeerError: the backward pass before broke off; torch's own check, in the forward pass,
@@ -306,8 +306,8 @@ class Rounds:
             self._engine.begin(self._roll())
 
     def _accumulated(self, index: int) -> None:
-        # Python's hooks keep the place among a node's hooks that the first of them had, which may
-        # be before the present reducer's: so it may not have taken the gradient yet.
+        # Python's hooks on a node run where the first of them was registered, which may be before
+        # the present reducer's hook: so that may not have copied the gradient yet.
         if self._backward is _Backward.ENGINE and self._views.take(index):
             self._engine.tensor_ready(index)
 

@@ -1,4 +1,4 @@
-"""What an exchange of sparse vectors is: steps that a rank asks for, and what it ends with.
+"""What an exchange of sparse vectors is: the steps of a rank, and its outcome.
 
 An algorithm is a generator of one rank. It yields an :class:`ExchangeStep`, is sent what has
 arrived, and returns an :class:`ExchangeOutcome`. It does no communication itself, so the same code
@@ -32,39 +32,38 @@ __all__ = [
 
 
 class Refusal(NamedTuple):
-    """Why there is no exchange; it travels in the place of a vector, and so reaches all ranks."""
+    """Why there is no exchange. It is sent in place of a vector, and so reaches all ranks."""
 
     rank: int
-    """Who refused."""
+    """The rank that refused."""
     reason: int
-    """A number that the two ends agree on."""
+    """One of the constants below."""
     detail: int
-    """Such as which parameter."""
+    """Such as the number of a parameter."""
 
 
 Content = SparseVector | Refusal
-"""What a message brings."""
+"""The content of a message."""
 
 
 class Share(NamedTuple):
-    """What one rank takes part with."""
+    """The input of one rank."""
 
     rank: int
     ranks: int
     """P, at least 1."""
     own: Content
-    """Within the quota, and of values that can travel without rounding."""
+    """Within the quota, with values that the wire can hold without rounding."""
     quota: Quota
-    """How many entries of which parts a vector may have."""
+    """How many entries a vector may have in each part."""
     precision: Precision
-    """In which values travel."""
+    """The precision of values on the wire."""
     lowest_keeps: bool = False
-    """Whether what a merge drops waits on the lowest of the ranks that make it, wherever several
-    do."""
+    """Whether the lowest of the ranks that make the same merge keeps what it drops."""
 
     @property
     def length(self) -> int:
-        """Of the dense vector, in elements."""
+        """Length of the dense vector, in elements."""
         return self.quota.length
 
 
@@ -85,30 +84,30 @@ class ExchangeOutcome(NamedTuple):
     """
 
     delivered: Content
-    """The sum of what was kept of all ranks' vectors, the same bits on every rank; or why there was
-    no exchange, also the same on every rank."""
+    """The sum of the entries kept of all ranks' vectors, or why there was no exchange; the same
+    bits on every rank."""
     returned: SparseVector
-    """What goes back into this rank's residual. Without meaning if the exchange was refused."""
+    """What goes back into this rank's residual. Undefined if the exchange was refused."""
 
 
 Algorithm = Callable[[Share], Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]]
 
 
 class Joined(NamedTuple):
-    """Two vectors made one."""
+    """The sum of two vectors, cut to the quota."""
 
     kept: Content
-    """Its values can travel without rounding."""
+    """With values that the wire can hold without rounding."""
     dropped: SparseVector
     """Entries of the sum that were not kept."""
     remainder: SparseVector
-    """What rounding took from those kept."""
+    """The rounding errors of those kept."""
 
 
 def join(a: Content, b: Content, share: Share) -> Joined:
-    """Add two vectors and keep the largest entries; or pass on a refusal.
+    """Add two vectors and keep the largest entries; a refusal is passed on.
 
-    The same bits for ``(b, a)``. Of two refusals the one of the lower rank is kept.
+    ``(b, a)`` gives the same bits. Of two refusals the one of the lower rank is kept.
     """
     nothing = SparseVector.empty(share.length)
     refusals = [content for content in (a, b) if isinstance(content, Refusal)]
@@ -125,7 +124,8 @@ NOT_FINITE = 2
 """The reason of a refusal: a gradient holds an infinity or NaN; the detail is the parameter, in the
 order of the model."""
 OVERFLOW = 3
-"""Residual and gradient add up to that; the detail is one of the parameters of the unit."""
+"""The reason of a refusal: residual and gradient add up to an infinity or NaN; the detail is one of
+the parameters of the unit."""
 
 
 def is_by_gradient(refusal: Refusal) -> bool:

@@ -30,7 +30,7 @@ class NamedGradient(NamedTuple):
 
 
 def flat(values: torch.Tensor) -> torch.Tensor:
-    """Return a gradient as it lies in its bucket, of shape (elements,), without a copy.
+    """Return a gradient in its memory order, of shape (elements,), without a copy.
 
     Channels-last gradients have no view of one dimension.
     """
@@ -38,7 +38,7 @@ def flat(values: torch.Tensor) -> torch.Tensor:
 
 
 def shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return what lies as :func:`flat` has it in the shape and strides of another, uncopied."""
+    """Return a result of :func:`flat` in the shape and strides of another tensor, uncopied."""
     return values.as_strided(like.shape, like.stride())
 
 

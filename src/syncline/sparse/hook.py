@@ -30,17 +30,17 @@ from syncline.torch_private import current_graph_task, queue_callback
 __all__ = ["GTopKState", "resharded"]
 
 PATIENCE = 2
-"""Timeouts of the group that an exchange may take: what its own waits raise names the peer, so they
-come first."""
+"""An exchange may take this many timeouts of the group: errors of its own waits name the peer, so
+they should come first."""
 
 Future = torch.futures.Future
 
 
 class GTopKState:
-    """What :func:`syncline.hooks.gtopk` keeps: recipe, step and residuals of one rank.
+    """The state of :func:`syncline.hooks.gtopk`: recipe, step and residuals of one rank.
 
-    Selecting and exchanging run on a thread of their own and, but for a few lines, without the
-    interpreter's lock, while the backward pass goes on. The exchange has a process group to itself.
+    Selection and exchange run on a thread of their own, mostly without the interpreter's lock,
+    during the backward pass. The exchange has a process group of its own.
     """
 
     def __init__(
@@ -92,22 +92,22 @@ class GTopKState:
         self._executor = SerialExecutor("syncline-sparse", timeout_s=PATIENCE * timeout_s)
         weakref.finalize(self, self._executor.close)
         self._exchanged: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
-        """Buckets of this step that DDP does not know of yet."""
+        """Exchanged buckets of this step whose futures are not complete yet."""
         self._message = 0
         self._step = 0
         self._kept_back: list[tuple[list[NamedGradient], Future[torch.Tensor], torch.Tensor]] = []
 
     @property
     def step(self) -> int:
-        """How many steps have been exchanged; the warm-up goes by it."""
+        """How many steps have been exchanged; the warm-up depends on it."""
         return self._step
 
     def step_ahead(self, optimizer: Optimizer) -> None:
-        """Take gradients where this rank's residuals will bring the weights.
+        """Compute gradients at the weights as they will be once this rank's residuals are applied.
 
-        What waits to be sent no longer makes gradients point the same way again and again, so small
-        densities cost less. From a step's first forward pass to its update the weights are other
-        ones on each rank; see :class:`~syncline.sparse.ahead.StepAhead`.
+        Then residuals no longer make gradients point the same way again and again, so small
+        densities cost less accuracy. From a step's first forward pass to its update, the weights
+        differ between ranks; see :class:`~syncline.sparse.ahead.StepAhead`.
 
         Call on all ranks, once for each optimizer, before the first forward pass.
 
@@ -142,10 +142,10 @@ class GTopKState:
         self._session.load_state_dict(state)
         self._step = self._session.step
 
-    # ------------------------------------------------------------------ of the hook
+    # ------------------------------------------------------------------ the hook
 
     def exchanged(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Begin the exchange of a bucket; the future is its buffer, averaged."""
+        """Begin the exchange of a bucket; return a future of its averaged buffer."""
         self._executor.check()
         future = self._session.context.future()
         gradients = []
@@ -167,7 +167,7 @@ class GTopKState:
         gradients = [gradient for each, _, _ in buckets for gradient in each]
         message = self._message
         self._message += 1
-        # DDP has copied all of them on the stream that is the current one here.
+        # DDP has copied all of them on the current stream.
         complete = self._session.context.mark()
 
         def exchange() -> None:
@@ -177,7 +177,7 @@ class GTopKState:
 
         def ended() -> None:
             self._exchanged += [(future, buffer) for _, future, buffer in buckets]
-            # A later bucket may be the one for which the whole step is to be skipped.
+            # A later bucket may cause the whole step to be skipped.
             if last or not self._session.has_scaler:
                 exchanged, self._exchanged = self._exchanged, []
                 with self._session.context.after(()):
@@ -189,8 +189,8 @@ class GTopKState:
         self._executor.put(exchange, ended)
         if last:
             self._step, self._message = self._step + 1, 0
-            # Before DDP waits for the futures: so an error comes out of backward() as it is.
+            # Before DDP waits for the futures: so backward() raises the error itself.
             if current_graph_task() >= 0:
                 queue_callback(self._executor.join)
-            else:  # a rank that has joined, in DDP's join(), follows the others' backward passes
+            else:  # in DDP's join(), a rank that has ended shadows the others' backward passes
                 self._executor.join()

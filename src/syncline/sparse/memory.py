@@ -1,4 +1,4 @@
-"""``Memory``: what an exchange does to the tensors of its rank, wherever they lie."""
+"""``Memory``: what an exchange does to the tensors of its rank, on any device."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ __all__ = ["HostMemory", "Memory", "Tracked", "Unit"]
 
 
 class Tracked(NamedTuple):
-    """What is kept of a parameter, and what is added to it; each of shape (elements,), float32."""
+    """Residual and gradient of a parameter; each of shape (elements,), float32."""
 
     residual: torch.Tensor
     gradient: torch.Tensor
     velocity: torch.Tensor | None = None
-    """If momentum is corrected. Of the tensors that are selected from together, all have one, or
-    none has."""
+    """With momentum correction. Either all or none of the tensors of a unit have one."""
 
 
 Unit = Sequence[Tracked]
-"""What is selected from together: the parts of a vector, one after the other."""
+"""Parts of a vector from which elements are selected together."""
 
 
 class Memory(Protocol):
-    """The tensors of one device; what is sent and what arrives is on the host.
+    """Operations on the tensors of one device; sparse vectors are on the host.
 
-    All tensors are contiguous float32, of shape (elements,). All forms give the same bits.
+    All tensors are contiguous float32, of shape (elements,). Implementations give the same bits.
     """
 
     def first_not_finite(self, tensors: Sequence[torch.Tensor]) -> int | None:
-        """Return which of the tensors is the first that holds an infinity or NaN."""
+        """Return the number of the first tensor that holds an infinity or NaN."""
 
     def are_zero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Say of each tensor whether all it has are zeros, and it has any."""
+        """Say of each tensor whether it has elements and all are zeros."""
 
     def take(
         self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
@@ -47,37 +46,36 @@ class Memory(Protocol):
         Of equal magnitudes the lower index is taken. Zeros are never taken, so there may be fewer.
 
         Args:
-            units: which make up a vector, one after the other.
-            counts: k, how many are taken of each unit, from 0 on; more than it has elements means
-                all.
-            momentum: of the velocities, where there are some: those become ``momentum * velocity +
-                gradient``, and are what is added.
+            units: the parts of a vector.
+            counts: k, how many are taken of each unit; at most all.
+            momentum: of the velocities, if there are any: these become ``momentum * velocity +
+                gradient``, and are added instead of gradients.
 
         Returns:
-            What was taken, of the length of all units; or the number of a unit in which an infinity
-            or NaN came out of the addition, after which residuals are of no use. Nobody looks at
-            units of which nothing is wanted.
+            The entries taken, of the length of all units; or the number of a unit in which the
+            addition gave an infinity or NaN, after which residuals are useless. Units with a count
+            of 0 are not checked.
         """
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Add the entries of a vector that these tensors make up one after the other."""
+        """Add the entries of a vector that is the concatenation of these tensors."""
 
     def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Set to zero what a vector has entries of, which these tensors make up."""
+        """Set the elements at a vector's entries to zero."""
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Let these tensors, one after the other, be this vector."""
+        """Set the concatenation of these tensors to this vector."""
 
 
 ZERO_BLOCK = 1 << 14
-"""Elements that are looked at together for one that is not zero."""
+"""Elements that are checked at once for one that is not zero."""
 
 
 class HostMemory:
     """:class:`~syncline.sparse.memory.Memory` of the host."""
 
     def first_not_finite(self, tensors: Sequence[torch.Tensor]) -> int | None:
-        """Return which of the tensors is the first that holds an infinity or NaN."""
+        """Return the number of the first tensor that holds an infinity or NaN."""
         for number, values in enumerate(tensors):
             if first_not_finite(values.data_ptr(), values.numel()) is not None:
                 return number
@@ -105,19 +103,19 @@ class HostMemory:
         return joined(taken)
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Add the entries of a vector that these tensors make up one after the other."""
+        """Add the entries of a vector that is the concatenation of these tensors."""
         lengths = [tensor.numel() for tensor in tensors]
         for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
             tensor.numpy()[part.indices] += part.values
 
     def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Set to zero what a vector has entries of, which these tensors make up."""
+        """Set the elements at a vector's entries to zero."""
         lengths = [tensor.numel() for tensor in tensors]
         for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
             tensor.numpy()[part.indices] = 0
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Let these tensors, one after the other, be this vector."""
+        """Set the concatenation of these tensors to this vector."""
         lengths = [tensor.numel() for tensor in tensors]
         for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
             tensor.zero_().numpy()[part.indices] = part.values

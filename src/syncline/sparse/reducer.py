@@ -41,13 +41,13 @@ times."""
 
 
 class _Begun(NamedTuple):
-    """A sparse exchange, as far as it needs no other rank."""
+    """The part of a sparse exchange that needs no other rank."""
 
     own: Content
     quota: Quota
     wire: WireFormat
     conservation: _Conservation | None
-    """If that is checked."""
+    """None if conservation is not checked."""
 
 
 class SparseReducer:
@@ -71,9 +71,9 @@ class SparseReducer:
         Args:
             recipe: the same on all ranks.
             elements: of every parameter by name, in the order of the model.
-            group: which nothing else uses.
+            group: used by nothing else.
             timeout: after which a peer that does not answer counts as lost.
-            context: of the device that gradients are on; whoever calls has entered it.
+            context: of the gradients' device; the caller has entered it.
             check: whether every exchange is checked for lost gradient, by dense exchanges of
                 float64.
         """
@@ -84,10 +84,10 @@ class SparseReducer:
         self.transport = SparseTransport(group, timeout)
         self._check = check
         self.refused: bool | None = None
-        """Whether a gradient of this step was infinite or NaN. None: that is an error; otherwise it
-        is noted, and all ranks get infinities, for whoever skips such steps."""
+        """Whether a gradient of this step was infinite or NaN. None: that is an error. Otherwise
+        all ranks get infinities, so that a scaler skips the step."""
         self.scale = 1.0
-        """What gradients and residuals are multiplied by."""
+        """The factor of gradients and residuals."""
         self.lowest_keeps = False
         """See :class:`Share`; ranks that differ in it refuse each other's messages."""
         self._memory = context.memory
@@ -100,16 +100,17 @@ class SparseReducer:
     def prepare(
         self, gradients: Sequence[NamedGradient], *, step: int, message: int
     ) -> Callable[[], None]:
-        """Select what one message sends; return what is to be called to exchange it.
+        """Select what one message sends; return a function that exchanges it.
 
-        The call replaces the gradients by their averages over all ranks; all ranks must call alike.
+        The function replaces the gradients by their averages over all ranks; all ranks must call it
+        alike.
 
         Args:
             gradients: of one message.
             step: of training, from 0; the density may depend on it.
             message: its number within the step.
 
-        The call raises:
+        The function raises:
             UserError: a gradient is infinite or NaN on some rank; raised on all of them. Nothing
                 was exchanged: gradients that are finite have gone into the residuals.
             MismatchError: ranks exchange different messages.
@@ -118,7 +119,7 @@ class SparseReducer:
         sparse = [g for g in gradients if not self._is_dense(g)]
         dense = [g for g in gradients if self._is_dense(g)]
         refusal = self._refusal_of(gradients)
-        # The check exchanges too, and so belongs to the call.
+        # The check is an exchange, too, so it belongs to the function.
         ready = None
         if sparse and not self._check:
             ready = self._begin(sparse, refusal, step, message)
@@ -191,7 +192,7 @@ class SparseReducer:
         )
 
     def _accept(self, refusal: Refusal, gradients: Sequence[NamedGradient]) -> None:
-        """Leave a refusal to whoever looks at the gradients, or raise."""
+        """Set the gradients to infinity, for a scaler to skip the step, or raise."""
         if self.refused is None or not is_by_gradient(refusal):
             raise refusal_error(refusal, self._names, together=len(gradients))
         self.refused = True
@@ -213,13 +214,13 @@ class SparseReducer:
 
 
 class _Conservation:
-    """What the residuals and gradients of all ranks add up to, before and after an exchange.
+    """Compares the sum of all ranks' residuals and gradients before and after an exchange.
 
     Args:
-        gradients: of a message, before they are added to anything.
+        gradients: of a message, before any addition.
         residuals: of this rank.
-        momentum: of the velocities, if there are some: then a velocity takes the gradient's place.
-        transport: adds up; all ranks must make one.
+        momentum: of the velocities, if there are any; they replace the gradients.
+        transport: sums over the ranks; all of them must call.
     """
 
     def __init__(
@@ -241,11 +242,11 @@ class _Conservation:
             residual = residuals.of(name).double()
             rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
         self._before = torch.cat(rows, dim=1).cpu()
-        """Of shape (2, elements), float64: sums over all ranks, and those of the magnitudes."""
+        """Of shape (2, elements), float64: sums over all ranks, and sums of the magnitudes."""
         transport.all_reduce(self._before, counted=False)
 
     def require(self, delivered: SparseVector) -> None:
-        """Compare what is kept and delivered now with what there was; all ranks must call.
+        """Compare the sum of residuals and delivered values with the sum before; all ranks call.
 
         Raises:
             InternalError: an element differs by more than rounding.
@@ -271,14 +272,14 @@ class _Conservation:
 
 
 def _average_whole(gradients: Sequence[NamedGradient], transport: SparseTransport) -> str | None:
-    """Average gradients over all ranks, whole; all ranks must call alike.
+    """Average whole gradients over all ranks; all ranks must call alike.
 
     Args:
         gradients: become the averages.
         transport: exchanges them, on the host.
 
     Returns:
-        The name of one whose average is infinite or NaN; then none has changed.
+        The name of a gradient whose average is infinite or NaN; then none is changed.
 
     Raises:
         PeerError: a rank failed, or did not answer in time.
@@ -296,6 +297,6 @@ def _average_whole(gradients: Sequence[NamedGradient], transport: SparseTranspor
 
 
 def _digest_of(*what: object) -> int:
-    """Return 64 bits that stand for what the ranks must have in common."""
+    """Return 64 bits of a digest of what the ranks must have in common."""
     text = "\0".join(map(str, what)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")

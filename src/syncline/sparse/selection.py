@@ -23,34 +23,34 @@ __all__ = [
 Instructions = Literal["widest", "portable", "avx2", "avx512"]
 
 INSTRUCTIONS: dict[Instructions, int] = {"widest": -1, "portable": 0, "avx2": 1, "avx512": 2}
-"""Sets of vector instructions, by the core's number. All give the same bits."""
+"""Sets of vector instructions, by the native core's number. All give the same bits."""
 
 
 class SelectionPart(NamedTuple):
-    """One of the arrays that make up a vector, one after the other; contiguous float32 on the CPU.
+    """A part of a vector: contiguous float32 on the CPU.
 
-    The caller keeps the memory alive. Addresses are 0 where there is nothing.
+    The caller keeps the memory alive. An address is 0 if there is no such array.
     """
 
     values: int
-    """Address of what is selected from, such as a residual."""
+    """Address of the values to select from, such as a residual."""
     elements: int
     gradient: int = 0
-    """Address of what is added to the values first."""
+    """Address of the gradient, which is added to the values first."""
     velocity: int = 0
-    """Address of the velocity, if momentum is corrected: it becomes ``momentum * velocity +
-    gradient``, and is what is added."""
+    """Address of the velocity, with momentum correction: it becomes ``momentum * velocity +
+    gradient``, and is added instead of the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was taken."""
+    """The result of a selection."""
 
     taken: SparseVector
     threshold: int
-    """Bits of a magnitude: everything above was taken, nothing below."""
+    """Bits of a magnitude: all elements above it were taken, none below."""
     finite: bool
-    """Whether all values are, after the addition; else nothing was taken."""
+    """Whether all values are finite after the addition; otherwise none was taken."""
     exact: bool
     """Whether the k largest were taken."""
 

@@ -66,7 +66,7 @@ class CudaStreamContext(StreamContext):
             self._stream.synchronize()
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """Return a future: the stream of whoever waits for it waits for its values."""
+        """Return a future that makes the waiting thread's stream wait for its values."""
         return torch.futures.Future(devices=[self.device])
 
 

@@ -1,4 +1,4 @@
-"""``TorchMemory``: tensors of any device, by operations of torch."""
+"""``TorchMemory``: operations on residuals on any device, by torch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ __all__ = ["TorchMemory", "largest", "magnitudes"]
 class TorchMemory:
     """:class:`~syncline.sparse.memory.Memory` of a GPU.
 
-    Work on several tensors is one call, as the host would take longer to launch it than the device
-    to do it; what is asked of the device is answered at once for all of them. Everything is done on
-    the current stream.
+    Work on several tensors is one call, since launches would take longer than the work; so is
+    every read from the device. Everything runs on the current stream.
     """
 
     def first_not_finite(self, tensors: Sequence[torch.Tensor]) -> int | None:
-        """Return which of the tensors is the first that holds an infinity or NaN."""
+        """Return the number of the first tensor that holds an infinity or NaN."""
         norms = _largest_of_each(tensors)
         return next((n for n, norm in enumerate(norms) if not math.isfinite(norm)), None)
 
     def are_zero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Say of each tensor whether all it has are zeros, and it has any."""
+        """Say of each tensor whether it has elements and all are zeros."""
         norms = _largest_of_each(tensors)
         return [t.numel() > 0 and norm == 0 for t, norm in zip(tensors, norms, strict=True)]
 
@@ -63,7 +62,7 @@ class TorchMemory:
         there = largest(magnitude, lengths, counts)
         values = together[there].cpu().numpy()
         indices = there.cpu().numpy().astype(np.uint32)
-        # What is not finite is larger than all else, so wherever something is wanted it is found.
+        # An element that is not finite is the largest, so it is among those taken, if any are.
         odd = indices[~np.isfinite(values)]
         if len(odd):
             return int(np.searchsorted(np.cumsum(lengths), odd[0], side="right"))
@@ -71,18 +70,18 @@ class TorchMemory:
         return SparseVector(sum(lengths), indices, values)
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Add the entries of a vector that these tensors make up one after the other."""
+        """Add the entries of a vector that is the concatenation of these tensors."""
         for tensor, indices, values in _placed(tensors, vector):
             # Each index occurs once, so there is no order of additions to choose.
             tensor.index_put_((indices,), tensor[indices] + values)
 
     def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Set to zero what a vector has entries of, which these tensors make up."""
+        """Set the elements at a vector's entries to zero."""
         for tensor, indices, _ in _placed(tensors, vector):
             tensor.index_fill_(0, indices, 0)
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
-        """Let these tensors, one after the other, be this vector."""
+        """Set the concatenation of these tensors to this vector."""
         foreach_zero_([*tensors])
         for tensor, indices, values in _placed(tensors, vector):
             tensor.index_put_((indices,), values)
@@ -107,9 +106,9 @@ def _clear(tensors: Sequence[torch.Tensor], together: torch.Tensor, indices: tor
     """Set elements to zero.
 
     Args:
-        tensors: of which some elements are to be cleared.
-        together: what :func:`_joined` made of them.
-        indices: in that.
+        tensors: to change.
+        together: the result of :func:`_joined`.
+        indices: of elements of ``together``.
     """
     together.index_fill_(0, indices, 0)
     if len(tensors) > 1:
@@ -220,7 +219,7 @@ def _guesses(
 
 
 def _guessed(magnitude: torch.Tensor, k: int) -> torch.Tensor | None:
-    """Return a magnitude that somewhat more than k exceed, as far as a sample can tell, or None."""
+    """Return a magnitude that somewhat more than k exceed, estimated from a sample, or None."""
     elements = magnitude.numel()
     if elements < SAMPLED_FROM:
         return None

@@ -1,4 +1,4 @@
-"""``SparseVector``: a vector of which only some elements are given, and how two of them merge."""
+"""``SparseVector``: a vector with few nonzero elements, and how two of them merge."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseVector:
-    """Entries in ascending order of their indices, each of which occurs once."""
+    """Entries in ascending order of their indices; each index occurs once."""
 
     length: int
-    """Of the dense vector, in elements; at most 2^32 - 1."""
+    """Length of the dense vector, in elements; at most 2^32 - 1."""
     indices: NDArray[np.uint32]
     """Of shape (entries,)."""
     values: NDArray[np.float32]
@@ -63,10 +63,10 @@ class SparseVector:
         return result
 
     def parts(self, lengths: Sequence[int]) -> Iterator[SparseVector]:
-        """Yield the vectors that make up this one, one after the other.
+        """Yield consecutive parts of this vector.
 
         Args:
-            lengths: of each, in elements; they add up to that of this one.
+            lengths: of the parts, in elements; they add up to this vector's length.
         """
         start, first = 0, 0
         for length in lengths:
@@ -77,7 +77,7 @@ class SparseVector:
             start, first = stop, first + length
 
     def divided(self, indices: NDArray[np.uint32]) -> tuple[SparseVector, SparseVector]:
-        """Return the entries of these indices, and the others.
+        """Return the entries at these indices, and the others.
 
         Args:
             indices: ascending.
@@ -90,21 +90,21 @@ class SparseVector:
 
 
 class Quota(NamedTuple):
-    """How many entries are kept of each of the parts that make up a vector."""
+    """How many entries are kept of each part of a vector."""
 
     lengths: tuple[int, ...]
-    """Of the parts, one after the other, in elements."""
+    """Lengths of the parts, in elements."""
     counts: tuple[int, ...]
-    """Of entries, at most; as many as there are lengths."""
+    """The most entries of each part."""
 
     @property
     def length(self) -> int:
-        """Elements of all parts."""
+        """Elements of all parts together."""
         return sum(self.lengths)
 
     @property
     def k(self) -> int:
-        """Entries of all parts."""
+        """The most entries of all parts together."""
         return sum(self.counts)
 
 

@@ -1,13 +1,13 @@
-"""How a sparse vector travels: a header, indices, values; as many bytes whatever it holds.
+"""The wire format of a sparse vector: header, indices, values; its size does not depend on them.
 
-The length of a message follows from what both ends know beforehand, so one message is enough::
+Both ends know the length of a message beforehand, so one message is enough::
 
     magic "SLsv" | kind | precision | coding | 0 | entries | k | length | digest     28 bytes
-    indices of 32 bits, or as distances of 16 bits, whichever are fewer bytes
+    indices of 32 bits, or distances of 16 bits, whichever takes fewer bytes
     values
     zeros up to the length of a message of k entries
 
-A refusal has its rank in the place of the entries, then reason and detail, 32 bits each. All
+A refusal has its rank in place of the entries, then reason and detail, 32 bits each. All
 numbers are little-endian. Distances of 16 bits suffice for nearly all indices where more than one
 element in 65,536 is sent, so an entry takes 6 bytes with float32 and 4 with 16-bit values.
 """
@@ -44,15 +44,15 @@ REASON = struct.Struct("<II")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireFormat:
-    """What both ends of an exchange know of its messages."""
+    """What both ends of an exchange know about its messages."""
 
     k: int
     """The most entries."""
     length: int
-    """Of the dense vector."""
+    """Length of the dense vector."""
     precision: Precision
     digest: int
-    """64 bits that stand for everything that the ranks must have in common."""
+    """64 bits of a digest of everything that the ranks must have in common."""
 
     @property
     def message_bytes(self) -> int:
