@@ -20,7 +20,7 @@ from syncline.measure.sparse import sparse_speeds
 from syncline.model.network import Link, Network
 from syncline.model.sparse_costs import SparseSpeeds
 from syncline.planners.merge import Merge
-from syncline.planners.single import Single
+from syncline.planners.wfbp import Single
 from syncline.simulator.predict import predict
 
 mpl.use("Agg")

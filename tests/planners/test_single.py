@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from syncline.model.network import PRESETS
-from syncline.planners.single import Single
+from syncline.planners.wfbp import Single
 from tests import strategies as some
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
-from syncline.planners.single import Single
+from syncline.planners.wfbp import Single
 from syncline.replay.work import Computation, measured_timeline
 from syncline.simulator.predict import predict, predict_computation_s
 from tests import strategies as some

@@ -9,8 +9,8 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.whatif import Bottleneck
 from syncline.planners import PLANNERS
+from syncline.simulator.analysis import PathStep
 from syncline.simulator.bottleneck import LADDER_GBIT_S, bottleneck, layers_of
-from syncline.simulator.critical import PathStep
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.whatif import Change, WhatIfSimulator
 from syncline.simulator.workers import Workers

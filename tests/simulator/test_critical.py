@@ -14,7 +14,7 @@ from syncline.errors import InternalError
 from syncline.model.network import Link, Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
-from syncline.simulator.critical import PathStep, critical_path, critical_tasks, path_parts
+from syncline.simulator.analysis import PathStep, critical_path, critical_tasks, path_parts
 from syncline.simulator.graph import TaskGraph
 from syncline.simulator.predict import simulate_plan
 from syncline.simulator.strategy import STRATEGIES

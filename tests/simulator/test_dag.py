@@ -14,8 +14,7 @@ from syncline.errors import UserError
 from syncline.model.network import Link, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
-from syncline.planners.single import Single
-from syncline.planners.wfbp import Wfbp
+from syncline.planners.wfbp import Single, Wfbp
 from syncline.simulator.bound import lower_bound_ns, terms
 from syncline.simulator.dag import build
 from syncline.simulator.predict import predict, predict_iteration_s

@@ -21,7 +21,7 @@ from syncline.model.run import Sent
 from syncline.parallel.dense_transport import Work
 from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
-from syncline.planners.single import Single
+from syncline.planners.wfbp import Single
 from syncline.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
 from syncline.sparse.session import Scaler, Session, own_group
 from syncline.sparse.sparse_transport import SparseTransport, ring_bytes

@@ -29,7 +29,7 @@ from syncline.model.run import Rate
 from syncline.parallel.recording import Recorded
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners.ddp import Ddp
-from syncline.planners.single import Single
+from syncline.planners.wfbp import Single
 
 __all__ = ["RankMeasurements", "Settings", "Stage", "StageResult"]
 

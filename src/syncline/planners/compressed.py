@@ -18,8 +18,8 @@ from syncline.model.recipe import Compression, Recipe, compression_name
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.planners.base import Planner
 from syncline.planners.ddp import Ddp
-from syncline.planners.single import Single
 from syncline.planners.table import CANDIDATES
+from syncline.planners.wfbp import Single
 from syncline.simulator.predict import predict
 
 __all__ = ["CompressedChoice", "choose_compressed", "compressed", "compressing"]

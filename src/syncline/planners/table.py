@@ -11,9 +11,8 @@ from syncline.planners.merge import Merge
 from syncline.planners.mgwfbp import MgWfbp
 from syncline.planners.p3 import P3
 from syncline.planners.pace import Pace
-from syncline.planners.single import Single
 from syncline.planners.tictac import TicTac
-from syncline.planners.wfbp import Wfbp
+from syncline.planners.wfbp import Single, Wfbp
 
 __all__ = ["CANDIDATES", "PUBLISHED", "SCHEDULERS"]
 

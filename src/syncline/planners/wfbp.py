@@ -1,4 +1,4 @@
-"""Wait-free backpropagation: a message a tensor, as soon as it is ready."""
+"""The two extremes: a message a tensor, as soon as it is ready; or one message for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["Wfbp"]
+__all__ = ["Single", "Wfbp"]
 
 
 class Wfbp(MergingPlanner, frozen=True, kw_only=True):
@@ -20,3 +20,14 @@ class Wfbp(MergingPlanner, frozen=True, kw_only=True):
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
         """Return every tensor as the end of its own message."""
         return list(range(len(profile.gradients)))
+
+
+class Single(MergingPlanner, frozen=True, kw_only=True):
+    """Send all gradients at once. Source: MG-WFBP, section 2.4, Eq. 9."""
+
+    NAME: ClassVar[str] = "single"
+    SUMMARY: ClassVar[str] = "one message after the backward pass (SyncEASGD)"
+
+    def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
+        """Return the last tensor as the end of the only message."""
+        return [len(profile.gradients) - 1]

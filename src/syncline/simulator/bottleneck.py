@@ -15,7 +15,7 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.model.whatif import BOUND_SHARE, Bottleneck, Bound, Point
-from syncline.simulator.critical import PathStep, critical_path, path_parts
+from syncline.simulator.analysis import PathStep, critical_path, path_parts
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.whatif import Change, Planned, WhatIfSimulator
 from syncline.simulator.workers import ALIKE

@@ -23,6 +23,7 @@ from syncline.model.prediction import Prediction
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+from syncline.simulator.analysis import ready_ns, waits
 from syncline.simulator.bound import least_s_per_byte, network_bound_ns, terms
 from syncline.simulator.dag import Dag
 from syncline.simulator.layout import Slot
@@ -30,7 +31,6 @@ from syncline.simulator.messages import MessageTask
 from syncline.simulator.steady import Steady, steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
 from syncline.simulator.transformations import as_planned
-from syncline.simulator.waits import ready_ns, waits
 from syncline.simulator.workers import ALIKE, Workers
 
 __all__ = [
