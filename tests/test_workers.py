@@ -80,7 +80,7 @@ def test_answers_come_by_rank_and_large_orders_arrive(pair: WorkerGroup) -> None
 def test_a_failure_is_raised_in_its_class_and_the_workers_stay(
     pair: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match=r"^take another$"):
+    with pytest.raises(UserError, match=r"^take another\nworker 0: lost a rank$"):
         ask(pair, "user")
     with pytest.raises(SynclineError, match=r"^worker 0 failed: ValueError: no$"):
         ask(pair, "bug")

@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing as mp
-import os
+import pickle
+import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from syncline.errors import SynclineError, UserError
+from syncline.workers import ThisHost, WorkerGroup, serve
 
 JOB_TIMEOUT_S = 120.0
 GROUP_TIMEOUT_S = 60.0
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of a module to call in a process group."""
+
+    module: str
+    name: str
+    arguments: bytes
+    """Pickled, as is what it returns."""
+    workers: int
+    backend: str
+    store: str
 
 
 class WorkerError(AssertionError):
@@ -30,11 +48,12 @@ class WorkerPool:
     """Worker processes that run functions of test modules under a process group."""
 
     def __init__(self) -> None:
-        self._context = mp.get_context("spawn")
-        self._workers: list[tuple[Any, Connection]] = []
+        self._stack = contextlib.ExitStack()
+        self._group: WorkerGroup | None = None
         # One folder for as long as the workers live: a FileStore without it ends the process in
         # its destructor, which runs whenever the last reference goes.
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = Path()
+        self._started = 0
         self._jobs = 0
 
     def run(
@@ -51,72 +70,52 @@ class WorkerPool:
         Raises:
             WorkerError: it raised on a rank, or did not end within the deadline.
         """
-        while len(self._workers) < workers:
-            self._start()
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory()
+        group = self._group_of(workers)
         self._jobs += 1
-        store = os.path.join(self._folder.name, f"store-{self._jobs}")  # noqa: PTH118
-        for rank in range(workers):
-            message = (job.__module__, job.__name__, args, rank, workers, backend, store)
-            try:
-                self._workers[rank][1].send(message)
-            except BrokenPipeError as error:
-                self.close()
-                raise WorkerError(f"rank {rank}'s process died after its last job") from error
-        answers = self._collect(workers, job.__name__)
-        failures = [f"rank {rank}:\n{a[1]}" for rank, a in enumerate(answers) if not a[0]]
-        if failures:
+        order = Job(
+            module=job.__module__,
+            name=job.__name__,
+            arguments=pickle.dumps(args),
+            workers=workers,
+            backend=backend,
+            store=str(self._folder / f"store-{self._jobs}"),
+        )
+        try:
+            answers = group.ask(
+                order,
+                bytes,
+                timeout_s=JOB_TIMEOUT_S,
+                overdue=f"{job.__name__} did not end within {JOB_TIMEOUT_S} s",
+                ranks=workers,
+            )
+        except SynclineError as error:
             self.close()  # the others may hang in a collective
-            raise WorkerError("\n".join(failures))
-        return [answer[1] for answer in answers]
+            notes = getattr(error, "__notes__", [])
+            raise WorkerError("\n".join([str(error), *notes])) from None
+        return [pickle.loads(answer) for answer in answers]
 
-    def _collect(self, workers: int, name: str) -> list[tuple[bool, Any]]:
-        waiting = {self._workers[rank][1]: rank for rank in range(workers)}
-        answers: dict[int, tuple[bool, Any]] = {}
-        while waiting:
-            ready = wait(list(waiting), timeout=JOB_TIMEOUT_S)
-            if not ready:
-                ranks = sorted(waiting.values())
-                self.close()
-                raise WorkerError(f"{name}: ranks {ranks} gave no answer in {JOB_TIMEOUT_S} s")
-            for connection in ready:
-                rank = waiting.pop(connection)  # type: ignore[arg-type, call-overload]
-                try:
-                    answers[rank] = connection.recv()  # type: ignore[union-attr]
-                except EOFError:
-                    answers[rank] = (False, "the process died")
-            if any(not ok for ok, _ in answers.values()):
-                # Give the others a moment to fail by themselves, then stop waiting for them.
-                for connection in wait(list(waiting), timeout=2.0):
-                    rank = waiting.pop(connection)  # type: ignore[arg-type, call-overload]
-                    with contextlib.suppress(EOFError):
-                        answers[rank] = connection.recv()  # type: ignore[union-attr]
-                for rank in waiting.values():
-                    answers[rank] = (False, "still waiting when another rank failed")
-                break
-        return [answers.get(rank, (False, "no answer")) for rank in range(workers)]
-
-    def _start(self) -> None:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        self._workers.append((process, ours))
+    def _group_of(self, workers: int) -> WorkerGroup:
+        """Return the group, with at least so many workers."""
+        if self._group is None:
+            self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            self._group = self._stack.enter_context(WorkerGroup(self._folder))
+        while self._started < workers:
+            rank = self._started
+            # Without -P: tests lie in the working folder.
+            command = [sys.executable, "-m", "tests.workers", self._group.path, str(rank)]
+            environment = {"PYTHONPATH": str(ROOT)}
+            self._group.start(ThisHost(), command, environment, rank=rank, shown=True)
+            self._started += 1
+        self._group.gather(self._started)
+        return self._group
 
     def close(self) -> None:
         """Stop all workers."""
-        for process, connection in self._workers:
-            connection.close()
-            process.kill()
-            process.join(5)
-        self._workers.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._stack.close()
+        self._group, self._started = None, 0
 
 
-def _serve(connection: Connection) -> None:
+def _serve(path: str, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -124,25 +123,29 @@ def _serve(connection: Connection) -> None:
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    while True:
-        try:
-            module, name, args, rank, workers, backend, store = connection.recv()
-        except (EOFError, OSError):
-            return
+
+    def act(job: Job, _: object) -> bytes:
         try:
             dist.init_process_group(
-                backend,
-                init_method=f"file://{store}",
+                job.backend,
+                init_method=f"file://{job.store}",
                 rank=rank,
-                world_size=workers,
+                world_size=job.workers,
                 timeout=timedelta(seconds=GROUP_TIMEOUT_S),
             )
             torch.manual_seed(0)
-            result = getattr(importlib.import_module(module), name)(*args)
+            called = getattr(importlib.import_module(job.module), job.name)
+            result = called(*pickle.loads(job.arguments))
             dist.barrier()
-            connection.send((True, result))
+            return pickle.dumps(result)
         except BaseException:
-            connection.send((False, traceback.format_exc()))
+            raise UserError(f"rank {rank}:\n{traceback.format_exc()}") from None
         finally:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
+
+    serve(path, rank, Job, act)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]))

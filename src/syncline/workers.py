@@ -372,24 +372,32 @@ def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
 
 
 def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
-    """Return the error to raise for the failed workers: the cause, not its consequences.
+    """Return the error to raise for the failed workers: the cause, with its consequences as notes.
 
     Args:
         name: what a worker is called.
         failures: by rank.
     """
-    rank = min(failures, key=lambda rank: (_remoteness(failures[rank]), rank))
-    failure = failures[rank]
+    cause, *others = sorted(failures, key=lambda rank: (_remoteness(failures[rank]), rank))
+    failure = failures[cause]
+    if isinstance(failure, Failure) and failure.traceback is not None:
+        print(failure.traceback, file=sys.stderr, end="")
+    error = _error(f"{name} {cause}", failure)
+    for rank in others:
+        error.add_note(str(_error(f"{name} {rank}", failures[rank])))
+    return error
+
+
+def _error(worker: str, failure: Failure | Lost) -> SynclineError:
     if isinstance(failure, Lost):
         end = "was lost" if failure.code is None else end_of(failure.code)
         silent = " and no message" if failure.code is not None and failure.code >= 0 else ""
         said = f", and said:\n{failure.output}" if failure.output else silent
-        return PeerError(f"{name} {rank} {end}{said}")
+        return PeerError(f"{worker} {end}{said}")
     if failure.traceback is not None:
-        print(failure.traceback, file=sys.stderr, end="")
-        return SynclineError(f"{name} {rank} failed: {failure.message}")
+        return SynclineError(f"{worker} failed: {failure.message}")
     kind = getattr(errors, failure.kind, SynclineError)
-    error = kind(f"{name} {rank}: {failure.message}" if kind is PeerError else failure.message)
+    error = kind(f"{worker}: {failure.message}" if kind is PeerError else failure.message)
     assert isinstance(error, SynclineError)
     return error
 
@@ -404,9 +412,7 @@ def _remoteness(failure: Failure | Lost) -> int:
 # ------------------------------------------------------------------ in the worker's process
 
 
-def serve(
-    path: str, rank: int, kind: Any, act: Callable[[Any, Progress], msgspec.Struct | None]
-) -> None:
+def serve(path: str, rank: int, kind: Any, act: Callable[[Any, Progress], object]) -> None:
     """Carry out orders until the leading process closes the connection.
 
     Args:
