@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.plan import Collective, Message, Payload, Plan, Tensor
+from syncline.model.plan import Message, MessageCollective, Payload, Plan, Tensor
 from syncline.model.profile import Profile
 from syncline.model.quantities import BYTES_PER_ELEMENT
 from tests import strategies as some
@@ -194,7 +194,7 @@ def test_no_difference_whatever_the_order() -> None:
     ],
 )
 def test_what_cannot_travel_lossily(
-    payload: Payload, collective: Collective, span: int, dtypes: str, said: str
+    payload: Payload, collective: MessageCollective, span: int, dtypes: str, said: str
 ) -> None:
     dense = plan([4, 4], (0, span), (span, 8), dtypes=dtypes)
     first = Message(start=0, stop=span, payload=payload, collective=collective)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, gtopk
-from syncline.model.plan import Collective
+from syncline.model.plan import MessageCollective
 from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Rate
 from syncline.parallel import stage_engine
@@ -373,11 +373,11 @@ class Unbounded(DenseTransport):
     def mark(self) -> str:
         return MARK
 
-    def prepare(self, buffer: torch.Tensor, collective: Collective) -> None:
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
         pass
 
     def send(
-        self, buffer: torch.Tensor, collective: Collective, shares: Shares, after: Any
+        self, buffer: torch.Tensor, collective: MessageCollective, shares: Shares, after: Any
     ) -> Work:
         assert after
         assert all(mark == MARK for mark in after)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.measure.clock import Clock, CpuClock
 from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
-from syncline.model.plan import Collective, Message, Plan, Tensor, Wait
+from syncline.model.plan import Message, MessageCollective, Plan, Tensor, Wait
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
 from syncline.parallel.recording import (
     BucketStamps,
@@ -59,7 +59,7 @@ PERIOD = 180
 
 
 def plan(
-    wait: Wait = "need", collectives: tuple[Collective, ...] = ("all-reduce", "all-reduce")
+    wait: Wait = "need", collectives: tuple[MessageCollective, ...] = ("all-reduce", "all-reduce")
 ) -> Plan:
     """Return a message for ``b``, then one for ``a``."""
     halves = ((0, 100), (100, 300))

@@ -105,7 +105,7 @@ def test_a_workload_is_known_by_its_first_lines() -> None:
         (ASTRASIM.replace("ALLREDUCE", "NONE"), "no gradient tensors"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(text: str, says: str, tmp_path: Path) -> None:
+def test_errors_name_their_line(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=says) as caught:
         _read(tmp_path, text)
     assert "workload.txt" in str(caught.value)

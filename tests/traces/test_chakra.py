@@ -163,7 +163,7 @@ def test_launches_and_kernels(tmp_path: Path) -> None:
     assert any("dependencies are on nodes that the file does not hold" in n for n in trace.notes)
 
 
-def test_data_loading_and_copying_are_told_by_name_and_type(tmp_path: Path) -> None:
+def test_data_loading_and_copying_are_recognised_by_name_and_type(tmp_path: Path) -> None:
     nodes = (
         _node(1, name="DataLoader.next"),
         _node(2, NodeType.MEM_LOAD, 1),
@@ -284,7 +284,7 @@ def _with(content: bytes, old: bytes, new: bytes) -> bytes:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_node(content: bytes, says: str, tmp_path: Path) -> None:
+def test_errors_name_their_node(content: bytes, says: str, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=says) as caught:
         _read(tmp_path, content)
     assert "rank.0.et" in str(caught.value)

@@ -73,7 +73,7 @@ def test_every_span_is_a_complete_event_in_microseconds() -> None:
     assert event["args"] == {"kind": "message", "bytes": message.size_bytes}
 
 
-def test_a_wait_is_told_from_the_operation_that_waits() -> None:
+def test_a_wait_is_not_taken_for_the_operation_that_waits() -> None:
     spans = (_span("fc", 0, 2000, "wait"), _span("fc", 2000, 3000))
     timeline = Timeline(name="t", source="measured", iteration_ns=3000, spans=spans)
     events = [e for e in _events(timeline) if e["ph"] == "X"]

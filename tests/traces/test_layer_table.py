@@ -127,7 +127,7 @@ def test_a_table_is_known_by_its_beginning() -> None:
         ("0 " + "a" * (1 << 20) + " 1 1 1 4", "line 1 is longer than"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(text: str | bytes, says: str, tmp_path: Path) -> None:
+def test_errors_name_their_line(text: str | bytes, says: str, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=says) as caught:
         _read(tmp_path, text)
     assert "alexnet.txt" in str(caught.value)

@@ -90,7 +90,7 @@ NODE = "nodeX -- ReLU -- forward_compute_time=1, backward_compute_time=1, parame
         ("hello\n", "line 1: expected 'node -- operation"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(text: str, says: str, tmp_path: Path) -> None:
+def test_errors_name_their_line(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=says) as caught:
         _read(tmp_path, text)
     assert "net.graph.txt" in str(caught.value)

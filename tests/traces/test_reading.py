@@ -25,7 +25,9 @@ def elements(text: str | bytes, *arrays: str) -> list[tuple[str, int | None, obj
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["a.txt", "a.gz"])
-def test_packing_is_told_by_content_not_by_name(tmp_path: Path, packed: bool, name: str) -> None:
+def test_packing_is_recognised_by_content_not_by_name(
+    tmp_path: Path, packed: bool, name: str
+) -> None:
     text = b"line\n" * 1000
     path = tmp_path / name
     path.write_bytes(gzip.compress(text) if packed else text)
@@ -187,7 +189,7 @@ def test_a_truncated_file_is_never_taken_for_a_whole_one(cut: int) -> None:
         ('{"e": [' + "1" * 5000 + "]}", r"Exceeds the limit .* in e\[0\]"),
     ],
 )
-def test_broken_json_is_told_with_its_place(text: str, message: str) -> None:
+def test_errors_in_json_name_their_place(text: str, message: str) -> None:
     with pytest.raises(FileError, match=message):
         elements(text, "e")
 

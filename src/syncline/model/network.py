@@ -80,11 +80,11 @@ class Network(Document, frozen=True, kw_only=True):
     inside: Link | None = None
     """Link between two workers of one host."""
     sparse: SparseSpeeds | None = None
-    """How fast the workers select and merge, where that was measured. The curve of a sparse
-    algorithm counts it then."""
+    """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
+    then includes it."""
     whole: CostCurve | None = None
-    """Where ``all_reduce`` is of a compressed exchange: what one of every element costs. A plan's
-    dense messages beside compressed ones do."""
+    """If ``all_reduce`` is the cost of a compressed exchange: the cost of an exchange of every
+    element, which dense messages beside compressed ones have."""
     points: tuple[Measurement, ...] = ()
     """The measured all-reduces that the curve was fitted to."""
     fit_error: float | None = None
@@ -136,7 +136,7 @@ class Network(Document, frozen=True, kw_only=True):
     ) -> Network:
         """Return a network whose all-reduce costs ``a + b M``. Source: MG-WFBP, Eq. 10.
 
-        ``algorithm`` is what the line is carried over to other worker counts by.
+        ``algorithm`` is the one by which the line is scaled to other worker counts.
         """
         curve = CostCurve.line(a_s, b_s_per_byte)
         return cls(name=name, workers=workers, all_reduce=curve, algorithm=algorithm)
@@ -254,9 +254,9 @@ class Network(Document, frozen=True, kw_only=True):
 
         The cost is rescaled by the ratio of the formulas after and before the change
         (:func:`syncline.model.exchange.rescaled`), so that a measured curve keeps its shape and the
-        formula of a link stays one. A network without a link gets the one that its line has by its
-        algorithm (MG-WFBP, section 6.4), and the new name says so. If nothing changes the network
-        itself is returned.
+        formula of a link remains a formula. A network without a link gets the one that its line has
+        by its algorithm (MG-WFBP, section 6.4), and the new name says so. If nothing changes the
+        network itself is returned.
 
         Args:
             workers: how many workers in all; on hosts, as many on each as before.
@@ -330,7 +330,7 @@ class Network(Document, frozen=True, kw_only=True):
 
     @property
     def exchange(self) -> Exchange:
-        """What the curve is taken to be of, with an inferred link if there is none.
+        """The exchange whose cost the curve is, with an inferred link if there is none.
 
         Raises:
             UserError: no link can be inferred.

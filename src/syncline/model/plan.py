@@ -22,15 +22,15 @@ from syncline.model.quantities import (
     require_time,
 )
 
-__all__ = ["Collective", "Message", "Payload", "Plan", "Tensor", "Wait"]
+__all__ = ["Message", "MessageCollective", "Payload", "Plan", "Tensor", "Wait"]
 
-Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
-"""``reduce-scatter`` sums a slice and leaves each worker a share; ``all-gather`` hands the shares
-round: an all-reduce in two halves, which may be sent at different times."""
+MessageCollective = Literal["all-reduce", "reduce-scatter", "all-gather"]
+"""``reduce-scatter`` sums a slice and leaves each worker a share; ``all-gather`` sends every share
+to all. Together they are an all-reduce in two halves, which may be sent at different times."""
 
 Payload = Literal["dense", "sparse", "bfloat16", "float16"]
-"""What travels: every element as it is; the largest, by the recipe of the job; or every element,
-rounded to 16 bits. All but the first are lossy."""
+"""What is sent: every element unchanged; the largest elements, by the recipe of the job; or every
+element rounded to 16 bits. All but the first are lossy."""
 
 Wait = Literal["update", "need"]
 """Which part waits for the messages. ``update``: the update waits for all of them (DDP:
@@ -58,7 +58,7 @@ class Message(Value, frozen=True, kw_only=True):
 
     start: int
     stop: int
-    collective: Collective = "all-reduce"
+    collective: MessageCollective = "all-reduce"
     delay_s: float = 0.0
     """Seconds from the readiness of its last gradient until it may leave (Horovod's cycle)."""
     payload: Payload = "dense"
@@ -213,11 +213,11 @@ class Plan(Document, frozen=True, kw_only=True):
 
     @property
     def is_lossy(self) -> bool:
-        """Whether any message leaves out, or rounds, what it holds."""
+        """Whether any message leaves elements out or rounds them."""
         return any(message.payload != "dense" for message in self.messages)
 
     def tensors_of(self, message: Message) -> range:
-        """Return the indices of the tensors that the message holds some of.
+        """Return the indices of the tensors of which the message holds elements.
 
         A tensor without elements belongs to the message that holds the element before it.
         """
@@ -252,7 +252,7 @@ class Plan(Document, frozen=True, kw_only=True):
         return f"{names[0]} .. {names[-1]} ({len(names)})"
 
     def difference(self, tensors: Sequence[Gradient | Tensor], workers: int) -> str | None:
-        """Say how a model's gradients differ from those planned for, or None if they match.
+        """Return how a model's gradients differ from those of the plan, or None if they match.
 
         Args:
             tensors: the model's gradients, in any order.
@@ -287,7 +287,7 @@ class Plan(Document, frozen=True, kw_only=True):
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return sorted spans with those that touch made one; those that overlap stay apart."""
+    """Return sorted spans with touching ones joined; overlapping ones stay separate."""
     joined: list[tuple[int, int]] = []
     for start, stop in spans:
         if joined and joined[-1][1] == start:
@@ -298,7 +298,7 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _covers(spans: list[tuple[int, int]], span: tuple[int, int]) -> bool:
-    """Say whether sorted, disjoint spans hold all of ``span``."""
+    """Return whether sorted, disjoint spans hold all of ``span``."""
     at = span[0]
     for start, stop in spans[max(bisect.bisect_right(spans, (at, LARGEST_BYTES)) - 1, 0) :]:
         if start > at or at >= span[1]:

@@ -12,9 +12,9 @@ from syncline.model.quantities import NS_PER_S
 __all__ = ["Comparison", "Prediction", "Suggestion"]
 
 LEAST_GAIN = 1.05
-"""Times faster; below, a lossy exchange is not worth speaking of."""
+"""Least speed-up at which a lossy exchange is worth mentioning."""
 TEN = 10.0
-"""Times faster; from here on the digit after the point says nothing."""
+"""Speed-up from which on the digit after the point is not shown."""
 
 
 class Suggestion(Value, frozen=True, kw_only=True):
@@ -31,10 +31,10 @@ class Suggestion(Value, frozen=True, kw_only=True):
     dense_s: float
     """Seconds an iteration without compression."""
     selecting_counted: bool
-    """Whether the network says how fast its workers select and merge."""
+    """Whether the network holds how fast its workers select and merge."""
     on_gpu: bool = False
-    """Whether gradients are on a GPU. Then what is sent passes through the host, which is not
-    counted; selecting is counted as a processor does it."""
+    """Whether gradients are on a GPU. The copy of sent data through the host is then not counted;
+    selecting is counted at the speed of a CPU."""
 
     def __post_init__(self) -> None:
         for field in ("iteration_s", "dense_s"):
@@ -54,7 +54,7 @@ class Suggestion(Value, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """What a user is told."""
+        """The suggestion as a sentence for the user."""
         which = f"{self.algorithm} at density {self.density:g}"
         free = [] if self.selecting_counted else ["selecting"]
         free += ["the way through the host"] if self.on_gpu else []
@@ -142,7 +142,7 @@ class Comparison(Document, frozen=True, kw_only=True):
     reason: str
     """Why, in a sentence."""
     suggestion: Suggestion | None = None
-    """What sparse exchange would make of it, which is never chosen."""
+    """The prediction for sparse exchange, which is never chosen."""
 
     def __post_init__(self) -> None:
         if self.chosen not in {p.planner for p in self.predictions}:

@@ -47,7 +47,7 @@ class Operation(Value, frozen=True, kw_only=True):
     after: tuple[int, ...] = ()
     """Indices of the operations whose results it needs; all smaller than its own."""
     resource: Resource = "device"
-    """``host`` for the launching of kernels and other work of the CPU that a GPU runs beside."""
+    """``host`` for launching kernels and other work of the CPU that runs beside a GPU."""
 
     @property
     def duration_ns(self) -> int:
@@ -196,12 +196,12 @@ class Profile(Document, frozen=True, kw_only=True):
 
     @property
     def has_host(self) -> bool:
-        """Whether the launching of work is modelled, so that the host may run ahead."""
+        """Whether launches are modelled, so that the host may run ahead of the device."""
         return any(operation.lane == "host" for operation in self.operations)
 
     @property
     def is_one_round_after_another(self) -> bool:
-        """Whether gradients are only made once the forward pass is over, by a device alone.
+        """Whether gradients are computed only after the forward pass, and by a device alone.
 
         Then rounds of gradients do not mix; see :mod:`syncline.simulator.bound`.
         """

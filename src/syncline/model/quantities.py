@@ -97,7 +97,7 @@ def parse_bandwidth(text: str) -> float:
 
     Bits: ``10gbit``, ``100mbit/s``, ``10Gbps``. Bytes: ``1.25GB/s``, ``900MB/s``, ``1GiB/s``. The
     prefixes k, M, G and T are powers of 1000 and may be small in bits; Ki, Mi, Gi, Ti are of 1024.
-    What could be either, such as ``10gb`` or ``1GBps``, is refused.
+    Ambiguous units, such as ``10gb`` or ``1GBps``, are refused.
 
     Raises:
         UserError: it is no bandwidth, is ambiguous, or is not above 0.
@@ -180,7 +180,7 @@ def _counts(words: Sequence[str], text: str) -> tuple[int, ...]:
 
 
 def _continued(begun: Sequence[int], last: int, text: str) -> tuple[int, ...]:
-    """Return what was begun up to ``last``, by a factor or by a difference; () if neither fits."""
+    """Return the series that begins so, up to ``last``, by a factor or a difference; else ()."""
     for ratio, step in ((Fraction(begun[1], begun[0]), 0), (Fraction(1), begun[1] - begun[0])):
         counts = _series(begun[0], last, ratio, step, text)
         if counts[: len(begun)] == tuple(begun):

@@ -1,4 +1,4 @@
-"""``Recipe``: how a lossy exchange treats what it leaves out."""
+"""``Recipe``: how a lossy exchange selects elements and treats the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
-Unit = Literal["layer", "message", "model"]
+SelectionUnit = Literal["layer", "message", "model"]
 
 ALGORITHMS = ("top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly")
 PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
@@ -30,7 +30,7 @@ PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """What is exchanged of the gradients, and how the rest is kept for later.
+    """Which part of the gradients is exchanged, and how the rest is kept for later.
 
     Raises:
         UserError: on construction, if a value is out of its range or has no effect.
@@ -43,26 +43,26 @@ class Recipe(Value, frozen=True, kw_only=True):
     """Densities to begin with, each for ``warmup_steps`` steps."""
     warmup_steps: int = 0
     """Usually the steps of an epoch."""
-    unit: Unit = "layer"
-    """From what the largest are selected, and kept when two ranks' are merged: each parameter by
-    itself, all that one message (such as DDP's bucket) holds, or the whole model, which can only be
-    exchanged once it is complete. DDP forms other buckets in its first step than later, so with
+    unit: SelectionUnit = "layer"
+    """The unit in which the largest elements are selected, and kept when those of two ranks are
+    merged: each parameter, each message (such as DDP's bucket), or the whole model, which can only
+    be exchanged once it is complete. DDP forms other buckets in its first step than later, so with
     ``message`` a resumed run differs from one that was not interrupted."""
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type in which values travel. What rounding takes stays in the residuals."""
+    """The type in which values are sent. The rounding error stays in the residuals."""
     momentum: float = 0.0
-    """Momentum correction where above 0: what is selected from accumulates each worker's own
-    velocity instead of its gradient. The optimizer then has no momentum of its own. Deep Gradient
+    """Momentum correction if above 0: elements are selected from each worker's accumulated velocity
+    instead of its gradient. The optimizer then has no momentum of its own. Deep Gradient
     Compression, 3.2."""
     factor_masking: bool = False
-    """Whether an element's velocity is cleared when it is delivered. It then ends with every
-    update, and the less rare these are the less of the momentum is left. Deep Gradient Compression,
-    3.3."""
+    """Whether an element's velocity is cleared when it is delivered. The velocity then restarts
+    with every update; the more frequent updates are, the less momentum is left. Deep Gradient
+    Compression, 3.3."""
     clip_norm: float | None = None
-    """The most that the norm of a unit's average gradient may be, as for clipping without
-    compression. Each worker clips its own to ``clip_norm * sqrt(P)`` before it is added: where
-    workers' gradients are independent, their average then has this norm. Deep Gradient Compression,
-    3.2, whose limit is that of the sum."""
+    """Largest norm of a unit's average gradient, as for clipping without compression. Each worker
+    clips its own to ``clip_norm * sqrt(P)`` before it is added: where workers' gradients are
+    independent, their average then has this norm. Deep Gradient Compression, 3.2, whose limit is
+    that of the sum."""
     dense_below_elements: int = 0
     """Parameters with fewer elements are exchanged whole."""
     dense_names: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
     def density_at(self, step: int) -> float:
-        """Return the density of a step, which count from 0."""
+        """Return the density of a step; steps count from 0."""
         if step < len(self.warmup) * self.warmup_steps:
             return self.warmup[step // self.warmup_steps]
         return self.density
@@ -133,7 +133,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
 
 Rounded = Literal["bfloat16", "float16"]
-"""Every element travels, rounded to 16 bits; nothing is kept of what rounding takes."""
+"""Every element is sent, rounded to 16 bits; the rounding error is lost."""
 
 Compression = Recipe | Rounded
 """A lossy way to exchange gradients."""

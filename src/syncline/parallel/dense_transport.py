@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.measure.keepalive import keepalive
-from syncline.model.plan import Collective
+from syncline.model.plan import MessageCollective
 from syncline.parallel.layout import Shares
 from syncline.torch_private import all_gather_base
 
@@ -60,7 +60,7 @@ class DenseTransport:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
         return None
 
-    def prepare(self, buffer: torch.Tensor, collective: Collective) -> None:
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
         """Make a slice ready to be sent; once, and as early as it is complete.
 
         It reads and writes the whole slice, which takes several per cent as long as sending it: do
@@ -78,7 +78,7 @@ class DenseTransport:
     def send(
         self,
         buffer: torch.Tensor,
-        collective: Collective,
+        collective: MessageCollective,
         shares: Shares,
         after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
     ) -> Work:
@@ -168,11 +168,11 @@ class CudaDenseTransport(DenseTransport):
         event.record(torch.cuda.current_stream(self._cuda))
         return event
 
-    def prepare(self, buffer: torch.Tensor, collective: Collective) -> None:
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
         """Do nothing: on its stream everything has its turn, so that is part of sending."""
 
     def send(
-        self, buffer: torch.Tensor, collective: Collective, shares: Shares, after: Any
+        self, buffer: torch.Tensor, collective: MessageCollective, shares: Shares, after: Any
     ) -> Work:
         """Begin to exchange a slice once the device has reached the marks."""
         with torch.cuda.stream(self._stream):

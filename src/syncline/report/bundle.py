@@ -36,8 +36,8 @@ class Bundle:
     """What one run, or one simulation, leaves behind; every part is optional, but not all.
 
     Raises:
-        UserError: on construction, if every part is missing, or a timeline is given as predicted
-            that says it was measured, or the other way round.
+        UserError: on construction, if every part is missing, or a measured timeline is given as
+            predicted or the reverse.
     """
 
     run: Run | None = None
@@ -93,8 +93,8 @@ class Bundle:
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the parts; the directory is created if need be.
 
-        A file of an earlier report that has no successor in this one is renamed to ``*.old``, so
-        that a later :meth:`load` does not mix two runs.
+        A file of an earlier report that this one does not replace is renamed to ``*.old``, so that
+        a later :meth:`load` does not mix two runs.
 
         Raises:
             FileError: the directory cannot be created or written.

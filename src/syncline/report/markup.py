@@ -1,4 +1,4 @@
-"""HTML that is escaped by construction: plain strings are text, only ``Html`` is markup."""
+"""HTML that is escaped by construction: plain strings are escaped, ``Html`` is markup."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _gain(baseline: Rate, planned: Rate) -> tuple[float, float]:
 
 
 def _against(gain: float, noise: float | None = None) -> str:
-    """Say how much less time something takes: ``21.9 ± 0.7 % less``."""
+    """Return how much less time something takes: ``21.9 ± 0.7 % less``."""
     more_or_less = "less" if gain >= 0 else "more"
     error = "" if noise is None else f" ± {noise * 100:.1f}"
     return f"{abs(gain) * 100:.1f}{error} % {more_or_less}"

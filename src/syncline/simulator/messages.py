@@ -12,7 +12,7 @@ from syncline import _native
 from syncline.errors import UserError, quoted
 from syncline.model.collective_costs import pull_line, push_line
 from syncline.model.network import Network
-from syncline.model.plan import Collective, Plan
+from syncline.model.plan import MessageCollective, Plan
 from syncline.model.quantities import LONGEST_NS, NS_PER_S
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
@@ -71,7 +71,7 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
 class _Kind(NamedTuple):
     """What a message's cost depends on, beside its size."""
 
-    collective: Collective
+    collective: MessageCollective
     whole: bool
     """Whether this message is dense in a plan that also has compressed ones."""
 

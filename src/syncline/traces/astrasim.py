@@ -44,7 +44,7 @@ COLUMNS = 12
 
 
 def is_astrasim(head: str) -> bool:
-    """Say whether text begins with a parallelism policy and a number of layers."""
+    """Return whether text begins with a parallelism policy and a number of layers."""
     lines = [line.split() for line in head.splitlines()[:2]]
     if len(lines) < 2 or not lines[0] or len(lines[1]) != 1:
         return False

@@ -40,7 +40,7 @@ class _Row:
 
 
 def is_layer_table(head: str) -> bool:
-    """Say whether text begins with the header row, or with a row of the table."""
+    """Return whether text begins with the header row, or with a row of the table."""
     line = next((text for text in head.splitlines() if text.strip()), "")
     cells = _cells(line)
     if _is_header(cells):

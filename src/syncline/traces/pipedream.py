@@ -56,7 +56,7 @@ class _Node:
 
 
 def is_pipedream(head: str) -> bool:
-    """Say whether text begins with a node of such a graph."""
+    """Return whether text begins with a node of such a graph."""
     line = next((text for text in head.splitlines() if text.strip()), "")
     parts = line.split(SEPARATOR)
     return len(parts) > 2 and any(part.startswith(FIRST) for part in parts)
