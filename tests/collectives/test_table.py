@@ -150,9 +150,11 @@ def test_blocks_where_they_have_no_meaning() -> None:
     with pytest.raises(UserError, match="ring cuts the vector as it must; blocks=3"):
         program("all-reduce", "ring", 4, blocks=3)
     costs = {"size_bytes": 1, "alpha_s": 1, "beta_s_per_byte": 1}
-    with pytest.raises(UserError, match=r"'ring' is not told .* are: double-binary-trees, linear-"):
+    with pytest.raises(
+        UserError, match=r"'ring' takes no number .* are: double-binary-trees, linear-"
+    ):
         best_blocks("all-reduce", "ring", 4, **costs)
-    with pytest.raises(UserError, match=r"'ring' is not told .* are: none"):
+    with pytest.raises(UserError, match=r"'ring' takes no number .* are: none"):
         best_blocks("all-gather", "ring", 4, **costs)
 
 

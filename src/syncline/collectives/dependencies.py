@@ -1,4 +1,4 @@
-"""Which transfers of a schedule wait for which others, found from the blocks they touch."""
+"""Which transfers of a schedule wait for which others, derived from their blocks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Pairs(NamedTuple):
 
 
 class Dependencies(NamedTuple):
-    """What must have happened before what, so that steps have their meaning without a barrier.
+    """The order of transfers that replaces a barrier after every step.
 
-    The result of a transfer is that its blocks are copied or reduced at the receiver.
+    The result of a transfer: its blocks are copied or reduced at the receiver.
     """
 
     send_after_result: Pairs
-    """A rank sends a block once what it received for it before is there."""
+    """A rank sends a block after the results of earlier receives of it."""
     result_after_send: Pairs
-    """A rank changes a block once it has sent it where it had to before."""
+    """A rank changes a block after earlier sends of it."""
     result_after_result: Pairs
-    """A rank changes a block in the order of its steps, which fixes the order of the sum. Left out
-    where sends between the two say the same."""
+    """A rank changes a block in the order of its steps, which fixes the order of the sum. Omitted
+    if sends between the two imply it."""
 
 
 def dependencies(schedule: Schedule) -> Dependencies:

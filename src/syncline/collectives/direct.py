@@ -1,4 +1,4 @@
-"""Direct: every rank gets each block straight from whoever has it, as in shared memory."""
+"""Direct: every rank gets each block directly from the rank that has it, as in shared memory."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["LARGEST_RANKS", "LARGEST_TRANSFERS", "Schedule", "Step", "require_ra
 
 LARGEST_RANKS = 2048
 LARGEST_TRANSFERS = 1 << 24
-"""So that a program and its simulation fit into a few GiB."""
+"""Limits a program and its simulation to a few GiB."""
 
 
 class Step(NamedTuple):
@@ -33,9 +33,9 @@ class Step(NamedTuple):
 class Schedule:
     """A collective as a program: who sends which blocks to whom, in which step.
 
-    The vector is cut into ``blocks`` nearly equal ones. Each rank works through its steps in order.
-    In a step it sends its blocks as they were before the step, while it receives; what comes either
-    replaces its own blocks (copy) or is added to them (reduce). Transfers of one step are
+    The vector is cut into ``blocks`` nearly equal blocks. Each rank runs its steps in order. In a
+    step it sends its blocks as they were before the step, while it receives; received blocks
+    replace its own (copy) or are added to them (reduce). Transfers of one step are
     independent of each other. A rank need not wait for other ranks to reach the step: it waits for
     the data only (see :func:`~syncline.collectives.dependencies.dependencies`).
 
@@ -60,7 +60,7 @@ class Schedule:
     block_stop: Indices
     reduces: Flags
     root: int = 0
-    """The rank that a broadcast starts from and a reduce ends at; else of no meaning."""
+    """The rank that a broadcast starts from and a reduce ends at; ignored otherwise."""
 
     @classmethod
     def of(

@@ -27,27 +27,27 @@ ROOTED = ("broadcast", "reduce")
 """Collectives that have a root."""
 
 MOST_BLOCKS = 4096
-"""Where :func:`best_blocks` stops."""
+"""The most blocks that :func:`best_blocks` tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """An algorithm that cuts the vector as it must."""
+    """An algorithm whose number of blocks follows from the number of ranks."""
 
     transfers: Callable[[int], Transfers]
-    """From the number of ranks; of a rooted collective for rank 0 as the root."""
+    """For a number of ranks; a rooted collective has rank 0 as the root."""
     blocks: Callable[[int], int]
-    """Into how many blocks so many ranks cut it."""
+    """The number of blocks for a number of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelined:
-    """An algorithm that is told into how many blocks to cut the vector."""
+    """An algorithm that takes the number of blocks."""
 
     transfers: Callable[[int, int], Transfers]
-    """From the numbers of ranks and blocks; of a rooted collective for rank 0 as the root."""
+    """For numbers of ranks and blocks; a rooted collective has rank 0 as the root."""
     steps: Callable[[int, int], int]
-    """How many steps it then takes."""
+    """How many steps it takes for numbers of ranks and blocks."""
 
 
 def _whole(ranks: int) -> int:
@@ -196,7 +196,7 @@ def best_blocks(
 ) -> int:
     """Return the number of blocks with which a pipelined program is fastest, within about 3 %.
 
-    More blocks fill the pipe sooner and pay more startups. Tried are 1, 2, 3, 4, 6, 8 ... 4,096
+    More blocks fill the pipeline sooner and cost more startups. It tries 1, 2, 3, 4, 6, 8 ... 4,096
     blocks, and one less than each, at ``steps (alpha + beta M / blocks)``.
 
     Args:
@@ -212,10 +212,10 @@ def best_blocks(
     """
     entry = _entry(collective, algorithm)
     if not isinstance(entry, Pipelined):
-        told = [n for n, other in PROGRAMS[collective].items() if isinstance(other, Pipelined)]
+        pipelined = [n for n, other in PROGRAMS[collective].items() if isinstance(other, Pipelined)]
         raise UserError(
-            f"{algorithm!r} is not told a number of blocks; pipelined are: "
-            f"{', '.join(told) or 'none'}"
+            f"{algorithm!r} takes no number of blocks; pipelined are: "
+            f"{', '.join(pipelined) or 'none'}"
         )
     steps = entry.steps
 

@@ -1,4 +1,4 @@
-"""``Transfers``: who sends which blocks to whom, in arrays, and how such parts are put together."""
+"""``Transfers``: who sends which blocks to whom, in arrays, and how to combine such parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check before every deferred step: the optimizer's own step, made first on small parameters."""
+"""``StepCheck``: makes the optimizer's step on small parameters before every deferred step."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ RIVAL_SCALE = 1e3
 CYCLE = 8
 """In each eighth check rivals have infinite gradients, for which some optimizers skip a step."""
 MOST_TRIALS = 32
-"""Kinds of settings that are tried: some settings (a label) never have the same value again."""
+"""At most this many kinds of settings are tried: some (a label) never repeat."""
 MOST_ITEMS = 16
 """Of longer containers only the length counts."""
 
 
 class StepCheck:
-    """Looks, before each deferred step, whether the optimizer still updates each parameter alone.
+    """Checks before each deferred step that the optimizer still updates each parameter alone.
 
-    The trial that an optimizer has passed is repeated where its settings change in kind. That is
-    all for the classes of ``torch.optim``: each updates every parameter by itself, whatever the
-    settings are. The step of any other class is made on :class:`Canaries` first.
+    The trial that an optimizer has passed is repeated when its settings change in kind. That is
+    enough for the classes of ``torch.optim``: each updates every parameter by itself, with any
+    settings. The step of any other class is made on :class:`Canaries` first.
 
     Args:
         optimizer: has passed the trial.
@@ -50,7 +50,7 @@ class StepCheck:
         self._canaries: Canaries | None = None
 
     def skip(self) -> None:
-        """Call where a step is made without a check, or the state is replaced."""
+        """Call when a step is made without a check, or the state is replaced."""
         self._canaries = None
 
     def why_not(self) -> str | None:
@@ -134,7 +134,7 @@ class Canaries:
         self._state: defaultdict[Any, Any] = defaultdict(dict)
         self._written: list[torch.Tensor] = []
         self._values: tuple[list[torch.Tensor], ...] = ([], [], [])
-        """What is written before a check: an even one, an odd one, one with infinite gradients."""
+        """Values written before a check: an even one, an odd one, one with infinite gradients."""
         generator = torch.Generator().manual_seed(0)
         for group, real in _representatives(optimizer):
             alone, beside, rival = (small(real, generator, device) for _ in range(3))
@@ -158,7 +158,7 @@ class Canaries:
             values += [initial, gradient]
 
     def why_coupled(self) -> str | None:
-        """Step the canaries; say how they come out otherwise beside rivals than alone, or None."""
+        """Step the canaries; say how those beside rivals differ from those alone, or None."""
         self._checks += 1
         infinite = self._checks % CYCLE == 0
         values = self._values[2 if infinite else self._checks % 2]

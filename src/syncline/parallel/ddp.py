@@ -64,7 +64,7 @@ COMPILED = (
 
 TENSOR_PARALLEL = (
     "the model is tensor-parallel, too: it computes with distributed tensors made of its "
-    "parameters' memory, and nothing tells when these are read"
+    "parameters' memory, and reads of these cannot be seen"
 )
 
 
@@ -182,8 +182,8 @@ class DistributedDataParallel(TorchDDP):
 
     @disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module, and at the start of an iteration do whatever the measuring needs."""
-        # Asked here: inside any function that is called from here it would say no.
+        """Run the module; measure, if this is the start of a measured iteration."""
+        # Checked here: inside any function that is called from here it would be None.
         self._begin_forward(compiled=eval_frame_callback() is not None)
         try:
             output = super().forward(*inputs, **kwargs)
@@ -195,9 +195,9 @@ class DistributedDataParallel(TorchDDP):
 
     @disable_dynamo
     def _begin_forward(self, *, compiled: bool) -> None:
-        """Get ready for a forward pass.
+        """Prepare a forward pass.
 
-        Nothing here waits for other ranks once training has begun: they may not make this one.
+        Once training has begun, nothing here waits for other ranks: they may skip this pass.
         """
         if compiled and self._wrapped.why_not_deferred is None:
             self._stop_deferring(COMPILED)
@@ -209,8 +209,8 @@ class DistributedDataParallel(TorchDDP):
         if compressing is not None:
             compressing.forget_delivered()
         if not runner.begun and torch.is_grad_enabled() and not self._joins():
-            # Under no_sync() as well: a reducer notes which parameters are used there, too, so it
-            # must not be replaced between that backward pass and the one that is exchanged.
+            # Under no_sync(), too: there a reducer also notes which parameters are used, so it must
+            # not be replaced between that backward pass and the one that is exchanged.
             if compressing is not None:
                 self._require_same_ranks()
             runner.begin()
@@ -245,7 +245,7 @@ class DistributedDataParallel(TorchDDP):
 
     @disable_dynamo
     def _end_iteration(self) -> None:
-        """At the end of a backward pass, once its gradients are exchanged: in step on all ranks."""
+        """Call at the end of a backward pass, once its gradients are exchanged, on all ranks."""
         runner = self._runner
         if runner is None or not runner.begun or self._joins():
             return
@@ -269,7 +269,7 @@ class DistributedDataParallel(TorchDDP):
         return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def _stop_deferring(self, reason: str) -> None:
-        """Make updates at once from now on, and say why if that makes a difference."""
+        """Make updates at once from now on, and log the reason if that is a change."""
         self._wrapped.why_not_deferred = reason
         if self._engine is not None:
             self._engine.stop_deferring()
@@ -283,8 +283,8 @@ class DistributedDataParallel(TorchDDP):
     def _joins(self) -> bool:
         """Whether ranks may run different numbers of iterations: nothing is measured or changed.
 
-        torch leaves the configuration enabled when the context ends, so only a context of our own
-        is known to be over; after a bare ``Join`` context the buckets stay as they are.
+        torch leaves the configuration enabled when the context ends, so only the end of our own
+        context is known; after a bare ``Join`` context the buckets do not change any more.
         """
         return self._in_join or (is_joining(self) and not self._has_joined)
 
@@ -355,10 +355,10 @@ class DistributedDataParallel(TorchDDP):
         return self._wrapped.can_defer
 
     def settle(self) -> None:
-        """Finish what is pending: all gradients arrive, and all due updates are made.
+        """Wait for all gradients, and make all due updates.
 
-        Only what cannot be seen needs it: code that reads parameters, gradients or the optimizer's
-        state past torch's Python interface.
+        It is needed only before code that reads parameters, gradients or the optimizer's state
+        without torch's Python interface.
 
         Raises:
             PeerError: a rank failed or did not answer within the group's timeout.
@@ -397,12 +397,12 @@ class DistributedDataParallel(TorchDDP):
         self._stop_deferring("a scaler reads all gradients before each step")
 
     def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take gradients where a rank's residuals will bring its weights, in sparse exchange.
+        """Compute gradients at the weights as they will be once residuals are applied.
 
-        What waits to be sent no longer makes gradients point the same way again and again, so small
-        densities cost less. From a step's first forward pass to its update the weights are other
-        ones on each rank; before the update, an evaluation and ``state_dict`` they are put back. So
-        updates are not deferred.
+        Then residuals no longer make gradients point the same way again and again, so small
+        densities cost less accuracy. From a step's first forward pass to its update, the weights
+        differ between ranks; before the update, an evaluation and ``state_dict`` they are restored.
+        So updates are not deferred.
 
         Call on all ranks, once for each optimizer, before the first forward pass.
 
@@ -428,8 +428,8 @@ class DistributedDataParallel(TorchDDP):
     def compression_state_dict(self) -> dict[str, Any]:
         """Return what this rank must save of a compressed training; every rank saves its own.
 
-        Residuals, the step, which the warm-up goes by, the recipe, and the plan once it is decided
-        on. It is apart from :meth:`state_dict`, which stays that of torch's class.
+        Residuals, the step (for the warm-up), the recipe, and the plan once it is decided.
+        :meth:`state_dict` stays that of torch's class.
 
         Raises:
             UserError: no compression was asked for.
@@ -443,9 +443,9 @@ class DistributedDataParallel(TorchDDP):
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank has saved; before the first forward pass, on all ranks.
 
-        Where the plan had been decided on it runs at once, unchecked: so a training goes on bit for
-        bit. For another number of ranks share the states out with ``syncline.hooks.resharded``;
-        then it is planned anew.
+        If the plan was decided, it runs at once, unchecked: so training continues bit for bit. For
+        another number of ranks convert the states with ``syncline.hooks.resharded``; then a new
+        plan is made.
 
         Raises:
             UserError: no compression was asked for, or training has begun.
@@ -456,7 +456,7 @@ class DistributedDataParallel(TorchDDP):
         decided, plan = compressing.load_state_dict(state)
         if plan is not None:
             self._require_fitting(plan, "plan of the state")
-        # Without the check no step is to be dense, so what had won when there was one is no matter.
+        # Without the check no step is dense, so an earlier decision for dense buckets is ignored.
         if decided and (plan is not None or self._settings.check):
             self._tuning.resume(plan)
 
@@ -582,12 +582,12 @@ class DistributedDataParallel(TorchDDP):
 
     @property
     def phase(self) -> str:
-        """What the wrapper is doing: ``"baseline"``, ``"profiling"``, ..., ``"steady"``."""
+        """The stage of training: ``"baseline"``, ``"profiling"``, ..., ``"steady"``."""
         return "steady" if self._runner is None else self._runner.stage.name
 
     @property
     def measuring(self) -> bool:
-        """Whether the measurement and the check are still going on."""
+        """Whether measurement and check are not finished."""
         return self._runner is not None and not self._runner.steady
 
     @property
@@ -607,7 +607,7 @@ class DistributedDataParallel(TorchDDP):
 
     @property
     def exposed_communication_s(self) -> float | None:
-        """How long the last sampled iteration stood still for communication, in seconds."""
+        """How long the last sampled iteration waited for communication, in seconds."""
         deferral = self._deferral()
         if deferral is not None:
             return deferral.stall_ns / NS_PER_S
@@ -622,12 +622,12 @@ class DistributedDataParallel(TorchDDP):
         return record_of(self._wrapped, self._runner, why_not_planned=self._why_not_planned)
 
     def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
-        """Write everything that is known into a directory, with ``report.html``.
+        """Write all measurements and predictions into a directory, with ``report.html``.
 
         Call on one rank.
 
         Args:
-            directory: is made if missing; files of earlier reports are replaced.
+            directory: created if missing; files of earlier reports are replaced.
             run: the record to save; by default :meth:`run_record`.
 
         Returns:

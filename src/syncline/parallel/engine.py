@@ -363,8 +363,8 @@ class Engine:
         if os.getpid() != self._process:
             raise UserError(
                 f"rank {self.rank}: this process was forked while gradients were exchanged, and "
-                "its copy of the model waits for them in vain; call settle() on the model before "
-                "the fork, or leave the model alone in the forked process"
+                "its copy of the model would wait for them for ever; call settle() on the model "
+                "before the fork, or leave the model alone in the forked process"
             )
 
     def _wait_for(self, done: Callable[[], bool], messages: Sequence[int]) -> None:

@@ -70,7 +70,7 @@ class EngineTimes(NamedTuple):
     """What the engine recorded of an iteration, on the host's clock."""
 
     messages: list[MessageTimes]
-    """Of the last two rounds, as far as they have finished."""
+    """The finished messages of the last two rounds."""
     gates: list[GateTimes]
 
 

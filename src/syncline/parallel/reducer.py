@@ -202,7 +202,7 @@ class ReducerBuckets:
         return None if self.engine is None else self.engine.flushed()
 
     def pace(self, iteration_s: float) -> PaceSample | None:
-        """Return what the last iteration took, as far as it was sampled."""
+        """Return the times of the last iteration, if it was sampled."""
         if self.engine is not None:
             return self.engine.pace(iteration_s)
         data = logging_data(self._wrapped.ddp)

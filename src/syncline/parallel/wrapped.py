@@ -25,7 +25,7 @@ __all__ = ["Wrapped"]
 
 
 class Wrapped:
-    """What is exchanged among whom, and what the user has asked for.
+    """The exchanged parameters, their group, and what the user has asked for.
 
     Args:
         ddp: torch's class, constructed.

@@ -17,7 +17,7 @@ __all__ = ["Algorithm", "AllReduce", "Job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is trained, and over what it is exchanged."""
+    """The model, its parameters and their channel."""
 
     module: nn.Module
     names: tuple[str, ...]

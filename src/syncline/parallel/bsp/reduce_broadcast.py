@@ -29,7 +29,7 @@ class ReduceBroadcast(Algorithm):
     pushed during the backward pass, and the weights pulled in the same messages.
 
     Args:
-        job: what is trained.
+        job: the model to train.
         planner: merges gradients, from what the first iterations measure; None: all of them.
 
     Source: linear-pipeline, Algorithm 2.
@@ -50,7 +50,7 @@ class ReduceBroadcast(Algorithm):
 
     @property
     def messages(self) -> int:
-        """Into how many messages the gradients go."""
+        """The number of messages of the gradients."""
         return len(self._members)
 
     @property
@@ -69,7 +69,7 @@ class ReduceBroadcast(Algorithm):
             self._observation.forward_ends()
 
     def gradient_ready(self, index: int) -> None:
-        """Push every message whose turn it is."""
+        """Push every message that is ready, in order."""
         if self._observation is not None:
             self._observation.gradient_ready(index)
         if self._message_of[index] < self._sent:
@@ -118,10 +118,10 @@ REPETITIONS = 9
 
 
 class Observation:
-    """Times of the first iterations, in which all gradients travel after the backward pass.
+    """Times of the first iterations, in which gradients are sent after the backward pass.
 
-    So computation is not disturbed while it is measured. The cost of a push is measured on the
-    group itself. All ranks take part; the root plans from its own times, for all.
+    So communication does not disturb the measured computation. The cost of a push is measured on
+    the group itself. All ranks take part; the root plans from its own times, for all.
 
     Source: MG-WFBP, sections 4.3 and 5.1.
     """
