@@ -14,21 +14,15 @@ from typing import Any
 
 import torch
 
+from syncline.processes import processor_name
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
     """Return what a reader needs to judge a figure."""
-    processor = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
     return {
-        "processor": processor,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -40,8 +40,7 @@ from benchmarks.convergence_cases import (
     told,
     training_of,
 )
-from benchmarks.convergence_picture import draw
-from benchmarks.convergence_table import AHEAD, DENSE, Curves, table
+from benchmarks.convergence_report import AHEAD, DENSE, Curves, draw, table
 from syncline.hooks import GTopKState, Recipe, gtopk
 from syncline.training.data.sampling import seed_from
 from syncline.training.group import Worker

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.pretended_hosts import on_host
+from benchmarks.ranks import on_host
 from syncline.errors import PeerError
 from syncline.groups import Choice, Elements, Group, Transport
 

@@ -1,14 +1,19 @@
-"""Ranks of a benchmark that may die or hang, as processes of their own."""
+"""Ranks of a benchmark: processes that may die or hang, or pretend to be on several hosts."""
 
 from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-__all__ = ["exit_codes"]
+from syncline.groups.rendezvous import RankCard
+
+__all__ = ["exit_codes", "on_host"]
 
 
 def exit_codes(
@@ -38,3 +43,21 @@ def exit_codes(
         process.kill()
         process.join()
     return codes
+
+
+@contextmanager
+def on_host(number: int) -> Iterator[None]:
+    """Let groups that this process joins meanwhile find it on the host of that number.
+
+    Ranks of different numbers then share no memory and are joined by UCX, here over the loopback
+    device; those of one number are neighbours, as on a real host.
+    """
+    own = RankCard.own
+
+    def elsewhere() -> RankCard:
+        card = own()
+        boot, network = card.host
+        return replace(card, host=(boot, f"{network} of host {number}"), name=f"host-{number}")
+
+    with mock.patch.object(RankCard, "own", elsewhere):
+        yield

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from benchmarks.pretended_hosts import on_host
+from benchmarks.ranks import on_host
 from syncline.collectives import PROGRAMS, Collective, Pipelined
 from syncline.groups import Choice, Elements, Group, Pending
 

@@ -27,6 +27,7 @@ __all__ = [
     "exit_code_of",
     "machine_name",
     "place_variables",
+    "processor_name",
     "received_signals",
     "restored_signals",
     "run_folder",
@@ -127,14 +128,17 @@ def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, 
 
 def machine_name() -> str:
     """Return the processor and how many cores this process may use."""
-    processor = platform.processor() or platform.machine()
+    cores = _cores()
+    return f"{processor_name()}, {cores} core{'' if cores == 1 else 's'}"
+
+
+def processor_name() -> str:
+    """Return the model of the processor."""
     with contextlib.suppress(OSError):  # other systems than Linux have no such file
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
-                processor = line.partition(":")[2].strip()
-                break
-    cores = _cores()
-    return f"{processor}, {cores} core{'' if cores == 1 else 's'}"
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _cores() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.convergence import prepared, without_what_the_recipe_does
 from benchmarks.convergence_cases import CASES, config_of, recipe_of, told, training_of
-from benchmarks.convergence_table import AHEAD, DENSE, Curves, final, within
+from benchmarks.convergence_report import AHEAD, DENSE, Curves, final, within
 from torch import nn
 from torch.optim import SGD
 
