@@ -10,7 +10,7 @@ from rich.text import Text
 from syncline.bench.names import COPY, GLOO, MPIS, OURS
 from syncline.bench.result import Benchmark, CollectiveTimes
 from syncline.errors import printable
-from syncline.report import units
+from syncline.report import terminal, units
 
 __all__ = [
     "benchmark_table",
@@ -21,6 +21,7 @@ __all__ = [
     "print_benchmark",
     "spread_text",
     "what_bound",
+    "widen",
 ]
 
 
@@ -88,14 +89,19 @@ def of_bound(benchmark: Benchmark, entry: CollectiveTimes) -> str:
 
 
 WIDTH = 160
-"""Columns where nobody reads on a screen."""
+"""Columns where the output is no terminal."""
 
 
 def print_benchmark(console: Console, benchmark: Benchmark) -> None:
     """Print the tables, one a worker count."""
+    widen(console)
+    console.print(benchmark_table(benchmark))
+
+
+def widen(console: Console) -> None:
+    """Give tables the width that they need where no terminal limits it."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    console.print(benchmark_table(benchmark))
 
 
 def benchmark_table(benchmark: Benchmark) -> RenderableType:
@@ -104,7 +110,7 @@ def benchmark_table(benchmark: Benchmark) -> RenderableType:
     for workers in benchmark.worker_counts:
         title = f"{benchmark.collective} · {workers} workers · {benchmark.place}"
         parts += [
-            Text(printable(f"{title} · {measured_how(benchmark)}"), "bold"),
+            terminal.title(f"{title} · {measured_how(benchmark)}"),
             Padding(_rows(benchmark, workers), (1, 0), expand=False),
         ]
     parts += [
@@ -115,7 +121,7 @@ def benchmark_table(benchmark: Benchmark) -> RenderableType:
 
 
 def _rows(benchmark: Benchmark, workers: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = terminal.plain_table()
     for number, column in enumerate(
         (
             "size",

@@ -8,13 +8,11 @@ from typing import ClassVar
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-from syncline.bench.table import WIDTH
-from syncline.errors import UserError, printable, quoted
+from syncline.bench.table import widen
+from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.report import units
+from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
 from syncline.report.page import page, save_page
@@ -160,19 +158,18 @@ def selection_rows(measured: Selections) -> list[tuple[str, ...]]:
 
 def selections_table(measured: Selections) -> RenderableType:
     """Return the table for a terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = terminal.plain_table()
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for row in selection_rows(measured):
         table.add_row(*row)
     title = f"the k largest magnitudes · {measured.place} · {measured.machine}"
-    return Group(Text(printable(title), "bold"), Padding(table, (1, 0), expand=False))
+    return Group(terminal.title(title), Padding(table, (1, 0), expand=False))
 
 
 def print_selections(console: Console, measured: Selections) -> None:
-    """Print the table, as wide as it needs where nobody reads on a screen."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    """Print the table."""
+    widen(console)
     console.print(selections_table(measured))
 
 

@@ -10,16 +10,13 @@ from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-from syncline.bench.table import WIDTH, binary_size
+from syncline.bench.table import binary_size, widen
 from syncline.collectives import Collective
-from syncline.errors import printable
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, choose
 from syncline.model.document import write_text_atomically
-from syncline.report import units
+from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, table, tag
 from syncline.report.page import page
@@ -111,9 +108,8 @@ def _gain(choices: Choices, collective: Collective, mine: dict[int, Timing]) -> 
 
 def print_choices(console: Console, choices: Choices) -> None:
     """Print the regions of every collective, and what they gain."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    widen(console)
+    table = terminal.plain_table()
     table.add_column("collective", no_wrap=True)
     table.add_column("from", justify="right", no_wrap=True)
     table.add_column("algorithm", no_wrap=True)
@@ -122,9 +118,7 @@ def print_choices(console: Console, choices: Choices) -> None:
     for row in rows_of(choices):
         table.add_row("" if row.collective == before else row.collective, *row[1:])
         before = row.collective
-    console.print(
-        Group(Text(printable(title_of(choices)), "bold"), Padding(table, (1, 0), expand=False))
-    )
+    console.print(Group(terminal.title(title_of(choices)), Padding(table, (1, 0), expand=False)))
 
 
 COLOURS = 6

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
-from syncline.report import units
+from syncline.report import terminal, units
 
 __all__ = ["against_ddp", "headline", "measured_how", "print_replay", "replay_table", "spread_text"]
 
@@ -46,23 +44,19 @@ def against_ddp(replay: Replay, entry: PlanTimes) -> str:
 
 
 WIDTH = 160
-"""Columns where nobody reads on a screen."""
+"""Columns where the output is no terminal."""
 LESS = frozenset({"messages", "rounds", "above bound"})
 """Columns that are left out where there is no room."""
 
 
 def print_replay(console: Console, replay: Replay) -> None:
-    """Print the table: whole where nobody reads on a screen, else as much of it as has room."""
+    """Print the table; a terminal that is too narrow gets fewer columns."""
     table = replay_table(replay)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    elif _width(console, _plans(replay, frozenset())) > console.width:
+    elif terminal.width(console, _plans(replay, frozenset())) > console.width:
         table = replay_table(replay, without=LESS)
     console.print(table)
-
-
-def _width(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(width=1000), table).maximum
 
 
 def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> RenderableType:
@@ -78,18 +72,18 @@ def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> Re
         f"computing alone takes {unit.text(replay.computation_s)} {unit.name}; no plan of these "
         f"can take less than {unit.text(replay.lower_bound_s)} {unit.name}"
     )
-    notes = [_text(f"note: {note}", "dim") for note in replay.notes]
+    notes = [terminal.text(f"note: {note}", "dim") for note in replay.notes]
     return Group(
-        _text(title, "bold"),
+        terminal.title(title),
         Padding(_plans(replay, without), (1, 0), expand=False),
-        _text(below, "dim"),
+        terminal.text(below, "dim"),
         *notes,
     )
 
 
 def _plans(replay: Replay, without: frozenset[str]) -> Table:
     unit = _unit(replay)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = terminal.plain_table()
     rows = [_cells(replay, entry, unit) for entry in replay.fastest_first]
     shown = [column for column in rows[0] if column not in without]
     for number, column in enumerate(shown):
@@ -99,7 +93,7 @@ def _plans(replay: Replay, without: frozenset[str]) -> Table:
         else:
             table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*(_text(row[column]) for column in shown))
+        table.add_row(*(terminal.text(row[column]) for column in shown))
     return table
 
 
@@ -123,9 +117,3 @@ def _cells(replay: Replay, entry: PlanTimes, unit: units.TimeUnit) -> dict[str, 
         "above bound": units.percent(entry.above_bound, signed=True),
         "against ddp": against_ddp(replay, entry),
     }
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Return text as it is, with what would steer the terminal made visible."""
-    seen = (c if c.isprintable() or c == "\u2009" else ascii(c)[1:-1] for c in text)
-    return Text("".join(seen), style=style)
