@@ -68,7 +68,7 @@ def test_a_file_from_before_messages_were_ready_is_read() -> None:
     }
     timeline = Timeline.from_json(json.dumps(old))
     assert [span.ready_ns for span in timeline.spans] == [None, None]
-    assert not timeline.tells_waits
+    assert not timeline.records_waits
     # And what has nothing new is written so that an earlier release reads it.
     assert "ready_ns" not in timeline.to_json()
 
@@ -88,7 +88,7 @@ def test_a_file_with_waits_is_read_as_it_was_written() -> None:
     ],
 )
 def test_whether_it_would_say_so_if_something_waited(spans: list[Span], tells: bool) -> None:
-    assert _timeline(*spans).tells_waits is tells
+    assert _timeline(*spans).records_waits is tells
 
 
 def test_stalls_are_the_waits_of_any_worker() -> None:

@@ -33,7 +33,7 @@ def test_the_end_of_an_iteration_waits_for_all_messages() -> None:
     timeline = predict(HALVES, line(0), plan_of(HALVES, [(0, 100), (100, 200)])).timeline
     assert stood(timeline) == [("all gradients", 200, 350)]
     assert ready(timeline) == [("g2", 150, 150), ("g1", 200, 250)]
-    assert timeline.tells_waits
+    assert timeline.records_waits
 
 
 def test_an_update_waits_for_all_messages() -> None:

@@ -67,7 +67,7 @@ class Sent(Value, frozen=True, kw_only=True):
 
 
 class Run(Document, frozen=True, kw_only=True):
-    """The record that a run leaves beside its profile, network, plan and timelines."""
+    """The record of a run, saved beside its profile, network, plan and timelines."""
 
     KIND: ClassVar[str] = "run"
     VERSION: ClassVar[int] = 1
@@ -99,10 +99,10 @@ class Run(Document, frozen=True, kw_only=True):
     sent: Sent | None = None
     """What the compressed steps have sent."""
     suggestion: Suggestion | None = None
-    """What sparse exchange was predicted to make of it; never switched on by itself."""
+    """The prediction for sparse exchange; it is never switched on by itself."""
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()
-    """Rates over the whole run, of Syncline and of whatever it was compared with."""
+    """Rates over the whole run, of Syncline and of the baselines."""
     results: dict[str, float] = msgspec.field(default_factory=dict)
     """What the training reached, such as ``{"test accuracy": 0.98}``; NaN where it diverged."""
 

@@ -28,7 +28,7 @@ __all__ = [
 
 
 SpanKind = Phase | Literal["message", "wait"]
-"""What runs; ``wait`` is computation that stands still until messages have arrived."""
+"""What runs; ``wait`` is computation that waits for messages."""
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -55,7 +55,7 @@ class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
     size_bytes: int | None = None
     """Bytes of the message; None for computation."""
     ready_ns: int | None = None
-    """When the message could have been sent, as its last gradient was there; None if not known."""
+    """When the last gradient of the message was ready; None if not known."""
 
 
 LATEST_NS = 1 << 62
@@ -66,8 +66,8 @@ class Timeline(Document, frozen=True, kw_only=True):
     """Spans on an integer-nanosecond clock that starts with the iteration.
 
     Raises:
-        UserError: on construction, if a span ends before it starts or starts before 0, a message
-            is ready before 0 or after it starts, anything else has a time of being ready, or the
+        UserError: on construction, if a span ends before it starts or starts before 0, a message is
+            ready before 0 or after it starts, a span that is no message has ``ready_ns``, or the
             iteration takes less than 0.
     """
 
@@ -112,22 +112,22 @@ class Timeline(Document, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(span.lane for span in self.spans))
 
     @property
-    def tells_waits(self) -> bool:
-        """Whether it would say so if something waited: it has waits, or says what was ready."""
+    def records_waits(self) -> bool:
+        """Whether the timeline records waiting: as spans, or by when messages were ready."""
         return any(span.kind == "wait" or span.ready_ns is not None for span in self.spans)
 
     def stall_ns(self) -> int:
-        """Return how long the computation stood still until messages had arrived.
+        """Return how long the computation waited for messages to arrive.
 
-        What several workers wait at the same time counts once.
+        Waiting of several workers at the same time counts once.
         """
         return busy_ns(union(span for span in self.spans if span.kind == "wait"))
 
     def order_stall_ns(self) -> int:
         """Return how long the line was idle only because messages go in a fixed order.
 
-        That is while nothing was under way, the message whose turn it was not ready, and one after
-        it was. What then passes until a ready message is issued does not count: any order has it.
+        That is the time in which nothing was under way, the next message was not ready, and a later
+        one was. The time until a ready message is issued does not count, since every order has it.
         Messages without ``ready_ns`` count as ready when they are issued. O(n log n) for n spans.
         """
         messages = sorted(

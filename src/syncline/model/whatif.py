@@ -25,7 +25,8 @@ __all__ = [
 ]
 
 BOUND_SHARE = 0.05
-"""Share of an iteration from which on something other than computing counts as what limits it."""
+"""Least share of an iteration that something other than computing must take to count as its
+limit."""
 
 Bound = Literal["compute", "communication", "loading", "straggler"]
 
@@ -77,7 +78,7 @@ class Setting(Value, frozen=True, kw_only=True):
 class Split(Value, frozen=True, kw_only=True):
     """An iteration in four parts, which add up to it.
 
-    Each is what the iteration takes beyond the same one without its cause.
+    Each part is the extra time over the same iteration without the cause of that part.
     """
 
     computing_s: float
@@ -114,7 +115,7 @@ class Split(Value, frozen=True, kw_only=True):
 
 
 class Point(Value, frozen=True, kw_only=True):
-    """One point of a sweep: its circumstances, and what each planner makes of them."""
+    """One point of a sweep: its settings, and the prediction for each planner."""
 
     setting: Setting
     network: str
@@ -172,7 +173,7 @@ class Point(Value, frozen=True, kw_only=True):
 
 
 class Crossing(Value, frozen=True, kw_only=True):
-    """A place between two neighbouring points of a sweep at which something turns."""
+    """A place between two neighbouring points of a sweep where the order or the limit changes."""
 
     axis: Literal["workers", "bandwidth_bytes_per_s"]
     """The setting along which the points differ; everything else is equal."""
@@ -218,7 +219,7 @@ class Bottleneck(Value, frozen=True, kw_only=True):
     split: Split
     path: tuple[PathPart, ...] = ()
     """The critical path of one iteration in the steady state, in the order of time; neighbouring
-    steps of the same kind and worker, but for messages, as one."""
+    steps of the same kind and worker are joined, except messages."""
     cure_bandwidth_bytes_per_s: float | None = None
     """Smallest bandwidth of the ladder that makes the point compute-bound."""
     cure_workers: int | None = None

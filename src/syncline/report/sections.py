@@ -1,4 +1,4 @@
-"""The sections on one run: how it went, and what that rests on."""
+"""The sections of a page on one run: its results, and the inputs behind them."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
             ("its communication", "communication_s"),
             ("its exposed communication", "exposed_s"),
         ]
-        if bundle.timeline_predicted.tells_waits and bundle.timeline_measured.tells_waits:
+        if bundle.timeline_predicted.records_waits and bundle.timeline_measured.records_waits:
             shown += [
                 ("its computation waiting for messages", "stall_s"),
                 ("its line idle while a later message was ready", "order_stall_s"),

@@ -39,7 +39,7 @@ SHADES = " ░▒▓█"
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """Return the planners with what each is predicted to take, fastest first, the chosen marked.
+    """Return the planners with their predicted times, fastest first, the chosen one marked.
 
     Iteration times share one unit: milliseconds if all are below 1 s, else seconds.
     """
@@ -205,7 +205,7 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
 
 def _waits(timeline: Timeline) -> list[RenderableType]:
     """Return a line on waiting, where the timeline records it."""
-    if not timeline.tells_waits:
+    if not timeline.records_waits:
         return []
     facts = timeline_facts(timeline)
     return [

@@ -1,4 +1,4 @@
-"""The verdict in a sentence, and the figures that it rests on."""
+"""The verdict in a sentence, and its key figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syncline.model.whatif import WhatIf
 from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.facts import KeyFigure, Verdict, number
-from syncline.report.whatif_words import setting_text, telling
+from syncline.report.whatif_words import notable_settings, setting_text
 
 __all__ = [
     "KeyFigure",
@@ -301,7 +301,7 @@ def what_if_verdict(what_if: WhatIf) -> Verdict:
     """Return what limits the chosen point, and what would lift the limit."""
     said, _, remedy = what_if.bottleneck.sentence.partition("; ")
     setting = what_if.chosen.setting
-    place = setting_text(setting, telling(setting))
+    place = setting_text(setting, notable_settings(setting))
     return Verdict(
         headline=f"{what_if.model} on {place}, planned by {what_if.bottleneck.planner}, is {said}",
         detail=remedy,

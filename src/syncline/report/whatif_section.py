@@ -9,7 +9,7 @@ from syncline.report.markup import Child, Column, Html, bar, section, table, tag
 from syncline.report.summary import Summary
 from syncline.report.timelines import KINDS
 from syncline.report.whatif_curves import axis_section
-from syncline.report.whatif_words import BOUNDS, PARTS, REFERENCE, setting_text, telling
+from syncline.report.whatif_words import BOUNDS, PARTS, REFERENCE, notable_settings, setting_text
 
 __all__ = ["bandwidth_section", "path_section", "points_section", "workers_section"]
 
@@ -114,7 +114,7 @@ def _label(part: PathPart) -> str:
 
 def _place(what_if: WhatIf) -> str:
     setting = what_if.chosen.setting
-    return setting_text(setting, telling(setting))
+    return setting_text(setting, notable_settings(setting))
 
 
 def points_section(bundle: Bundle, _: Summary) -> Html | None:

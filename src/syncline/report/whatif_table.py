@@ -17,8 +17,8 @@ from syncline.report.whatif_words import (
     REFERENCE,
     SETTINGS,
     crossing_text,
+    notable_settings,
     setting_text,
-    telling,
     value_text,
 )
 
@@ -51,7 +51,7 @@ def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
     """
     fields = _fields(what_if)
     setting = what_if.points[0].setting
-    constant = [field for field in telling(setting) if field not in fields]
+    constant = [field for field in notable_settings(setting) if field not in fields]
     where = [what_if.model, f"from {what_if.network}"]
     if described := setting_text(setting, constant):
         where.append(described)

@@ -1,4 +1,4 @@
-"""How a what-if is put into words: its settings, its crossings, its notes."""
+"""The text of a what-if: its settings, crossings and notes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = [
     "SETTINGS",
     "bandwidth",
     "crossing_text",
+    "notable_settings",
     "point_comparison",
     "setting_text",
-    "telling",
     "value_text",
     "what_if_bundle",
 ]
@@ -118,8 +118,8 @@ def setting_text(setting: Setting, fields: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-def telling(setting: Setting) -> list[str]:
-    """Return the settings worth naming: the workers, the algorithm, and what is not as usual."""
+def notable_settings(setting: Setting) -> list[str]:
+    """Return the settings worth naming: workers, algorithm, and those that are not the default."""
     usual = Setting(workers=setting.workers, algorithm=setting.algorithm)
     return [
         field
