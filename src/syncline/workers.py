@@ -297,18 +297,19 @@ class WorkerGroup:
         assert not self._busy, "an order was given up; workers that carry it out take no other"
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         waiting = {rank: self._ranks[rank] for rank in range(ranks or len(self._ranks))}
+        encoded = msgspec.json.encode(order)
         for connection in waiting.values():
             with contextlib.suppress(OSError):  # it has ended, which is noticed below
-                connection.send_bytes(msgspec.json.encode(order))
+                connection.send_bytes(encoded)
         answers: dict[int, Any] = {}
         failures: dict[int, Failure | Lost] = {}
         self._busy = True
         while waiting:
             wait_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0)
             news = list(self._news(waiting, wait_s))
-            if not news and failures:
-                break
-            if not news:
+            if not news and deadline_s is not None and time.monotonic() >= deadline_s:
+                if failures:
+                    break
                 missing = ", ".join(map(str, sorted(waiting)))
                 raise PeerError(f"{overdue} (no answer from {self.name} {missing})")
             for rank, reply in news:
