@@ -51,12 +51,14 @@ def add(workers: WorkerGroup, rank: int) -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[WorkerGroup]:
-    with WorkerGroup(tmp_path) as workers:
+    folder = tmp_path / ("long-" * 40)  # longer than a socket's address
+    folder.mkdir()
+    with WorkerGroup(folder) as workers:
         add(workers, 0)
         add(workers, 1)
         workers.gather(2)
         yield workers
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 def ask(workers: WorkerGroup, text: str, **options: object) -> list[str]:

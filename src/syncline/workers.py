@@ -181,7 +181,8 @@ class WorkerGroup:
         """Whether workers may be carrying out an order, or starting."""
 
     def __enter__(self) -> Self:
-        self._listening.bind(self.path)
+        with _address(self.path) as address:
+            self._listening.bind(address)
         self._listening.listen()
         return self
 
@@ -410,6 +411,20 @@ def _remoteness(failure: Failure | Lost) -> int:
     return 2 if failure.kind == PeerError.__name__ else 1
 
 
+@contextlib.contextmanager
+def _address(path: str) -> Iterator[str]:
+    """Yield a name of a socket's file that is short enough, whatever its folder is called.
+
+    A socket's address has room for 107 bytes, and folders for temporary files can be longer.
+    """
+    folder, name = os.path.split(path)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
 # ------------------------------------------------------------------ in the worker's process
 
 
@@ -457,7 +472,8 @@ def _failure_of(error: Exception) -> Failure:
 
 def _connected(path: str, greeting: Hello | Remote) -> Connection:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
-        opened.connect(path)
+        with _address(path) as address:
+            opened.connect(address)
         connection = Connection(opened.detach())
     connection.send_bytes(msgspec.json.encode(greeting))
     return connection

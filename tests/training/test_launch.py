@@ -18,7 +18,7 @@ from syncline.training.checkpoint import FILE_NAME, load_checkpoint
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def test_cores_are_shared_out_unless_the_user_has_done_it() -> None:
