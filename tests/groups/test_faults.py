@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,12 +113,12 @@ def pair(transport: Transport = "auto", timeout_s: float = DEADLINE_S) -> list[G
         return list(pool.map(join, range(2)))
 
 
-def left() -> set[str]:
-    """Return what this process has open, by names that are never used again, and our threads."""
-    found = {str(t) for t in threading.enumerate() if t.name == "syncline watch"}
+def left() -> Counter[str]:
+    """Return the names of what this process has open, and our threads; none is used again."""
+    found = Counter(str(t) for t in threading.enumerate() if t.name == "syncline watch")
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that lists them
-            found.add(str(entry.readlink()))
+            found[str(entry.readlink())] += 1
     return found
 
 
