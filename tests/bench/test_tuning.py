@@ -93,6 +93,7 @@ def test_every_collective_is_measured_and_groups_find_what_was(tmp_path: Path) -
     assert choices_path(found.site).name.startswith("auto-2-")
 
 
+@pytest.mark.slow
 def test_over_tcp_and_on_emulated_hosts_the_site_is_another() -> None:
     require_namespaces()
     small = {"sizes_bytes": (256,), "collectives": ("broadcast",)}

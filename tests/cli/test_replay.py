@@ -57,6 +57,7 @@ def test_a_table_and_a_report(profile: Path, tmp_path: Path) -> None:
     assert found.computation_s == pytest.approx(2 * PROFILE.computation_s)
 
 
+@pytest.mark.slow
 def test_json_is_all_that_is_printed(profile: Path, tmp_path: Path) -> None:
     require_namespaces()
     network = "a=1e-4,b=1e-9"

@@ -42,6 +42,7 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[Call]]:
     block_bytes=st.sampled_from([16, 32, 48, 1024]),
     window=st.integers(1, 5),
 )
+@pytest.mark.slow
 def test_results_are_right_in_any_order(
     seed: int, job: tuple[int, list[Call]], block_bytes: int, window: int
 ) -> None:

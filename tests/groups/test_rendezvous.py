@@ -360,6 +360,7 @@ def test_addresses_where_nobody_listens() -> None:
 # ---------------------------------------------------------------------- restarts
 
 
+@pytest.mark.slow
 def test_the_first_restart_of_torchrun_goes_on_bit_for_bit(
     workers: WorkerPool, tmp_path: Path
 ) -> None:

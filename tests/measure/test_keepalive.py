@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from syncline.measure.keepalive import keepalive
@@ -59,6 +60,7 @@ keepalive.Finalize(None, ending.set, exitpriority=keepalive.BEFORE_RELEASED)
     )
 
 
+@pytest.mark.slow
 def test_the_end_does_not_wait_for_what_never_comes() -> None:
     assert output_of("keepalive.PATIENCE_S = 0.01") == ""
 
@@ -79,6 +81,7 @@ held.clear()
     assert said == "0\n"
 
 
+@pytest.mark.slow
 def test_what_was_returned_is_forgotten() -> None:
     said = output_of(
         """

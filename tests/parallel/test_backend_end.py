@@ -31,6 +31,7 @@ def test_a_group_may_be_destroyed_in_a_callback(mortals: Mortals, tmp_path: Path
         assert ended.out == "[2.0]\n"
 
 
+@pytest.mark.slow
 def test_a_script_may_end_with_a_callback_to_come(mortals: Mortals, tmp_path: Path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)

@@ -10,6 +10,7 @@ import pytest
 from syncline.model.plan import Plan
 from syncline.model.recipe import Recipe
 from syncline.model.run import Run
+from tests.cases import few
 from tests.parallel import compression_jobs as jobs
 from tests.workers import WorkerPool
 
@@ -49,14 +50,14 @@ def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) ->
         assert run.sent.sent_bytes < run.sent.steps * run.sent.gradient_bytes / 2
 
 
-@pytest.mark.parametrize("kind", ["layer", "overlap", "message", "model", "bfloat16"])
+@pytest.mark.parametrize("kind", few(["overlap", "layer", "message", "model", "bfloat16"], 2))
 def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool, kind: str) -> None:
     given, options = KINDS[kind]
     overlap = bool(options.get("overlap"))
     assert workers.run(jobs.resumed, 2, given, overlap) == [[], []]
 
 
-@pytest.mark.parametrize("kind", ["layer", "overlap", "partly dense", "float16"])
+@pytest.mark.parametrize("kind", few(["overlap", "layer", "partly dense", "float16"]))
 def test_a_device_that_works_by_itself_gives_the_same_bits(workers: WorkerPool, kind: str) -> None:
     """Operations of torch, and a transport that the host need not wait for."""
     given, options = KINDS[kind]

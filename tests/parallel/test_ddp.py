@@ -8,12 +8,13 @@ import pytest
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
+from tests.cases import few
 from tests.parallel import jobs
 from tests.parallel.test_buckets import FEATURES
 from tests.workers import WorkerPool
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", few(["sgd", "adam", "adamw"]))
 @pytest.mark.parametrize("model", ["plain", "shared"])
 def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: str) -> None:
     for result in workers.run(jobs.compare_with_stock, 2, model, optimizer, {"planner": "wfbp"}):
@@ -30,14 +31,17 @@ def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: s
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"accumulate": 3, "planner": "wfbp"},
-        {"bf16": True, "planner": "wfbp"},
-        {"planner": "auto"},
-        {"planner": "merge", "ddp": {"gradient_as_bucket_view": True}},
-        {"planner": "wfbp", "ddp": {"static_graph": True}},
-        {"planner": "wfbp", "ddp": {"bucket_cap_mb": 1}},
-    ],
+    few(
+        [
+            {"planner": "auto"},
+            {"accumulate": 3, "planner": "wfbp"},
+            {"bf16": True, "planner": "wfbp"},
+            {"planner": "merge", "ddp": {"gradient_as_bucket_view": True}},
+            {"planner": "wfbp", "ddp": {"static_graph": True}},
+            {"planner": "wfbp", "ddp": {"bucket_cap_mb": 1}},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_bits_agree_under_options(workers: WorkerPool, options: dict[str, object]) -> None:
@@ -46,7 +50,7 @@ def test_bits_agree_under_options(workers: WorkerPool, options: dict[str, object
         assert result["phases"][-1] == "steady"
 
 
-@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("view", few([True, False]))
 def test_bits_agree_with_unused_parameters(workers: WorkerPool, view: bool) -> None:
     options = {
         "planner": "wfbp",
@@ -59,13 +63,16 @@ def test_bits_agree_with_unused_parameters(workers: WorkerPool, view: bool) -> N
 
 @pytest.mark.parametrize(
     ("model", "arguments"),
-    [
-        ("plain", {}),
-        ("shared", {}),
-        ("unused", {"find_unused_parameters": True}),
-        ("plain", {"find_unused_parameters": True}),
-        ("plain", {"static_graph": True}),
-    ],
+    few(
+        [
+            ("shared", {}),
+            ("unused", {"find_unused_parameters": True}),
+            ("plain", {}),
+            ("plain", {"find_unused_parameters": True}),
+            ("plain", {"static_graph": True}),
+        ],
+        2,
+    ),
 )
 def test_buckets_are_exactly_the_messages(
     workers: WorkerPool, model: str, arguments: dict[str, object]
@@ -116,12 +123,15 @@ def test_a_given_plan_is_checked(workers: WorkerPool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [
-        ("clip", "gradients are read before each step"),
-        ("clip later", "gradients are read before each step"),
-        ("one rank", "gradients are read before each step"),
-        ("average", "parameters are read between each step and the next forward pass"),
-    ],
+    few(
+        [
+            ("one rank", "gradients are read before each step"),
+            ("average", "parameters are read between each step and the next forward pass"),
+            ("clip", "gradients are read before each step"),
+            ("clip later", "gradients are read before each step"),
+        ],
+        2,
+    ),
 )
 def test_deferring_is_given_up_where_all_is_read_at_every_step(
     workers: WorkerPool, kind: str, reason: str

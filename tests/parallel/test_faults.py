@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from benchmarks.kill_resume import disturbed, undisturbed
 
+from tests.cases import few
 from tests.parallel import fault_jobs as jobs
 from tests.parallel.mortal import Ended, Mortals
 
@@ -84,16 +85,19 @@ def settled(mortals: Mortals, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.mark.parametrize(
     ("job", "arguments"),
-    [
-        (jobs.dies_after_step, []),
-        (jobs.dies_in_backward, ["need", 0]),
-        (jobs.dies_in_backward, ["need", 1]),
-        (jobs.dies_in_backward, ["need", 2]),
-        (jobs.dies_in_backward, ["need", jobs.WARM]),
-        (jobs.dies_in_backward, ["update", jobs.WARM]),
-        (jobs.dies_between_steps, ["need"]),
-        (jobs.dies_between_steps, ["update"]),
-    ],
+    few(
+        [
+            (jobs.dies_after_step, []),
+            (jobs.dies_in_backward, ["need", jobs.WARM]),
+            (jobs.dies_between_steps, ["update"]),
+            (jobs.dies_in_backward, ["need", 0]),
+            (jobs.dies_in_backward, ["need", 1]),
+            (jobs.dies_in_backward, ["need", 2]),
+            (jobs.dies_in_backward, ["update", jobs.WARM]),
+            (jobs.dies_between_steps, ["need"]),
+        ],
+        3,
+    ),
 )
 def test_a_rank_dies(mortals: Mortals, tmp_path: Path, job: Any, arguments: list[Any]) -> None:
     survivor, dead = mortals.run(job, 2, *arguments, folder=tmp_path)
@@ -103,7 +107,7 @@ def test_a_rank_dies(mortals: Mortals, tmp_path: Path, job: Any, arguments: list
     assert last_line(survivor).endswith(RESUME)
 
 
-@pytest.mark.parametrize("step", [0, 1, 2, 5])
+@pytest.mark.parametrize("step", few([2, 0, 1, 5]))
 def test_a_rank_dies_early(mortals: Mortals, tmp_path: Path, step: int) -> None:
     survivor, dead = mortals.run(jobs.dies_at_first, 2, step, folder=tmp_path)
     assert dead.code == KILLED
@@ -165,14 +169,17 @@ def test_a_rank_skips_an_iteration(mortals: Mortals, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [
-        ("quietly", 0),
-        ("group destroyed", 0),
-        ("model dropped", 0),
-        ("group destroyed, model dropped", 0),
-        ("exit code", 3),
-        ("exception", 1),
-    ],
+    few(
+        [
+            ("group destroyed, model dropped", 0),
+            ("exit code", 3),
+            ("quietly", 0),
+            ("group destroyed", 0),
+            ("model dropped", 0),
+            ("exception", 1),
+        ],
+        2,
+    ),
 )
 def test_a_process_ends_with_its_update_pending(
     mortals: Mortals,
@@ -231,6 +238,7 @@ def test_after_an_exception_it_does_not_wait_for_long(mortals: Mortals, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_it_is_told_by_a_child_of_multiprocessing(mortals: Mortals, tmp_path: Path) -> None:
     alone, _ = mortals.run(jobs.ends_alone_in_a_child, 2, folder=tmp_path)
     assert alone.code == 1
@@ -302,7 +310,7 @@ def test_ctrl_c_at_a_gate(
 # ------------------------------------------------------------------ forks
 
 
-@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("reads", few([True, False]))
 def test_workers_of_a_data_loader(
     mortals: Mortals, tmp_path: Path, undisturbed_values: Callable[[int], list[float]], reads: bool
 ) -> None:
@@ -324,7 +332,7 @@ def test_workers_of_a_data_loader(
 # ------------------------------------------------------------------ dropping and copying
 
 
-@pytest.mark.parametrize("keeps", ["", "model", "optimizer", "model and optimizer"])
+@pytest.mark.parametrize("keeps", few(["", "model", "optimizer", "model and optimizer"]))
 @pytest.mark.parametrize("when", ["after step", "after backward"])
 def test_a_model_is_dropped(
     mortals: Mortals, tmp_path: Path, settled: dict[str, Any], keeps: str, when: str
@@ -361,6 +369,7 @@ def test_a_model_is_copied(
 # ------------------------------------------------------------------ resuming
 
 
+@pytest.mark.slow
 def test_killed_workers_resume_bit_for_bit() -> None:
     steps = 150
     found = disturbed(steps, kills=3, seed=1)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from syncline.model.plan import Message, Plan, Tensor
+from tests.cases import few
 from tests.parallel import overlap_jobs
 from tests.parallel.overlap_plans import Style
 from tests.parallel.overlap_rig import OVERLAPS, SYNCHRONOUS
@@ -45,7 +46,7 @@ def check(results: list[dict[str, object]], happens: str | None) -> None:
 # On our backend, in a fifth of the time; any plan at all, below, on Gloo.
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("ranks", few([3, 4]))
 @pytest.mark.parametrize("name", STYLES)
 def test_every_kind_of_plan(workers: WorkerPool, name: str, ranks: int) -> None:
     style, let_through = STYLES[name]
@@ -121,7 +122,7 @@ def plans(draw: st.DrawFn, ranks: int) -> Plan:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_plan(workers: WorkerPool, ranks: int) -> None:
     @settings(
-        max_examples=15,
+        max_examples=8,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )

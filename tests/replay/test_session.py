@@ -50,6 +50,7 @@ def own_plan(name: str) -> Plan:
 
 
 @pytest.mark.usefixtures("_namespaces")
+@pytest.mark.slow
 def test_a_replay_of_names_that_torch_refuses() -> None:
     told: list[tuple[str, int, int]] = []
     asked = request(network=None, plans=(own_plan("mine"),))

@@ -151,6 +151,7 @@ def test_stopped_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, tmp_pa
     assert {state["step"] for state in after} == {4 * 2}
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     write_images(tmp_path)
 

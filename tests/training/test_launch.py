@@ -15,6 +15,7 @@ import pytest
 
 from syncline.processes import threads_a_worker
 from syncline.training.checkpoint import FILE_NAME, load_checkpoint
+from tests.cases import few
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")
 
@@ -106,6 +107,7 @@ def test_training_prints_one_json_object_and_leaves_a_report(tmp_path: Path) -> 
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None:
     # An iteration of this takes many seconds; importing torch and the data takes three at most.
     parent = start(tmp_path, "--model", "vgg16", "--batch-size", "256")
@@ -125,8 +127,8 @@ def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("number", "code", "says", "strategy"),
-    [(signal.SIGINT, 130, "stopped", "ddp"), (signal.SIGKILL, -signal.SIGKILL, "", "bsp-1")],
-    ids=["ctrl-c", "killed"],
+    few([(signal.SIGKILL, -signal.SIGKILL, "", "bsp-1"), (signal.SIGINT, 130, "stopped", "ddp")]),
+    ids=["killed", "ctrl-c"],
 )
 def test_when_the_command_ends_the_workers_end_and_the_checkpoint_stays(
     tmp_path: Path, number: signal.Signals, code: int, says: str, strategy: str
@@ -157,6 +159,7 @@ def test_ctrl_c_while_torch_is_imported_leaves_nothing_behind(tmp_path: Path) ->
     assert not list(temporary_of(tmp_path).iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_import_torch_leaves_nothing_behind(tmp_path: Path) -> None:
     parent = start(tmp_path)
     wait_until(lambda: len(workers_of(parent)) == 2, "two workers")
@@ -177,6 +180,7 @@ def test_an_error_of_a_worker_is_said_once_with_its_exit_code(tmp_path: Path) ->
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text("from syncline.cli import main\nmain()\n")

@@ -88,6 +88,7 @@ def run_as_stranger(port: int) -> str:
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="iproute2 is not installed")
+@pytest.mark.slow
 def test_a_stranger_finds_no_store_and_disturbs_nothing(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", VICTIM, str(tmp_path), STRANGER],
