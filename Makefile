@@ -32,10 +32,10 @@ demo: setup  ## Train ResNet-20 on scanned digits, Syncline and DDP in turns; wr
 	    --report runs/demo
 
 test: setup test-tools  ## Run the Python tests
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: setup test-tools  ## Run the large variants of the Python tests, and all examples
-	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile large -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile large -n 2 --dist loadfile
 
 test-native: setup  ## Run the native core's tests under AddressSanitizer and ThreadSanitizer
 	tools/native-tests address,undefined

@@ -16,13 +16,6 @@ settings.register_profile("large", deadline=None)
 settings.load_profile("small")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that start processes in one worker of pytest-xdist: they share one pool."""
-    for item in items:
-        if "workers" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep what this machine's user has measured out of the tests, and theirs out of his cache."""

@@ -18,7 +18,7 @@ from tests.testbed.machine import require_namespaces
 SHORT_S = 1e-3
 
 
-@pytest.mark.parametrize("collective", few(PROGRAMS, 2))
+@pytest.mark.parametrize("collective", few(PROGRAMS))
 def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> None:
     told: list[tuple[int, int]] = []
     names = (OURS, ZERO_COPY, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")

@@ -109,6 +109,7 @@ def test_over_tcp_and_on_emulated_hosts_the_site_is_another() -> None:
     assert emulated.place == str(cluster)
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_can_be_measured_again() -> None:
     [found] = tune(request(sizes_bytes=(256,))).choices
     path = choices_path(found.site)

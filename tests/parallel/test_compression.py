@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, 3))
 def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) -> None:
     """The check of conservation is on in every sparse exchange."""
     given, options = KINDS[kind]
@@ -172,7 +172,7 @@ def test_what_cannot_be_used_is_said_on_every_rank(
         assert said in found
 
 
-@pytest.mark.parametrize("given", [{"density": 0.05}, "bfloat16"], ids=str)
+@pytest.mark.parametrize("given", few([{"density": 0.05}, "bfloat16"]), ids=str)
 def test_over_our_own_backend(workers: WorkerPool, given: Any) -> None:
     assert workers.run(jobs.over_our_backend, 2, given) == [[], []]
 
@@ -194,14 +194,14 @@ def test_a_step_that_a_scaler_skips_leaves_no_trace(
 
 
 @pytest.mark.parametrize(("kind", "bad"), [("hook", 3), ("wrapper", 26)])
-@pytest.mark.parametrize("several", [1, 2])
+@pytest.mark.parametrize("several", few([2, 1]))
 def test_a_skipped_step_leaves_no_trace_ahead_either(
     workers: WorkerPool, kind: str, bad: int, several: int
 ) -> None:
     assert workers.run(jobs.scaled, 2, kind, {"density": 0.05}, bad, several, True) == [[], []]
 
 
-@pytest.mark.parametrize("overlap", [None, "before", "after"])
+@pytest.mark.parametrize("overlap", few(["after", None, "before"]))
 def test_the_wrapper_steps_ahead_as_the_hook_does(workers: WorkerPool, overlap: str | None) -> None:
     """Also where updates were to be deferred: the weights are put back before each, so none is."""
     recipe = {"density": 0.05}

@@ -256,6 +256,7 @@ def test_report(workers: WorkerPool, tmp_path) -> None:
     assert results[0]["exposed"] >= 0
 
 
+@pytest.mark.slow
 def test_drift_is_measured_again(workers: WorkerPool) -> None:
     for result in workers.run(jobs.replans_after_drift, 2):
         assert "baseline" in result["phases"]

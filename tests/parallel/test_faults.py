@@ -202,6 +202,7 @@ def test_nothing_that_has_landed_is_kept(mortals: Mortals, tmp_path: Path) -> No
         assert (rank.code, rank.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_so_does_a_child_of_multiprocessing(
     mortals: Mortals, tmp_path: Path, undisturbed_values: Callable[[int], list[float]]
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_process_that_waits_at_its_end_says_so(mortals: Mortals, tmp_path: Pat
     assert lost.startswith("syncline: rank 0 ended before its last update, which is lost: ")
 
 
+@pytest.mark.slow
 def test_after_an_exception_it_does_not_wait_for_long(mortals: Mortals, tmp_path: Path) -> None:
     alone, _ = mortals.run(jobs.ends_alone, 2, "silent, after an exception", folder=tmp_path)
     assert alone.code == 1
@@ -245,6 +247,7 @@ def test_it_is_told_by_a_child_of_multiprocessing(mortals: Mortals, tmp_path: Pa
     assert alone.err.startswith("syncline: rank 0 ended before its last update, which is lost: ")
 
 
+@pytest.mark.slow
 def test_exit_handlers_of_the_user_run_first(mortals: Mortals, tmp_path: Path) -> None:
     alone, _ = mortals.run(jobs.says_at_exit, 2, folder=tmp_path)
     assert alone.code == 1
@@ -265,6 +268,7 @@ def test_a_forward_pass_that_fails_can_be_tried_again(
     assert told(ranks[1])["pending"] > 0
 
 
+@pytest.mark.slow
 def test_a_forward_pass_fails_for_good(mortals: Mortals, tmp_path: Path) -> None:
     other, failing = mortals.run(jobs.fails_in_forward_for_good, 2, folder=tmp_path)
     assert failing.code == 1
@@ -353,6 +357,7 @@ def test_a_model_is_dropped(
             assert said["state"] == settled["state"]
 
 
+@pytest.mark.slow
 def test_a_model_is_copied(
     mortals: Mortals, tmp_path: Path, undisturbed_values: Callable[[int], list[float]]
 ) -> None:

@@ -303,7 +303,7 @@ def test_separable_ones_are_found_so(name: str, several: bool) -> None:
     assert why_not_separable(optimizer) is None
 
 
-@pytest.mark.parametrize("name", few(SEPARABLE, 20))
+@pytest.mark.parametrize("name", few(SEPARABLE, 8))
 def test_what_is_found_separable_trains_the_same_in_random_subsets(name: str) -> None:
     net, optimizer = optimizer_for(name, several=True)
     train(net, optimizer, step_whole)

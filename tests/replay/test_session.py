@@ -82,6 +82,7 @@ def test_a_replay_of_names_that_torch_refuses() -> None:
 
 
 @pytest.mark.usefixtures("_namespaces")
+@pytest.mark.slow
 def test_a_plan_that_the_workers_refuse_is_the_users_mistake() -> None:
     mixed = with_compute_scale(layers(dtypes=("float32", "bfloat16", "float32", "float32")), 0.05)
     with pytest.raises(UserError, match=r"^the plan of 'tictac' did not run: "):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from syncline.report.page import render
+from tests.cases import few
 
 from .test_browser import Page, driver
 from .whatif_examples import few, scaling
@@ -56,7 +57,7 @@ def unfold(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 700, 360])
+@pytest.mark.parametrize("width", few([360, 700, 1200]))
 def test_it_fits_and_nothing_covers_anything(
     driver: Any, path: Path, width: int, scheme: str
 ) -> None:

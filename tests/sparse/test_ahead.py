@@ -18,6 +18,7 @@ def test_weights_are_ahead_by_the_residuals_until_the_update(
         assert [what for what, is_so in right.items() if not is_so] == []
 
 
+@pytest.mark.slow
 def test_what_waits_is_not_asked_for_again(workers: WorkerPool) -> None:
     assert max(workers.run(jobs.overshoots, 2, True)) < 0.01
     assert max(workers.run(jobs.overshoots, 2, False)) > 1

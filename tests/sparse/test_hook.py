@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import few
 from tests.sparse import jobs
 from tests.workers import WorkerPool
 
@@ -28,7 +29,7 @@ each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
 @each_recipe
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", few([3, 2]))
 def test_ranks_stay_alike_and_nothing_is_lost(
     workers: WorkerPool, ranks: int, recipe: dict[str, Any]
 ) -> None:

@@ -130,7 +130,7 @@ def mortals() -> Iterator[Mortals]:
     server.close()
 
 
-@pytest.mark.parametrize("algorithm", [1, 2, 3])
+@pytest.mark.parametrize("algorithm", few([2, 1, 3]))
 @pytest.mark.parametrize("when", few(["backward", "forward"]))
 def test_a_rank_that_dies_is_named(
     mortals: Mortals, tmp_path: Path, algorithm: int, when: str
