@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-__all__ = ["few"]
+__all__ = ["first_few"]
 
 
-def few(cases: Iterable[Any], count: int = 1) -> list[Any]:
+def first_few(cases: Iterable[Any], count: int = 1) -> list[Any]:
     """Return cases for ``pytest.mark.parametrize``: the first ``count``, and the others as slow."""
     return [case if number < count else _slow(case) for number, case in enumerate(cases)]
 

@@ -24,7 +24,7 @@ from reproduce import (
 from reproduce.__main__ import SCRIPTS, main
 from reproduce.claim import Verdict
 
-from tests.cases import few
+from tests.cases import first_few
 from tests.trace_files import TRACES
 
 CLAIMS = [
@@ -98,7 +98,7 @@ def test_pictures_are_small(name: str) -> None:
         assert 500 <= image.width <= 1400
 
 
-@pytest.mark.parametrize("name", few(SELF_CONTAINED, 2))
+@pytest.mark.parametrize("name", first_few(SELF_CONTAINED, 2))
 def test_results_are_those_of_the_code(name: str) -> None:
     found = common.tidy(module(name).compute())
     assert found == common.load(name), f"run python -m reproduce {name}"
@@ -141,7 +141,7 @@ def no_shared_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     inputs.shared.cache_clear()
 
 
-@pytest.mark.parametrize("name", few([*WITH_FALLBACK, *WITH_FALLBACK_LATE], 2))
+@pytest.mark.parametrize("name", first_few([*WITH_FALLBACK, *WITH_FALLBACK_LATE], 2))
 @pytest.mark.usefixtures("no_shared_data")
 def test_scripts_go_on_without_the_traces_of_others(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

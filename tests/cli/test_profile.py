@@ -11,10 +11,10 @@ from syncline.cli import main
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layer_table import read_layer_table
-from tests.cases import few
+from tests.cases import first_few
 
 
-@pytest.mark.parametrize("model", few(["resnet20", "lstm"]))
+@pytest.mark.parametrize("model", first_few(["resnet20", "lstm"]))
 def test_a_model_is_measured_and_its_table_written(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

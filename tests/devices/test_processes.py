@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import few
+from tests.cases import first_few
 from tests.devices import jobs
 from tests.parallel.mortal import Mortals
 from tests.workers import WorkerPool
 
 
-@pytest.mark.parametrize("ranks", few([3, 1, 2, 4]))
+@pytest.mark.parametrize("ranks", first_few([3, 1, 2, 4]))
 def test_results_are_right(workers: WorkerPool, tmp_path: Path, ranks: int) -> None:
     for wrong in workers.run(jobs.results, ranks, str(tmp_path), "host"):
         assert wrong == []
@@ -89,7 +89,7 @@ def mortals() -> Iterator[Mortals]:
     found.close()
 
 
-@pytest.mark.parametrize("copies", few([7, 0, 1, 60]))
+@pytest.mark.parametrize("copies", first_few([7, 0, 1, 60]))
 def test_a_rank_that_is_killed_is_named_by_the_others(
     mortals: Mortals, tmp_path: Path, copies: int
 ) -> None:

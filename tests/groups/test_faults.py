@@ -17,7 +17,7 @@ from benchmarks.group_faults import ROUTES, Route, draw, run
 
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group, Transport
-from tests.cases import few
+from tests.cases import first_few
 from tests.groups import jobs, mortal_jobs
 from tests.parallel.mortal import Mortals
 
@@ -100,7 +100,7 @@ def test_a_rank_is_dead_though_its_child_lives(mortals: Mortals, tmp_path: Path)
 # ---------------------------------------------------------------------- in one process
 
 
-both = pytest.mark.parametrize("transport", few(TRANSPORTS))
+both = pytest.mark.parametrize("transport", first_few(TRANSPORTS))
 
 
 def pair(transport: Transport = "auto", timeout_s: float = DEADLINE_S) -> list[Group]:

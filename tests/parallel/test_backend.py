@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import few
+from tests.cases import first_few
 from tests.parallel import backend_jobs as jobs
 from tests.workers import WorkerPool
 
@@ -153,7 +153,7 @@ def test_groups_are_made_again(workers: WorkerPool, tmp_path: Path, ranks: int) 
 
 
 @both
-@pytest.mark.parametrize("name", few(jobs.TRAININGS, 3))
+@pytest.mark.parametrize("name", first_few(jobs.TRAININGS, 3))
 def test_training_is_that_on_gloo(workers: WorkerPool, name: str, ranks: int) -> None:
     (_, first), *others = found = workers.run(jobs.trainings, ranks, name)
     assert all(differing == [] for differing, _ in found)
@@ -174,7 +174,7 @@ def test_overlap_on_the_backend(workers: WorkerPool, ranks: int) -> None:
     assert all(bits == first for _, bits in others)
 
 
-@pytest.mark.parametrize("line", few(["", "import syncline"]))
+@pytest.mark.parametrize("line", first_few(["", "import syncline"]))
 def test_torch_finds_it_by_itself(tmp_path: Path, line: str) -> None:
     script = f"""
 {line}

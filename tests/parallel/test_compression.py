@@ -10,7 +10,7 @@ import pytest
 from syncline.model.plan import Plan
 from syncline.model.recipe import Recipe
 from syncline.model.run import Run
-from tests.cases import few
+from tests.cases import first_few
 from tests.parallel import compression_jobs as jobs
 from tests.workers import WorkerPool
 
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", few(KINDS, 3))
+@pytest.mark.parametrize("kind", first_few(KINDS, 3))
 def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) -> None:
     """The check of conservation is on in every sparse exchange."""
     given, options = KINDS[kind]
@@ -50,14 +50,14 @@ def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) ->
         assert run.sent.sent_bytes < run.sent.steps * run.sent.gradient_bytes / 2
 
 
-@pytest.mark.parametrize("kind", few(["overlap", "layer", "message", "model", "bfloat16"], 2))
+@pytest.mark.parametrize("kind", first_few(["overlap", "layer", "message", "model", "bfloat16"], 2))
 def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool, kind: str) -> None:
     given, options = KINDS[kind]
     overlap = bool(options.get("overlap"))
     assert workers.run(jobs.resumed, 2, given, overlap) == [[], []]
 
 
-@pytest.mark.parametrize("kind", few(["overlap", "layer", "partly dense", "float16"]))
+@pytest.mark.parametrize("kind", first_few(["overlap", "layer", "partly dense", "float16"]))
 def test_a_device_that_works_by_itself_gives_the_same_bits(workers: WorkerPool, kind: str) -> None:
     """Operations of torch, and a transport that the host need not wait for."""
     given, options = KINDS[kind]
@@ -172,7 +172,7 @@ def test_what_cannot_be_used_is_said_on_every_rank(
         assert said in found
 
 
-@pytest.mark.parametrize("given", few([{"density": 0.05}, "bfloat16"]), ids=str)
+@pytest.mark.parametrize("given", first_few([{"density": 0.05}, "bfloat16"]), ids=str)
 def test_over_our_own_backend(workers: WorkerPool, given: Any) -> None:
     assert workers.run(jobs.over_our_backend, 2, given) == [[], []]
 
@@ -194,14 +194,14 @@ def test_a_step_that_a_scaler_skips_leaves_no_trace(
 
 
 @pytest.mark.parametrize(("kind", "bad"), [("hook", 3), ("wrapper", 26)])
-@pytest.mark.parametrize("several", few([2, 1]))
+@pytest.mark.parametrize("several", first_few([2, 1]))
 def test_a_skipped_step_leaves_no_trace_ahead_either(
     workers: WorkerPool, kind: str, bad: int, several: int
 ) -> None:
     assert workers.run(jobs.scaled, 2, kind, {"density": 0.05}, bad, several, True) == [[], []]
 
 
-@pytest.mark.parametrize("overlap", few(["after", None, "before"]))
+@pytest.mark.parametrize("overlap", first_few(["after", None, "before"]))
 def test_the_wrapper_steps_ahead_as_the_hook_does(workers: WorkerPool, overlap: str | None) -> None:
     """Also where updates were to be deferred: the weights are put back before each, so none is."""
     recipe = {"density": 0.05}

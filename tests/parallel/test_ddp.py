@@ -8,13 +8,13 @@ import pytest
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
-from tests.cases import few
+from tests.cases import first_few
 from tests.parallel import jobs
 from tests.parallel.test_buckets import FEATURES
 from tests.workers import WorkerPool
 
 
-@pytest.mark.parametrize("optimizer", few(["sgd", "adam", "adamw"]))
+@pytest.mark.parametrize("optimizer", first_few(["sgd", "adam", "adamw"]))
 @pytest.mark.parametrize("model", ["plain", "shared"])
 def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: str) -> None:
     for result in workers.run(jobs.compare_with_stock, 2, model, optimizer, {"planner": "wfbp"}):
@@ -31,7 +31,7 @@ def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: s
 
 @pytest.mark.parametrize(
     "options",
-    few(
+    first_few(
         [
             {"planner": "auto"},
             {"accumulate": 3, "planner": "wfbp"},
@@ -50,7 +50,7 @@ def test_bits_agree_under_options(workers: WorkerPool, options: dict[str, object
         assert result["phases"][-1] == "steady"
 
 
-@pytest.mark.parametrize("view", few([True, False]))
+@pytest.mark.parametrize("view", first_few([True, False]))
 def test_bits_agree_with_unused_parameters(workers: WorkerPool, view: bool) -> None:
     options = {
         "planner": "wfbp",
@@ -63,7 +63,7 @@ def test_bits_agree_with_unused_parameters(workers: WorkerPool, view: bool) -> N
 
 @pytest.mark.parametrize(
     ("model", "arguments"),
-    few(
+    first_few(
         [
             ("shared", {}),
             ("unused", {"find_unused_parameters": True}),
@@ -123,7 +123,7 @@ def test_a_given_plan_is_checked(workers: WorkerPool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    few(
+    first_few(
         [
             ("one rank", "gradients are read before each step"),
             ("average", "parameters are read between each step and the next forward pass"),

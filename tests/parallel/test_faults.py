@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from benchmarks.kill_resume import disturbed, undisturbed
 
-from tests.cases import few
+from tests.cases import first_few
 from tests.parallel import fault_jobs as jobs
 from tests.parallel.mortal import Ended, Mortals
 
@@ -85,7 +85,7 @@ def settled(mortals: Mortals, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.mark.parametrize(
     ("job", "arguments"),
-    few(
+    first_few(
         [
             (jobs.dies_after_step, []),
             (jobs.dies_in_backward, ["need", jobs.WARM]),
@@ -107,7 +107,7 @@ def test_a_rank_dies(mortals: Mortals, tmp_path: Path, job: Any, arguments: list
     assert last_line(survivor).endswith(RESUME)
 
 
-@pytest.mark.parametrize("step", few([2, 0, 1, 5]))
+@pytest.mark.parametrize("step", first_few([2, 0, 1, 5]))
 def test_a_rank_dies_early(mortals: Mortals, tmp_path: Path, step: int) -> None:
     survivor, dead = mortals.run(jobs.dies_at_first, 2, step, folder=tmp_path)
     assert dead.code == KILLED
@@ -169,7 +169,7 @@ def test_a_rank_skips_an_iteration(mortals: Mortals, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    few(
+    first_few(
         [
             ("group destroyed, model dropped", 0),
             ("exit code", 3),
@@ -314,7 +314,7 @@ def test_ctrl_c_at_a_gate(
 # ------------------------------------------------------------------ forks
 
 
-@pytest.mark.parametrize("reads", few([True, False]))
+@pytest.mark.parametrize("reads", first_few([True, False]))
 def test_workers_of_a_data_loader(
     mortals: Mortals, tmp_path: Path, undisturbed_values: Callable[[int], list[float]], reads: bool
 ) -> None:
@@ -336,7 +336,7 @@ def test_workers_of_a_data_loader(
 # ------------------------------------------------------------------ dropping and copying
 
 
-@pytest.mark.parametrize("keeps", few(["", "model", "optimizer", "model and optimizer"]))
+@pytest.mark.parametrize("keeps", first_few(["", "model", "optimizer", "model and optimizer"]))
 @pytest.mark.parametrize("when", ["after step", "after backward"])
 def test_a_model_is_dropped(
     mortals: Mortals, tmp_path: Path, settled: dict[str, Any], keeps: str, when: str

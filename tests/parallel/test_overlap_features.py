@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import few
+from tests.cases import first_few
 from tests.parallel import overlap_jobs
 from tests.parallel.features import GROUPS, features, table
 from tests.parallel.overlap_plans import Style
@@ -35,7 +35,7 @@ NUMBERS = sorted(range(len(ALL)), key=lambda number: "compile" in " ".join(ALL[n
 COMPILING = sum("compile" in " ".join(chunk) for chunk in ALL)
 
 
-@pytest.mark.parametrize("rows", few(ALL), ids=lambda rows: rows[0])
+@pytest.mark.parametrize("rows", first_few(ALL), ids=lambda rows: rows[0])
 def test_bits_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> None:
     """With every message on its way when ``step`` is called."""
     for results in workers.run(overlap_jobs.beside_stock, 2, rows, Style(), HELD):
@@ -48,7 +48,7 @@ def test_bits_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "number", few(NUMBERS, len(ALL) - COMPILING), ids=lambda number: ALL[number][0]
+    "number", first_few(NUMBERS, len(ALL) - COMPILING), ids=lambda number: ALL[number][0]
 )
 def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
     """With some messages there and some not, in other pieces and other orders; on our backend."""

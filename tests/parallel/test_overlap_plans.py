@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from syncline.model.plan import Message, Plan, Tensor
-from tests.cases import few
+from tests.cases import first_few
 from tests.parallel import overlap_jobs
 from tests.parallel.overlap_plans import Style
 from tests.parallel.overlap_rig import OVERLAPS, SYNCHRONOUS
@@ -46,7 +46,7 @@ def check(results: list[dict[str, object]], happens: str | None) -> None:
 # On our backend, in a fifth of the time; any plan at all, below, on Gloo.
 
 
-@pytest.mark.parametrize("ranks", few([3, 4]))
+@pytest.mark.parametrize("ranks", first_few([3, 4]))
 @pytest.mark.parametrize("name", STYLES)
 def test_every_kind_of_plan(workers: WorkerPool, name: str, ranks: int) -> None:
     style, let_through = STYLES[name]

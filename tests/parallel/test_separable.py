@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 from syncline.measure.clock import CpuClock
 from syncline.measure.observer import Observer
 from syncline.parallel.separable import why_not_separable
-from tests.cases import few
+from tests.cases import first_few
 
 Parameters = Iterable[Any]
 Make = Callable[[Parameters], torch.optim.Optimizer]
@@ -303,7 +303,7 @@ def test_separable_ones_are_found_so(name: str, several: bool) -> None:
     assert why_not_separable(optimizer) is None
 
 
-@pytest.mark.parametrize("name", few(SEPARABLE, 8))
+@pytest.mark.parametrize("name", first_few(SEPARABLE, 8))
 def test_what_is_found_separable_trains_the_same_in_random_subsets(name: str) -> None:
     net, optimizer = optimizer_for(name, several=True)
     train(net, optimizer, step_whole)

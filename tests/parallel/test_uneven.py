@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.cases import few
+from tests.cases import first_few
 from tests.parallel import uneven_jobs
 from tests.workers import WorkerPool
 
 
-@pytest.mark.parametrize("arguments", few([{"planner": "overlap"}, {"planner": "wfbp"}]), ids=str)
-@pytest.mark.parametrize("kind", few(uneven_jobs.LOOPS, 3))
+@pytest.mark.parametrize(
+    "arguments", first_few([{"planner": "overlap"}, {"planner": "wfbp"}]), ids=str
+)
+@pytest.mark.parametrize("kind", first_few(uneven_jobs.LOOPS, 3))
 def test_only_exchanged_backward_passes_count(
     workers: WorkerPool, kind: str, arguments: dict[str, Any]
 ) -> None:

@@ -15,7 +15,7 @@ from syncline.planners.merge import Merge
 from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import predict
 from tests import strategies as some
-from tests.cases import few
+from tests.cases import first_few
 from tests.planners.instances import finish, iteration_s, partitions, ready_ns
 from tests.trace_files import ESPRESSO, PIPEDREAM, TRACES, read_espresso, read_pipedream
 
@@ -77,7 +77,7 @@ def test_no_other_planner_is_better(profile: Profile, curve: some.IntegerCurve) 
         assert ours <= iteration_s(profile, network, planner), planner.NAME
 
 
-@pytest.mark.parametrize("network", few(PRESETS.values(), 2), ids=PRESETS)
+@pytest.mark.parametrize("network", first_few(PRESETS.values(), 2), ids=PRESETS)
 @pytest.mark.parametrize("trace", [*ESPRESSO, *PIPEDREAM])
 def test_no_other_planner_is_better_on_measured_traces(trace: str, network: Network) -> None:
     if not TRACES.is_dir():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from syncline.model.timeline import Timeline
-from tests.cases import few
+from tests.cases import first_few
 from tests.replay import jobs
 from tests.workers import WorkerPool
 
 PLANNERS = ("wfbp", "single", "merge", "horovod", "tictac", "p3", "dear", "overlap")
 
 
-@pytest.mark.parametrize("ranks", few([3, 2]))
+@pytest.mark.parametrize("ranks", first_few([3, 2]))
 def test_every_contestant_averages_the_gradients(workers: WorkerPool, ranks: int) -> None:
     for seen in workers.run(jobs.averages, ranks, PLANNERS):
         assert seen.keys() == {"ddp", *PLANNERS}

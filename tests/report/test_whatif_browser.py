@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from syncline.report.page import render
-from tests.cases import few
+from tests.cases import first_few
 
 from .test_browser import Page, driver
 from .whatif_examples import few, scaling
@@ -57,7 +57,7 @@ def unfold(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", few([360, 700, 1200]))
+@pytest.mark.parametrize("width", first_few([360, 700, 1200]))
 def test_it_fits_and_nothing_covers_anything(
     driver: Any, path: Path, width: int, scheme: str
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cases import few
+from tests.cases import first_few
 from tests.sparse import jobs
 from tests.workers import WorkerPool
 
@@ -29,7 +29,7 @@ each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
 @each_recipe
-@pytest.mark.parametrize("ranks", few([3, 2]))
+@pytest.mark.parametrize("ranks", first_few([3, 2]))
 def test_ranks_stay_alike_and_nothing_is_lost(
     workers: WorkerPool, ranks: int, recipe: dict[str, Any]
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from syncline.processes import threads_a_worker
 from syncline.training.checkpoint import FILE_NAME, load_checkpoint
-from tests.cases import few
+from tests.cases import first_few
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")
 
@@ -127,7 +127,9 @@ def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("number", "code", "says", "strategy"),
-    few([(signal.SIGKILL, -signal.SIGKILL, "", "bsp-1"), (signal.SIGINT, 130, "stopped", "ddp")]),
+    first_few(
+        [(signal.SIGKILL, -signal.SIGKILL, "", "bsp-1"), (signal.SIGINT, 130, "stopped", "ddp")]
+    ),
     ids=["killed", "ctrl-c"],
 )
 def test_when_the_command_ends_the_workers_end_and_the_checkpoint_stays(
