@@ -50,7 +50,7 @@ class Change(NamedTuple):
 
     @property
     def _does_nothing(self) -> bool:
-        """Whether it multiplies with 1, as clipping does below the limit: as far as the CPU knows."""
+        """Whether it multiplies with 1, as clipping does below its limit; False on a GPU."""
         factor = self.factor
         if isinstance(factor, torch.Tensor):
             return factor.device.type == "cpu" and float(factor) == 1.0
@@ -74,8 +74,8 @@ class Clipped(Protocol):
     def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
         """Return whether all elements are finite numbers, a bool; None if that is not exchanged."""
 
-    def change(self, indices: Sequence[int], change: Change) -> bool:
-        """Change gradients once they have arrived; return False if they must be read now."""
+    def change(self, indices: list[int], change: Change) -> None:
+        """Change pending gradients, once they have arrived."""
 
 
 INPLACE: dict[Any, str] = {
@@ -141,8 +141,8 @@ def clipped(
     if kind != "other" and not kwargs and len(args) == 2:
         factor = args[1] if kind == "multiply" else 1 / args[1]
     change = Change(function, _kept(args[1:]), kwargs, many, factor)
-    if not all([owner.change(indices, change) for owner, indices, _ in owned]):
-        return None
+    for owner, indices, _ in owned:
+        owner.change(indices, change)
     return (args[0],)
 
 
@@ -180,8 +180,8 @@ def _unscale(
     if any(each is None for each in finite):
         return None
     change = Change(foreach_mul_, (inverse.clone(),), {}, True, inverse.clone())
-    if not all([owner.change(indices, change) for owner, indices, _ in owned]):
-        return None
+    for owner, indices, _ in owned:
+        owner.change(indices, change)
     for each in finite:
         assert each is not None
         found_inf.copy_(torch.maximum(found_inf, (~each).to(found_inf)))

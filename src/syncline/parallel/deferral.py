@@ -321,18 +321,17 @@ class Deferral:
             self._gates.append(GateTimes("norms", began_ns, ended_ns, ended_ns))
         return self._norms
 
-    def change(self, indices: Sequence[int], change: Change) -> bool:
-        """Change gradients before their update; return False if they must be read for that."""
-        if any(index in self._due for index in indices):
-            return False
-        for index in indices:
-            if index not in self._read:
+    def change(self, indices: list[int], change: Change) -> None:
+        """Change pending gradients: before their update or, if that is due, after it."""
+        gradients = {index: self._gradients[index] for index in indices}
+        if not self._due.keys().isdisjoint(indices):
+            self.read_gradients(indices)
+        present = [g for i, g in gradients.items() if i in self._read or not is_pending(g)]
+        with own_class(present):
+            change.make(present)
+        for index, gradient in gradients.items():
+            if index not in self._read and is_pending(gradient):
                 self._changes.setdefault(index, []).append(change)
-        read = [self._gradients[index] for index in indices if index in self._read]
-        if read:
-            with own_class(read):
-                change.make(read)
-        return True
 
     def _make_changes(self, indices: Iterable[int]) -> None:
         """Make what is due to be done to gradients that have arrived."""
@@ -517,17 +516,22 @@ class _Orphans:
     def all_finite(self, indices: Sequence[int]) -> None:
         """Return None."""
 
-    def change(self, indices: Sequence[int], change: Change) -> bool:  # noqa: ARG002
-        """Return False: they must be read."""
-        return False
+    def change(self, indices: list[int], change: Change) -> None:
+        """Wait for all gradients, and change some."""
+        chosen = self._chosen(indices)
+        self.read_gradients(indices)
+        change.make(chosen)
 
     def zero_gradients(self, indices: list[int]) -> None:
         """Wait for all gradients, and set some to zero."""
-        chosen = [self._gradients[self._indices.index(index)]() for index in indices]
+        chosen = self._chosen(indices)
         self.read_gradients(indices)
         for gradient in chosen:
-            if gradient is not None:
-                gradient.zero_()
+            gradient.zero_()
+
+    def _chosen(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        found = [self._gradients[self._indices.index(index)]() for index in indices]
+        return [gradient for gradient in found if gradient is not None]
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

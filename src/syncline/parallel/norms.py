@@ -92,13 +92,13 @@ class ShareNorms:
             index: of its tensor.
             gradient: of shape ``(elements,)``.
         """
-        rows = torch.zeros(
-            len(self._pieces), 1, dtype=torch.float64, device=gradient.device
-        )
+        rows = torch.zeros(len(self._pieces), 1, dtype=torch.float64, device=gradient.device)
         for row, pieces in zip(rows, self._pieces, strict=True):
             numbers = self._numbers([gradient[start:stop] for start, stop in pieces[index]])
             for number in numbers:
-                row[0] = torch.maximum(row[0], number) if self._order == torch.inf else row[0] + number
+                row[0] = (
+                    torch.maximum(row[0], number) if self._order == torch.inf else row[0] + number
+                )
         return self.norms(rows)[0]
 
     def _numbers(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

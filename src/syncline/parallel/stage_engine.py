@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from syncline.measure.exchange import timeout_of
 from syncline.model.plan import Plan
+from syncline.model.profile import Norm
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.dense_transport import transport_for
@@ -145,8 +146,8 @@ class StageEngine:
         rounds, early, flushes = deferral.take_counts()
         if early > rounds / 2:
             return (
-                "gradients are read before each step (as gradient clipping does), which waits for "
-                "the whole exchange"
+                "gradients are read before each step (clipping and unscaling do not count), which "
+                "waits for the whole exchange"
             )
         if flushes > rounds / 2:
             return (
@@ -154,6 +155,10 @@ class StageEngine:
                 "weights does), which waits for the whole exchange"
             )
         return None
+
+    def asked_norm(self) -> Norm | None:
+        """Return a norm that was asked for since the last call and that the plan does not have."""
+        return self.deferral.take_asked() if self.defers else None
 
     def pace(self, iteration_s: float) -> PaceSample | None:
         """Return what an iteration takes now, from the last finished round."""

@@ -220,10 +220,7 @@ def _end_ns(order: Order, costs: _Costs) -> int:
     channel_ns = begun_ns = end_ns = norm_end_ns = 0
     early_tail_ns = 0
     for first, last, gathered in order:
-        if gathered:
-            ready_ns = max(summed_ns[first : last + 1])
-        else:
-            ready_ns = costs.ready_ns[first]
+        ready_ns = max(summed_ns[first : last + 1]) if gathered else costs.ready_ns[first]
         cost_ns = costs.half_ns(first, last)
         if costs.in_flight > 1:
             startup_ns = min(costs.startup_ns, cost_ns)

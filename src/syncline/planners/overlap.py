@@ -200,7 +200,11 @@ class Overlap(Planner, frozen=True, kw_only=True):
             # Plain ones that wait on need are seeds, which it judges as the simulator does.
             if unknown or (rival.wait == "need" and not _is_plain(rival)):
                 at_once = self.in_flight if in_rows else rival.in_flight
-                compared.append(msgspec.structs.replace(rival, wait="need", in_flight=at_once, norm=profile.norm))
+                compared.append(
+                    msgspec.structs.replace(
+                        rival, wait="need", in_flight=at_once, norm=profile.norm
+                    )
+                )
             if rival.wait == "update":
                 compared.append(rival)
         best = min(

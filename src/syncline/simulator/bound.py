@@ -173,9 +173,7 @@ def lower_bound_ns(
     return max(base_ns, startup_ns // 2 + end_ns, startup_ns + alone_ns)
 
 
-def network_bound_ns(
-    terms: Terms, network: Network, *, halves: bool, norm: bool = False
-) -> int:
+def network_bound_ns(terms: Terms, network: Network, *, halves: bool, norm: bool = False) -> int:
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
     If the cost of two messages at once was measured, plans with one in flight and plans with more
