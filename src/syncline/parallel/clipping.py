@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
     def make(self, gradients: list[torch.Tensor]) -> None:
         """Change gradients that have arrived."""
-        if self._does_nothing:
+        if not gradients or self._does_nothing:
             return
         if self.of_many:
             self.function(gradients, *self.args, **self.kwargs)
