@@ -246,11 +246,16 @@ class Engine:
                 self._for_issuer.notify()
 
     def arrived(self, tensor: int) -> bool:
-        """Say whether a tensor's exchanged gradient is in place."""
-        return self._round is None or not self._round.left[tensor]
+        """Say whether a tensor's exchanged gradient is in place, and may be changed."""
+        round_ = self._round
+        return round_ is None or (not round_.left[tensor] and self._has_norms(round_))
+
+    def _has_norms(self, round_: _Round) -> bool:
+        """Say whether this rank's part of the norms has been computed, if any."""
+        return self._share_norms is None or round_.norms is not None
 
     def wait(self, tensors: Iterable[int]) -> None:
-        """Return once the exchanged gradients of some tensors are in place.
+        """Return once the exchanged gradients of some tensors are in place, and may be changed.
 
         On CUDA the current stream waits, and the host only until their messages are issued; until
         they are complete if those are lossy, which pass through the host.
@@ -265,9 +270,14 @@ class Engine:
             return
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
         self._require_ready(round_, messages)
-        self._wait_for(lambda: all(self._settled(round_, m) for m in messages), messages)
+        self._wait_for(
+            lambda: all(self._settled(round_, m) for m in messages) and self._has_norms(round_),
+            messages,
+        )
         if self._transport.bounded:
             return
+        if round_.norms is not None:
+            round_.norms.work.wait_on_stream()
         for message in messages:
             if not self._host_waits[message]:
                 work = round_.works[message]
