@@ -68,7 +68,8 @@ class Deferral:
         """What is due to be done to pending gradients, in this order, before their updates."""
         self._norms: torch.Tensor | None = None
         """Those of this round, once asked for."""
-        self._asked: Norm | None = None
+        self.asked_norm: Norm | None = None
+        """The norm that was asked for last and that the plan does not have."""
         self._zeroed: set[int] = set()
         """Pending gradients that are set to zero after their update."""
         self._compiled: set[int] = set()
@@ -105,11 +106,6 @@ class Deferral:
         counts = self._rounds, self._early_reads, self._flushes
         self._rounds = self._early_reads = self._flushes = 0
         return counts
-
-    def take_asked(self) -> Norm | None:
-        """Return a norm that was asked for since the last call and that the plan does not have."""
-        asked, self._asked = self._asked, None
-        return asked
 
     # ------------------------------------------------------------------ after backward
 
@@ -273,7 +269,7 @@ class Deferral:
         if any(index in self._due for index in indices):
             return None
         if engine.plan.norm != norm:
-            self._asked = norm
+            self.asked_norm = norm
             return None
         changed = [c for index in indices for c in self._changes.get(index, ())]
         if not all(change.is_exact for change in changed):
@@ -297,7 +293,7 @@ class Deferral:
         engine = self.engine
         assert engine is not None
         if engine.plan.norm is None:
-            self._asked = self._asked or "2"
+            self.asked_norm = self.asked_norm or "2"
             return None
         # The square of a float64 may be too large for one.
         if any(

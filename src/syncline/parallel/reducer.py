@@ -203,7 +203,7 @@ class ReducerBuckets:
         return None if self.engine is None else self.engine.flushed()
 
     def asked_norm(self) -> Norm | None:
-        """Return a norm that was asked for since the last call and that the plan does not have."""
+        """Return a norm that was asked for last and that the plan does not have."""
         return None if self.engine is None else self.engine.asked_norm()
 
     def pace(self, iteration_s: float) -> PaceSample | None:

@@ -145,9 +145,14 @@ class StageEngine:
         deferral = self.deferral
         rounds, early, flushes = deferral.take_counts()
         if early > rounds / 2:
+            if deferral.asked_norm is not None:
+                return (
+                    f"gradients are read before each step for their {deferral.asked_norm}-norm, "
+                    "which the plan does not exchange (its field norm), and so this waits for all"
+                )
             return (
-                "gradients are read before each step (clipping and unscaling do not count), which "
-                "waits for the whole exchange"
+                "gradients are read before each step, otherwise than by clipping, which waits for "
+                "the whole exchange"
             )
         if flushes > rounds / 2:
             return (
@@ -157,8 +162,8 @@ class StageEngine:
         return None
 
     def asked_norm(self) -> Norm | None:
-        """Return a norm that was asked for since the last call and that the plan does not have."""
-        return self.deferral.take_asked() if self.defers else None
+        """Return a norm that was asked for last and that the plan does not have."""
+        return self.deferral.asked_norm if self.defers else None
 
     def pace(self, iteration_s: float) -> PaceSample | None:
         """Return what an iteration takes now, from the last finished round."""
