@@ -18,11 +18,11 @@ EXACT_TENSORS = 8
 """All groups of so few tensors are tried."""
 GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """Numbers of groups of equal size that are tried of more."""
-REGROUPINGS = 300
+REGROUPINGS = 200
 """Groups with one boundary more or less that are tried."""
-BEST = 3
+BEST = 2
 """Schedules that are improved further."""
-BUDGET = 1500
+BUDGET = 700
 """Orders that are tried for each."""
 STEPS = (-8, -3, -1, 1, 3, 8)
 """Places by which a gather is moved."""

@@ -117,6 +117,7 @@ def message_tasks(
         kind: _native.costs([0], network.collective(kind, in_flight=plan.in_flight).rows())[0]
         for kind in {message.collective for message in plan.messages}
     }
+    norms_after = None if plan.norm is None else plan.last_sum
     tasks: list[MessageTask] = []
     arrivals: list[int] = []  # the last task of each message
     scattered: list[tuple[int, int, int]] = []  # (start, stop, last task), by start
@@ -144,7 +145,7 @@ def message_tasks(
         arrivals.append(len(tasks) - 1)
         if message.collective == "reduce-scatter":
             bisect.insort(scattered, (message.start, message.stop, arrivals[-1]))
-        if plan.norm is not None and index == plan.last_sum:
+        if index == norms_after:
             sums = tuple(
                 arrival
                 for arrival, sent in zip(arrivals, plan.messages, strict=False)
