@@ -146,10 +146,15 @@ tree_leaves: Callable[[Any], list[Any]] = _tree_leaves
 """The leaves of any nest that torch knows, such as of named tuples."""
 # One call for many tensors. The optimizers of torch use these; they have no public names.
 foreach_add_: Callable[..., None] = torch._foreach_add_
+foreach_clamp_max_: Callable[..., None] = torch._foreach_clamp_max_
+foreach_clamp_min_: Callable[..., None] = torch._foreach_clamp_min_
 foreach_copy_: Callable[..., None] = torch._foreach_copy_
+foreach_div_: Callable[..., None] = torch._foreach_div_
 foreach_mul_: Callable[..., None] = torch._foreach_mul_
 foreach_norm: Callable[..., Sequence[torch.Tensor]] = torch._foreach_norm
 foreach_zero_: Callable[..., None] = torch._foreach_zero_
+unscale_: Callable[..., None] = torch._amp_foreach_non_finite_check_and_unscale_
+"""What ``GradScaler.unscale_`` calls."""
 
 
 # ------------------------------------------------------------------ the profiler

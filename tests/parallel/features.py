@@ -1,7 +1,8 @@
 """What users do with training, and what then happens to overlapping: the rows of a table.
 
 Each row has a script that trains under stock DDP and under the engine alike; the tests hold that
-both end with the same bits, and that what happens is what the row says.
+both end with the same bits (or, of some rows, within 1e-6), and that what happens is what the row
+says.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from syncline.model.profile import Norm
 from tests.parallel.overlap_rig import OVERLAPS, SETTLES, SYNCHRONOUS, Script
 
 __all__ = ["GROUPS", "Feature", "feature", "features", "table"]
@@ -39,17 +41,24 @@ class Feature:
     happens: str
     script: Script
     group: str
+    norm: Norm | None
+    """What norm the plan exchanges."""
+    near: bool
+    """Whether values must be near those of stock DDP, not the same."""
 
 
 _FOUND: list[Feature] = []
 
 
-def feature(text: str, happens: str) -> Callable[[Script], Script]:
+def feature(
+    text: str, happens: str, *, norm: Norm | None = None, near: bool = False
+) -> Callable[[Script], Script]:
     """Make a row of a script."""
 
     def add(script: Script) -> Script:
         named = script.func if isinstance(script, partial) else script
-        _FOUND.append(Feature(text, happens, script, named.__module__.rsplit(".", 1)[-1]))
+        group = named.__module__.rsplit(".", 1)[-1]
+        _FOUND.append(Feature(text, happens, script, group, norm, near))
         return script
 
     return add

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import traceback
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from syncline.model.plan import Plan
 from syncline.parallel.ddp import DistributedDataParallel
 from tests.parallel.drawn_scripts import drawn
-from tests.parallel.features import features
+from tests.parallel.features import Feature, features
 from tests.parallel.overlap_blind_spots import by_group
 from tests.parallel.overlap_models import Net, loss_of
 from tests.parallel.overlap_oracle import average
@@ -32,7 +33,12 @@ from tests.parallel.overlap_rig import (
 
 def beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:
     """Run scripts under stock DDP and under the engine, and say how they differ."""
-    return [_beside_stock(features()[row].script, style, let_through) for row in rows]
+    return [_row_beside_stock(features()[row], style, let_through) for row in rows]
+
+
+def _row_beside_stock(row: Feature, style: Style, let_through: float) -> dict[str, Any]:
+    style = replace(style, norm=row.norm)
+    return _beside_stock(row.script, style, let_through, near=row.near)
 
 
 def drawn_beside_stock(numbers: list[int]) -> list[dict[str, Any]]:
@@ -71,10 +77,16 @@ def guarded_beside_stock(rows: list[str], let_through: float) -> list[dict[str, 
 
 
 def _beside_stock(
-    script: Script, style: Style, let_through: float, *, guard: bool = False
+    script: Script,
+    style: Style,
+    let_through: float,
+    *,
+    guard: bool = False,
+    near: bool = False,
 ) -> dict[str, Any]:
     sides = Ours(style, guard=guard), Stock()
     for side in sides:
+        side.near = near
         torch.manual_seed(1)
         with holding(let_through), sides[0].observed():
             script(side)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_value_
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -316,37 +318,92 @@ def step_under(side: Side) -> None:
 # ---------------------------------------------------------------------- clipping and scaling
 
 
-@feature("`clip_grad_norm_`", SYNCHRONOUS)
-def clip_norm(side: Side) -> None:
-    ddp, optimizer = begin(side)
+def _clip(side: Side, clip: Callable[[Any], Any], optimizer_of: Any = None) -> None:
+    ddp, optimizer = begin(side, optimizer_of)
     for step in side.steps:
         optimizer.zero_grad()
         loss_of(ddp, step).backward()
-        side.note("norm", nn.utils.clip_grad_norm_(ddp.parameters(), 0.5))
+        found = clip(ddp)
+        if side.near:  # torch adds up a norm in float32, in another order
+            side.note("norm", found)
         optimizer.step()
     side.finish(ddp, optimizer)
 
 
-@feature("`clip_grad_norm_` with foreach", SYNCHRONOUS)
-def clip_norm_foreach(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        side.note("norm", nn.utils.clip_grad_norm_(ddp.parameters(), 0.5, foreach=True))
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def _norm(ddp: Any, limit: float = 0.1, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return nn.utils.clip_grad_norm_(ddp.parameters(), limit, *args, **kwargs)
 
 
-@feature("`clip_grad_value_`", SYNCHRONOUS)
-def clip_value(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        nn.utils.clip_grad_value_(ddp.parameters(), 0.01)
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def _in_two_calls(ddp: Any) -> float:
+    gradients = [p.grad for p in ddp.parameters()]
+    total = nn.utils.get_total_norm(gradients)
+    nn.utils.clip_grads_with_norm_(ddp.parameters(), 0.1, total)
+    return total.item()
+
+
+def _by_group(ddp: Any) -> list[torch.Tensor]:
+    parameters = list(ddp.parameters())
+    return [nn.utils.clip_grad_norm_(some, 0.1) for some in (parameters[:3], parameters[3:])]
+
+
+def _by_hand(ddp: Any) -> torch.Tensor:
+    gradients = [p.grad for p in ddp.parameters()]
+    total = torch.norm(torch.stack([torch.norm(g, 2) for g in gradients]), 2)
+    for gradient in gradients:
+        gradient.mul_(0.1 / (total + 1e-6))
+    return total
+
+
+def _and_read(ddp: Any) -> list[torch.Tensor]:
+    _norm(ddp)
+    return [p.grad.clone() for p in ddp.parameters()]
+
+
+def _halved(ddp: Any) -> None:
+    for parameter in ddp.parameters():
+        parameter.grad *= 0.5
+
+
+for _text, _happens, _kind, _near, _how in (
+    ("`clip_grad_norm_`", OVERLAPS, "2", True, _norm),
+    (
+        "the same, where the norm is below the limit",
+        OVERLAPS,
+        "2",
+        False,
+        partial(_norm, limit=1e6),
+    ),
+    ("`clip_grad_norm_` with `foreach=True`", OVERLAPS, "2", True, partial(_norm, foreach=True)),
+    ("`clip_grad_norm_` with `foreach=False`", OVERLAPS, "2", True, partial(_norm, foreach=False)),
+    ("`clip_grad_norm_` of the 1-norm", OVERLAPS, "1", True, partial(_norm, norm_type=1)),
+    ("`clip_grad_norm_` of the largest", OVERLAPS, "inf", True, partial(_norm, norm_type="inf")),
+    ("`error_if_nonfinite`", OVERLAPS, "2", True, partial(_norm, error_if_nonfinite=True)),
+    ("`get_total_norm` and `clip_grads_with_norm_`, logged", OVERLAPS, "2", True, _in_two_calls),
+    ("clipping the norm of each group of parameters", OVERLAPS, "2", True, _by_group),
+    ("clipping the norm by hand", OVERLAPS, "2", True, _by_hand),
+    ("a norm of another order", SYNCHRONOUS, "2", False, partial(_norm, norm_type=3)),
+    ("clipping the norm, and reading the gradients", SYNCHRONOUS, "2", True, _and_read),
+    ("`clip_grad_value_`", OVERLAPS, None, False, lambda d: clip_grad_value_(d.parameters(), 0.01)),
+    ("gradients multiplied in place before `step`", OVERLAPS, None, False, _halved),
+):
+    feature(_text, _happens, norm=_kind, near=_near)(partial(_clip, clip=_how))  # type: ignore[arg-type]
+
+
+@feature("`clip_grad_norm_` of a norm that the plan does not expect", SYNCHRONOUS)
+def clip_unexpected(side: Side) -> None:
+    _clip(side, lambda ddp: _norm(ddp, 0.5))
+
+
+@feature(
+    "the same, one rank after the other reads its gradients first", OVERLAPS, norm="2", near=True
+)
+def clip_read_on_one_rank(side: Side) -> None:
+    def clip(ddp: Any) -> torch.Tensor:
+        if side.rank == side.step % 2:
+            assert all(p.grad.sum().isfinite() for p in ddp.parameters())
+        return _norm(ddp)
+
+    _clip(side, clip)
 
 
 @feature("clipping every tenth step only", OVERLAPS)
@@ -377,12 +434,12 @@ def _scale(side: Side, make: Callable[[Any], torch.optim.Optimizer]) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("`GradScaler`, with steps that it skips", SYNCHRONOUS)
+@feature("`GradScaler`, with steps that it skips", OVERLAPS, norm="2", near=True)
 def scaler(side: Side) -> None:
     _scale(side, lambda p: SGD(p, lr=0.1, momentum=0.9))
 
 
-@feature("`GradScaler` with a fused optimizer", SYNCHRONOUS)
+@feature("`GradScaler` with a fused optimizer", SYNCHRONOUS, norm="2", near=True)
 def scaler_fused(side: Side) -> None:
     _scale(side, lambda p: Adam(p, lr=0.01, fused=True))
 

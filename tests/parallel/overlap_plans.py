@@ -14,6 +14,7 @@ from torch import nn
 
 from syncline.measure.profiler import dtype_name
 from syncline.model.plan import Message, Plan, Tensor, Wait
+from syncline.model.profile import Norm
 
 __all__ = ["Style", "plan_of", "ready_order"]
 
@@ -34,6 +35,7 @@ class Style:
     wait: Wait = "need"
     in_flight: int = 2
     delay_s: float = 0.0
+    norm: Norm | None = None
 
 
 def ready_order(module: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> list[str]:
@@ -91,6 +93,7 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
         ),
         wait=style.wait,
         in_flight=style.in_flight,
+        norm=style.norm if style.wait == "need" else None,
     )
 
 

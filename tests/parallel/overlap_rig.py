@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils._pytree import tree_leaves
 
 from syncline.parallel import stage_engine
 from syncline.parallel.ddp import DistributedDataParallel
@@ -60,6 +61,8 @@ class Side:
         self.length = STEPS
         self.guard = False
         """Whether optimizers are overlapped with the guard."""
+        self.near = False
+        """Whether values may differ by a relative 1e-6 from those of the other side."""
         self.error = ""
         """The traceback of what the script raised, where that is part of the result."""
 
@@ -94,7 +97,7 @@ class Side:
 
     def note(self, label: str, *values: Any) -> None:
         """Note values, which must be the same on both sides."""
-        self.trace.append((label, fingerprint(values)))
+        self.trace.append((label, Near(values) if self.near else fingerprint(values)))
 
     def finish(self, ddp: TorchDDP, *optimizers: torch.optim.Optimizer) -> None:
         """Note the final state of a model and its optimizers."""
@@ -203,6 +206,35 @@ def fingerprint(value: Any) -> Any:
     return repr(value)
 
 
+class Near:
+    """Values that equal others within a relative 1e-6: of a tensor, in its norm."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = [
+            v.detach().double().clone() if isinstance(v, torch.Tensor) else v
+            for v in tree_leaves(values)
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Near)
+        pairs = zip(self.values, other.values, strict=True)
+        return all(_is_near(mine, theirs) for mine, theirs in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.values)
+
+
+def _is_near(mine: Any, theirs: Any) -> bool:
+    if not isinstance(mine, torch.Tensor):
+        return bool(mine == theirs)
+    finite = mine.isfinite()
+    same = torch.equal(finite, theirs.isfinite())
+    difference = torch.linalg.vector_norm((mine - theirs)[finite])
+    return same and bool(difference <= 1e-6 * torch.linalg.vector_norm(theirs[finite]))
+
+
 def differences(ours: Side, theirs: Side) -> list[str]:
     """Say what two sides noted otherwise; the first few."""
     found = []
@@ -235,6 +267,9 @@ class HeldTransport:
 
     def gather_numbers(self, own: Any) -> Any:
         return self._inner.gather_numbers(own)
+
+    def gather_rows(self, own: Any) -> Any:
+        return self._inner.gather_rows(own)
 
     def begin(self, allowed: int) -> None:
         with self._changed:
@@ -269,6 +304,7 @@ def holding(let_through: float) -> Iterator[None]:
         let_through: the part of each round's messages that lands before ``backward`` ends.
     """
     wait, wait_all, finish, begin = Engine.wait, Engine.wait_all, Engine.finish, Engine.begin
+    norms = Engine.norms
     transport_for, suspend = stage_engine.transport_for, Deferral.suspend_gradients
 
     def at_first(engine: Engine) -> int:
@@ -281,12 +317,18 @@ def holding(let_through: float) -> Iterator[None]:
     def held_wait(self: Engine, tensors: Iterable[int]) -> None:
         tensors = list(tensors)
         messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
+        if self.plan.norm is not None:
+            messages.append(self.plan.last_sum)
         self._transport.allow(max(messages, default=-1) + 1)
         wait(self, tensors)
 
     def held_wait_all(self: Engine) -> None:
         self._transport.allow(len(self.plan.messages))
         wait_all(self)
+
+    def held_norms(self: Engine) -> torch.Tensor:
+        self._transport.allow(self.plan.last_sum + 1)
+        return norms(self)
 
     def held_finish(self: Engine) -> None:
         self._transport.allow(len(self.plan.messages))
@@ -304,6 +346,7 @@ def holding(let_through: float) -> Iterator[None]:
         (Engine, "wait"): held_wait,
         (Engine, "wait_all"): held_wait_all,
         (Engine, "finish"): held_finish,
+        (Engine, "norms"): held_norms,
         (Deferral, "suspend_gradients"): held_suspend,
         (stage_engine, "transport_for"): lambda group, device: HeldTransport(
             transport_for(group, device)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import ReadingProgress
@@ -21,10 +22,12 @@ from syncline.traces.formats import TraceOptions, detect, read_trace
 
 __all__ = [
     "NETWORK_HELP",
+    "clip_option",
     "network_argument",
     "place_of",
     "place_options",
     "profile_argument",
+    "with_clipping",
     "worker_counts",
 ]
 
@@ -219,6 +222,18 @@ def profile_argument(path: str) -> tuple[Profile, tuple[str, ...]]:
     with ReadingProgress() as progress:
         _, trace = read_trace([path], form, TraceOptions(progress=progress))
     return trace.known_profile(), trace.notes
+
+
+clip_option = click.option(
+    "--clip",
+    is_flag=True,
+    help="Every step clips the norm of all gradients, so every update waits for it.",
+)
+
+
+def with_clipping(profile: Profile, *, clip: bool) -> Profile:
+    """Return a profile whose updates wait for the 2-norm of all gradients, if ``clip`` says so."""
+    return msgspec.structs.replace(profile, norm="2") if clip else profile
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import NETWORK_HELP, network_argument
+from syncline.cli.arguments import NETWORK_HELP, clip_option, network_argument, with_clipping
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS, planner_named
 from syncline.report.tables import document_table
@@ -26,6 +26,7 @@ __all__ = ["plan"]
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")
 @click.option("--algorithm", help="Exchange by this instead of what the network has.")
+@clip_option
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -36,11 +37,13 @@ def plan(
     algorithm: str | None,
     output: str | None,
     as_json: bool,
+    clip: bool,
 ) -> None:
     """Plan which gradients of PROFILE to exchange together on NETWORK."""
     chosen = planner_named(planner)
     made = chosen.plan(
-        Profile.load(profile), network_argument(network, workers=workers, algorithm=algorithm)
+        with_clipping(Profile.load(profile), clip=clip),
+        network_argument(network, workers=workers, algorithm=algorithm),
     )
     if output is not None:
         made.save(output)

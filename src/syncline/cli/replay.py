@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import network_argument, profile_argument
+from syncline.cli.arguments import clip_option, network_argument, profile_argument, with_clipping
 from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
 from syncline.model.plan import Plan
@@ -88,6 +88,7 @@ needs.
     type=float,
     help="Give up after this many seconds.  [default: 3 times what is predicted, and 2 minutes]",
 )
+@clip_option
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay(
@@ -108,12 +109,14 @@ def replay(
     timeout_s: float | None,
     report: str | None,
     as_json: bool,
+    clip: bool,
 ) -> None:
     """Try plans for PROFILE on an emulated cluster: measured against predicted.
 
     PROFILE is a profile file, or a trace that 'syncline trace' can read.
     """
     loaded, notes = profile_argument(profile)
+    loaded = with_clipping(loaded, clip=clip)
     cluster = Cluster.of(
         hosts=hosts,
         rate=rate,

@@ -9,7 +9,13 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from syncline.cli.arguments import NETWORK_HELP, network_argument, profile_argument
+from syncline.cli.arguments import (
+    NETWORK_HELP,
+    clip_option,
+    network_argument,
+    profile_argument,
+    with_clipping,
+)
 from syncline.cli.sweep import ALGORITHM_ALIASES, Asked, tracked
 from syncline.errors import UserError
 from syncline.model.network import Network
@@ -68,6 +74,7 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
 @_what_if("--seed", "N,...", "other draws of --spread and --jitter.")
 @_what_if("--strategy", "NAME,...", "what overlaps, such as loop, caffe-mpi or pytorch, or all.")
 @click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")
+@clip_option
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report with curves.")
 @click.option("--timeline", "timeline_file", metavar="FILE", help="Write the (best) timeline here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -80,6 +87,7 @@ def simulate(
     report: str | None,
     timeline_file: str | None,
     as_json: bool,
+    clip: bool,
     **asked: str | None,
 ) -> None:
     """Predict the seconds an iteration of PROFILE takes on NETWORK.
@@ -87,6 +95,7 @@ def simulate(
     PROFILE is a profile file, or a trace that 'syncline trace' can read.
     """
     loaded, notes = profile_argument(profile)
+    loaded = with_clipping(loaded, clip=clip)
     what_if = Asked(**asked)
     names = _planners(planner)
     plan = None

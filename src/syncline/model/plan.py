@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.profile import Gradient, Profile
+from syncline.model.profile import Gradient, Norm, Profile
 from syncline.model.quantities import (
     LARGEST_BYTES,
     LARGEST_IN_FLIGHT,
@@ -38,6 +38,10 @@ Wait = Literal["update", "need"]
 iteration that reads a parameter, for the messages that hold its gradient; the parameter is updated
 just before.
 """
+
+
+BYTES_PER_NORM = 8
+"""Norms are sent as float64."""
 
 
 class Tensor(Value, frozen=True, kw_only=True):
@@ -87,6 +91,10 @@ class Plan(Document, frozen=True, kw_only=True):
     in_flight: int = 1
     """How many messages may be under way at once: with 2, the startup of one overlaps the
     transmission of another (ByteScheduler's credit, counted in messages)."""
+    norm: Norm | None = None
+    """The norm of the averaged gradients that every update waits for, as for clipping. Each worker
+    computes it for its share of the sums, and one more message after the last sum exchanges these:
+    a number of 8 bytes for each tensor. None where no update waits for a norm."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -132,6 +140,11 @@ class Plan(Document, frozen=True, kw_only=True):
         self._check_gathering()
         if self.is_lossy:
             self._check_payloads()
+        if self.norm is not None and (self.wait == "update" or self.is_lossy):
+            raise UserError(
+                "plan: norms are exchanged only where updates wait on need and all messages are "
+                "dense"
+            )
 
     def _check_payloads(self) -> None:
         ends = {0, *itertools.accumulate(tensor.elements for tensor in self.tensors)}
@@ -210,6 +223,18 @@ class Plan(Document, frozen=True, kw_only=True):
     def elements(self) -> int:
         """Gradient elements in all."""
         return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def last_sum(self) -> int:
+        """The index of the last message that sums gradients."""
+        return max(
+            (i for i, m in enumerate(self.messages) if m.collective != "all-gather"), default=-1
+        )
+
+    @property
+    def norm_bytes(self) -> int:
+        """Bytes of the all-gather that exchanges norms; 0 without one."""
+        return 0 if self.norm is None else BYTES_PER_NORM * len(self.tensors) * self.workers
 
     @property
     def is_lossy(self) -> bool:

@@ -17,8 +17,10 @@ from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element, require_time
 
-__all__ = ["Baseline", "Gradient", "Operation", "Phase", "Profile", "Resource"]
+__all__ = ["Baseline", "Gradient", "Norm", "Operation", "Phase", "Profile", "Resource"]
 
+Norm = Literal["1", "2", "inf"]
+"""The order p of a norm ``(sum |x|^p)^(1/p)``; ``inf`` is the largest absolute value."""
 
 Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """What an operation is part of.
@@ -126,6 +128,9 @@ class Profile(Document, frozen=True, kw_only=True):
     gradients: tuple[Gradient, ...]
     """In the order in which they become ready."""
     baseline: Baseline | None = None
+    norm: Norm | None = None
+    """What every update waits for beside its own gradient: this norm of the averaged gradients, as
+    for clipping; None where it waits for nothing else."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -13,11 +13,14 @@ from torch import nn
 from torch.autograd.graph import increment_version
 
 from syncline.errors import SynclineError
+from syncline.model.profile import Norm
+from syncline.parallel.clipping import Change
 from syncline.parallel.deferred_step import DeferredStep
 from syncline.parallel.engine import Engine
 from syncline.parallel.guard import Guard, lift
-from syncline.parallel.pending import hand_over, is_pending, release, suspend
+from syncline.parallel.pending import hand_over, is_pending, own_class, release, suspend
 from syncline.parallel.recording import GateTimes
+from syncline.sparse.gradients import flat
 
 __all__ = ["Deferral"]
 
@@ -59,6 +62,14 @@ class Deferral:
         self._gradients: dict[int, torch.Tensor] = {}
         """Pending gradients."""
         self._due: dict[int, _Due] = {}
+        self._read: set[int] = set()
+        """Pending gradients whose values are there; see :func:`own_class`."""
+        self._changes: dict[int, list[Change]] = {}
+        """What is due to be done to pending gradients, in this order, before their updates."""
+        self._norms: torch.Tensor | None = None
+        """Those of this round, once asked for."""
+        self.asked_norm: Norm | None = None
+        """The norm that was asked for last and that the plan does not have."""
         self._zeroed: set[int] = set()
         """Pending gradients that are set to zero after their update."""
         self._compiled: set[int] = set()
@@ -104,12 +115,15 @@ class Deferral:
         assert engine is not None
         self._count_round()
         self.stall_ns, self._stalling_ns = self._stalling_ns, 0
+        self._norms = None
         arrived = []
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is None or is_pending(gradient):
                 continue
-            if engine.arrived(index):
+            # Which gradients have arrived differs between ranks, and where a norm comes from must
+            # not.
+            if engine.plan.norm is None and engine.arrived(index):
                 arrived.append(index)
                 continue
             self._suspend(gradient, index)
@@ -214,13 +228,116 @@ class Deferral:
         if any(index in self._due for index in indices):
             self.flush()
             return
+        if self._read.issuperset(indices):
+            return
         if self._due:  # of another optimizer
             self._wait(indices)
-            self._release_gradients(indices)
+            self._deliver(indices)
             return
         self._read_early = True
         self._wait_for_gradients()
-        self._release_gradients(list(self._gradients))
+        self._deliver(list(self._gradients))
+
+    def _deliver(self, indices: Iterable[int]) -> None:
+        """Let gradients that have arrived be read."""
+        assert self.engine is not None
+        if self.engine.plan.norm is None:
+            self._release_gradients(indices)
+            return
+        for index in indices:
+            if index in self._gradients and index not in self._read:
+                self._read.add(index)
+                lift(self._gradients[index], self.parameters[index])
+                with own_class([self._gradients[index]]):
+                    self._make_changes([index])
+
+    def release_read(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make gradients plain that have been read: their step uses them."""
+        indices = [self.index_of.get(id(parameter), -1) for parameter in parameters]
+        self._release_gradients(self._read.intersection(indices))
+
+    # ------------------------------------------------------------------ before the update
+
+    def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
+        """Return the norms of pending gradients, in their own type; None if others are exchanged.
+
+        Which gradients have been read differs between ranks, so those are computed again in the
+        same way.
+        """
+        engine = self.engine
+        assert engine is not None
+        if any(index in self._due for index in indices):
+            return None
+        if engine.plan.norm != norm:
+            self.asked_norm = norm
+            return None
+        changed = [c for index in indices for c in self._changes.get(index, ())]
+        if not all(change.is_exact for change in changed):
+            self.read_gradients(list(indices))
+        found = []
+        for index in indices:
+            gradient = self._gradients[index]
+            if index in self._read:
+                with own_class([gradient]):
+                    value = engine.local_norm(index, flat(gradient))
+            else:
+                value = self._exchanged_norms()[index]
+                for change in self._changes.get(index, ()):
+                    assert change.factor is not None
+                    value = value * abs(float(change.factor))
+            found.append(value.to(_real(gradient.dtype)))
+        return found
+
+    def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
+        """Return whether pending gradients have finite elements only; None if they must be read."""
+        engine = self.engine
+        assert engine is not None
+        if engine.plan.norm is None:
+            self.asked_norm = self.asked_norm or "2"
+            return None
+        # The square of a float64 may be too large for one.
+        if any(
+            i in self._due
+            or i in self._read
+            or self._changes.get(i)
+            or _real(self._gradients[i].dtype) == torch.float64
+            for i in indices
+        ):
+            return None
+        norms = self._exchanged_norms()
+        return norms[torch.tensor(indices, device=norms.device)].isfinite().all()
+
+    def _exchanged_norms(self) -> torch.Tensor:
+        if self._norms is None:
+            assert self.engine is not None
+            began_ns = time.perf_counter_ns()
+            self._norms = self.engine.norms()
+            ended_ns = time.perf_counter_ns()
+            self._stalling_ns += ended_ns - began_ns
+            self._gates.append(GateTimes("norms", began_ns, ended_ns, ended_ns))
+        return self._norms
+
+    def change(self, indices: list[int], change: Change) -> None:
+        """Change pending gradients: before their update or, if that is due, after it."""
+        gradients = {index: self._gradients[index] for index in indices}
+        if not self._due.keys().isdisjoint(indices):
+            self.read_gradients(indices)
+        present = [g for i, g in gradients.items() if i in self._read or not is_pending(g)]
+        with own_class(present):
+            change.make(present)
+        for index, gradient in gradients.items():
+            if index not in self._read and is_pending(gradient):
+                self._changes.setdefault(index, []).append(change)
+
+    def _make_changes(self, indices: Iterable[int]) -> None:
+        """Make what is due to be done to gradients that have arrived."""
+        due: dict[int, tuple[Change, list[torch.Tensor]]] = {}
+        for index in indices:
+            for change in self._changes.pop(index, ()):
+                due.setdefault(id(change), (change, []))[1].append(self._gradients[index])
+        with torch.no_grad():
+            for change, gradients in due.values():
+                change.make(gradients)
 
     def zero_gradients(self, indices: list[int]) -> None:
         """Set gradients to zero: those whose update is due once that is made."""
@@ -228,6 +345,7 @@ class Deferral:
         if unused:
             gradients = [self._gradients[index] for index in unused]
             self.read_gradients(unused)
+            self._release_gradients(unused)
             for gradient in gradients:
                 gradient.zero_()
         self._zeroed.update(index for index in indices if index in self._due)
@@ -266,9 +384,10 @@ class Deferral:
 
     def outlive(self) -> None:
         """Call when the wrapper is dropped: pending gradients can still be read."""
+        self._release_gradients(self._read - self._due.keys())
         left = {i: gradient for i, gradient in self._gradients.items() if i not in self._due}
         if left and self.engine is not None:
-            orphans = _Orphans(self.engine, left)
+            orphans = _Orphans(self.engine, left, self._changes)
             for index, gradient in left.items():
                 lift(gradient, self.parameters[index])
                 hand_over(gradient, orphans)
@@ -301,8 +420,10 @@ class Deferral:
                 entry = by_step.setdefault(id(step), (step, [], []))
                 entry[1].append(parameter)
                 entry[2].append(gradient)
-            self._release_gradients(chosen)
             for step, parameters, gradients in by_step.values():
+                members = [self.index_of[id(parameter)] for parameter in parameters]
+                with step.torch_state():
+                    self._release_gradients(members)
                 step.make(parameters, gradients)
             # Under the same state of torch as the updates.
             zeroed = [chosen[index].gradient for index in self._zeroed & chosen.keys()]
@@ -329,10 +450,13 @@ class Deferral:
                 self._suspend(self.parameters[index], index)
 
     def _release_gradients(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            gradient = self._gradients.pop(index, None)
-            if gradient is not None:
-                self._release(gradient, self.parameters[index])
+        found = [index for index in indices if index in self._gradients]
+        for index in found:
+            self._release(self._gradients[index], self.parameters[index])
+        self._make_changes(found)
+        for index in found:
+            del self._gradients[index]
+        self._read.difference_update(found)
 
     def _suspend(self, tensor: torch.Tensor, index: int) -> None:
         if self.guard is None:
@@ -354,10 +478,17 @@ class _Orphans:
     Args:
         engine: exchanges them.
         gradients: by the index of their tensor.
+        changes: what is due to be done to them.
     """
 
-    def __init__(self, engine: Engine, gradients: Mapping[int, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        gradients: Mapping[int, torch.Tensor],
+        changes: Mapping[int, Sequence[Change]],
+    ) -> None:
         self._engine = engine
+        self._changes = changes
         self._gradients = [weakref.ref(gradient) for gradient in gradients.values()]
         self._indices = list(gradients)
 
@@ -368,17 +499,37 @@ class _Orphans:
     def read_gradients(self, indices: list[int]) -> None:  # noqa: ARG002
         """Wait for all gradients."""
         self._engine.wait(self._indices)
-        for gradient in self._alive():
-            if is_pending(gradient):
+        for index, reference in zip(self._indices, self._gradients, strict=True):
+            gradient = reference()
+            if gradient is not None and is_pending(gradient):
                 release(gradient)
+                for change in self._changes.get(index, ()):
+                    change.make([gradient])
+
+    def norms(self, indices: Sequence[int], norm: Norm) -> None:
+        """Return None: they are not exchanged any more."""
+
+    def all_finite(self, indices: Sequence[int]) -> None:
+        """Return None."""
+
+    def change(self, indices: list[int], change: Change) -> None:
+        """Wait for all gradients, and change some."""
+        chosen = self._chosen(indices)
+        self.read_gradients(indices)
+        change.make(chosen)
 
     def zero_gradients(self, indices: list[int]) -> None:
         """Wait for all gradients, and set some to zero."""
-        chosen = [self._gradients[self._indices.index(index)]() for index in indices]
+        chosen = self._chosen(indices)
         self.read_gradients(indices)
         for gradient in chosen:
-            if gradient is not None:
-                gradient.zero_()
+            gradient.zero_()
 
-    def _alive(self) -> Iterable[torch.Tensor]:
-        return [g for reference in self._gradients if (g := reference()) is not None]
+    def _chosen(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        found = [self._gradients[self._indices.index(index)]() for index in indices]
+        return [gradient for gradient in found if gradient is not None]
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of a norm."""
+    return dtype.to_real()

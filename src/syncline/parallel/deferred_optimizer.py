@@ -103,6 +103,7 @@ class DeferredOptimizer:
             deferral.settle()
             self._check.skip()
             return self._whole_step(*args, **kwargs)
+        deferral.release_read(parameters)
         present: list[nn.Parameter] = []
         later: list[nn.Parameter] = []
         for parameter in parameters:

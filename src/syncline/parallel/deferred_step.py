@@ -66,9 +66,13 @@ class DeferredStep:
         if self._due:
             self._state.hide()
 
+    def torch_state(self) -> AbstractContextManager[None]:
+        """Restore torch's switches within the block."""
+        return self._torch_state.restored(self._device)
+
     def zero(self, gradients: Sequence[torch.Tensor]) -> None:
         """Set gradients to zero, as after the whole step."""
-        with self._torch_state.restored(self._device):
+        with self.torch_state():
             foreach_zero_(list(gradients))
 
     def apply(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
@@ -81,7 +85,7 @@ class DeferredStep:
         # The user may have replaced the gradients since; the step uses those of its time.
         present = [parameter.grad for parameter in parameters]
         real_groups = optimizer.param_groups
-        with self._torch_state.restored(self._device):
+        with self.torch_state():
             try:
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.grad = gradient

@@ -99,12 +99,22 @@ class DenseTransport:
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
         """Begin to collect integers from every worker; the second result reads them afterwards."""
-        sent = torch.tensor(own, dtype=torch.int64)
-        received = [torch.empty_like(sent) for _ in range(self.workers)]
-        work = self.group.allgather(
-            [[keepalive(numbers) for numbers in received]], [keepalive(sent)]
-        )
-        return Work(_waiter(work), _nothing), lambda: [numbers.tolist() for numbers in received]
+        work, rows = self.gather_rows(lambda: torch.tensor(own, dtype=torch.int64))
+        return work, rows.tolist
+
+    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect a row of numbers from every worker.
+
+        Args:
+            own: returns this worker's, once the messages sent before are complete.
+
+        Returns:
+            The work, and the rows in the order of the ranks, which are there after it.
+        """
+        sent = own()
+        rows = sent.new_empty(self.workers, *sent.shape)
+        work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
+        return Work(_waiter(work), _nothing), rows
 
     def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
@@ -192,6 +202,14 @@ class CudaDenseTransport(DenseTransport):
             numbers = torch.empty_like(received, device="cpu", pin_memory=True)
             numbers.copy_(received, non_blocking=True)
             return self._on_stream(Work(_nothing, _nothing)), numbers.tolist
+
+    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect a row of numbers from every worker, on its stream."""
+        with torch.cuda.stream(self._stream):
+            sent = own()
+            rows = sent.new_empty(self.workers, *sent.shape)
+            all_gather_base(self.group, rows, sent).wait()
+            return self._on_stream(Work(_nothing, _nothing)), rows
 
     def _on_stream(self, work: Work) -> Work:
         # Waiting for the work makes this stream wait, not the host. The copies and sums after it

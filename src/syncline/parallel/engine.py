@@ -5,7 +5,7 @@ What runs in which thread:
 | thread | runs | waits for |
 |---|---|---|
 | training | ``begin``, ``tensor_ready``, ``bucket_ready``; ``wait`` and what calls it | messages |
-| "syncline issuer" | ``_issue``: the roll call, then each message in the plan's order | gradients |
+| "syncline issuer" | ``_issue``: the roll call, then each message and norms, in order | gradients |
 | "syncline completer" | ``_complete``: waits for each message, then notes its end | peers |
 
 Under one lock, the training thread and the completer wake the issuer (``_for_issuer``), the issuer
@@ -31,6 +31,7 @@ from syncline.model.plan import Plan
 from syncline.parallel.compression import Compressor
 from syncline.parallel.dense_transport import DenseTransport, Work
 from syncline.parallel.layout import BucketLayout, shares_of
+from syncline.parallel.norms import ShareNorms
 from syncline.parallel.pacing import Pacing
 from syncline.parallel.recording import MessageTimes
 
@@ -45,7 +46,7 @@ CLOSING_S = 10.0
 class _Round:
     """One iteration's exchange."""
 
-    def __init__(self, number: int, layout: BucketLayout) -> None:
+    def __init__(self, number: int, layout: BucketLayout, *, norms: bool) -> None:
         self.number = number
         self.missing = [len(tensors) for tensors in layout.tensors]
         """Of each message: tensors that are not ready."""
@@ -58,14 +59,24 @@ class _Round:
         self.issued_ns = [0] * len(layout.places)
         self.finished_ns = [0] * len(layout.places)
         self.marks: list[list[Any]] = [[] for _ in layout.places]
-        self.unsent = len(layout.places)
-        self.unfinished = len(layout.places)
+        self.unsent = self.unfinished = len(layout.places) + norms
+        self.norms: _Norms | None = None
+        """Once they are issued."""
         self.taken = False
 
 
 def _times(round_: _Round) -> list[MessageTimes]:
     rows = zip(round_.ready_ns, round_.issued_ns, round_.finished_ns, strict=True)
     return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
+
+
+class _Norms:
+    """The exchange of norms of one round."""
+
+    def __init__(self, work: Work, rows: torch.Tensor) -> None:
+        self.work = work
+        self.rows = rows
+        self.finished = False
 
 
 class _Drain:
@@ -117,6 +128,8 @@ class Engine:
         self.timeout_s = timeout_s
         self._process = os.getpid()
         self._shares = shares_of(plan)
+        self._share_norms = ShareNorms(plan, layout) if plan.norm is not None else None
+        self._norms_after = plan.last_sum if plan.norm is not None else None
         bounded = transport.bounded or compressor is not None
         self._credits = plan.in_flight if bounded else len(plan.messages) + 1
         if compressor is not None:
@@ -202,7 +215,7 @@ class Engine:
                 self._before.append(self._round)
             self._rounds += 1
             self._roll = (self._rounds, *roll)
-            self._round = _Round(self._rounds, self.layout)
+            self._round = _Round(self._rounds, self.layout, norms=self._share_norms is not None)
             self._for_issuer.notify()
 
     def tensor_ready(self, tensor: int) -> None:
@@ -233,11 +246,16 @@ class Engine:
                 self._for_issuer.notify()
 
     def arrived(self, tensor: int) -> bool:
-        """Say whether a tensor's exchanged gradient is in place."""
-        return self._round is None or not self._round.left[tensor]
+        """Say whether a tensor's exchanged gradient is in place, and may be changed."""
+        round_ = self._round
+        return round_ is None or (not round_.left[tensor] and self._has_norms(round_))
+
+    def _has_norms(self, round_: _Round) -> bool:
+        """Say whether this rank's part of the norms has been computed, if any."""
+        return self._share_norms is None or round_.norms is not None
 
     def wait(self, tensors: Iterable[int]) -> None:
-        """Return once the exchanged gradients of some tensors are in place.
+        """Return once the exchanged gradients of some tensors are in place, and may be changed.
 
         On CUDA the current stream waits, and the host only until their messages are issued; until
         they are complete if those are lossy, which pass through the host.
@@ -252,14 +270,50 @@ class Engine:
             return
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
         self._require_ready(round_, messages)
-        self._wait_for(lambda: all(self._settled(round_, m) for m in messages), messages)
+        self._wait_for(
+            lambda: all(self._settled(round_, m) for m in messages) and self._has_norms(round_),
+            messages,
+        )
         if self._transport.bounded:
             return
+        if round_.norms is not None:
+            round_.norms.work.wait_on_stream()
         for message in messages:
             if not self._host_waits[message]:
                 work = round_.works[message]
                 assert work is not None
                 work.wait_on_stream()
+
+    def norms(self) -> torch.Tensor:
+        """Return the norms of all tensors' exchanged gradients, of the order that the plan says.
+
+        Every rank gets the same; on CUDA the current stream waits for them.
+
+        Returns:
+            float64 of shape ``(tensors,)``.
+
+        Raises:
+            PeerError: a rank failed or did not answer within the timeout.
+            MismatchError: the ranks have parted.
+        """
+        self.check()
+        round_ = self._round
+        assert round_ is not None
+        assert self._share_norms is not None
+        self._require_ready(round_, range(len(self.plan.messages)))
+        bounded = self._transport.bounded
+        self._wait_for(
+            lambda: round_.norms is not None and (round_.norms.finished or not bounded), ()
+        )
+        norms = round_.norms
+        assert norms is not None
+        norms.work.wait_on_stream()
+        return self._share_norms.norms(norms.rows)
+
+    def local_norm(self, tensor: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the norm of a gradient as it is now; see :meth:`ShareNorms.local`."""
+        assert self._share_norms is not None
+        return self._share_norms.local(tensor, gradient)
 
     def _settled(self, round_: _Round, message: int) -> bool:
         """Say whether the host need not wait for a message any more."""
@@ -440,6 +494,8 @@ class Engine:
             for number in range(len(self.plan.messages)):
                 if not self._issue_message(round_, number):
                     break
+                if number == self._norms_after and not self._issue_norms(round_):
+                    break
         self._issued_queue.put(None)
 
     def _summed(self, round_: _Round, number: int) -> bool:
@@ -491,6 +547,38 @@ class Engine:
             if not self._transport.bounded:
                 self._for_trainer.notify_all()
         self._issued_queue.put(_Issued(round_, number, work, None))
+        return True
+
+    def _issue_norms(self, round_: _Round) -> bool:
+        """Exchange norms once all sums are complete; return False if the engine is closing."""
+        sums = [i for i, m in enumerate(self.plan.messages) if m.collective != "all-gather"]
+        with self._lock:
+            self._for_issuer.wait_for(
+                lambda: (
+                    self._closing
+                    or not self._transport.bounded
+                    or all(round_.finished_ns[number] for number in sums)
+                )
+            )
+            if self._closing:
+                return False
+        share_norms = self._share_norms
+        assert share_norms is not None
+        norms = _Norms(
+            *self._transport.gather_rows(lambda: share_norms.row(self.rank, self._buffers))
+        )
+
+        def finished() -> None:
+            with self._lock:
+                norms.finished = True
+                round_.unfinished -= 1
+                self._for_trainer.notify_all()
+
+        with self._lock:
+            round_.norms = norms
+            round_.unsent -= 1
+            self._for_trainer.notify_all()
+        self._issued_queue.put(_Issued(round_, None, norms.work, finished))
         return True
 
     def _may_send(self) -> bool:

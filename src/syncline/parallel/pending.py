@@ -13,12 +13,14 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from syncline.errors import UserError
+from syncline.parallel.clipping import Clipped, clipped
 from syncline.torch_private import (
     disable_dynamo,
     foreach_zero_,
@@ -37,6 +39,7 @@ __all__ = [
     "getter",
     "hand_over",
     "is_pending",
+    "own_class",
     "release",
     "suspend",
     "tensors_in",
@@ -48,7 +51,7 @@ CLASS = "_syncline_class"
 """The attribute of a pending tensor that holds its own class."""
 
 
-class Owner(Protocol):
+class Owner(Clipped, Protocol):
     """An object that can finish pending values."""
 
     def read_parameters(self, indices: list[int]) -> None:
@@ -126,20 +129,25 @@ class _Pending:
                 return args[0]
             if func is torch.Tensor.detach_:  # it has no effect here
                 return args[0]
+            answer = clipped(func, args, kwargs, _owned)
+            if answer is not None:
+                return answer[0]
         for owner, indices in _by_owner(gradients):
             owner.read_gradients(indices)
         for owner, indices in _by_owner(t for t in found if isinstance(t, PendingParameter)):
             owner.read_parameters(indices)
-        assert not any(is_pending(tensor) for tensor in found)
-        return func(*args, **kwargs)
+        with own_class(found):
+            return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         finish(self)
-        return copy.deepcopy(self, memo)
+        with own_class([self]):
+            return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         finish(self)
-        return self.__reduce_ex__(protocol)
+        with own_class([self]):
+            return self.__reduce_ex__(protocol)
 
 
 class PendingGradient(_Pending, torch.Tensor):
@@ -195,6 +203,24 @@ def release(tensor: torch.Tensor) -> None:
     del fields[_OWNER], fields[_INDEX]
 
 
+@contextmanager
+def own_class(tensors: Iterable[Any]) -> Iterator[None]:
+    """Let tensors that have been finished be used as plain ones.
+
+    A gradient whose norm is exchanged stays pending until its step, though its value is there, so
+    that its norm is taken in the same way on all ranks, whoever has read it.
+    """
+    kept = [(tensor, type(tensor)) for tensor in tensors if is_pending(tensor)]
+    for tensor, _ in kept:
+        tensor.__class__ = tensor.__dict__[CLASS]
+    try:
+        yield
+    finally:
+        for tensor, pending in kept:
+            if CLASS in tensor.__dict__:  # it may have been released meanwhile
+                tensor.__class__ = pending
+
+
 def finish(tensor: Any) -> None:
     """Wait for a pending tensor."""
     owner, index = _owner_of(tensor), tensor.__dict__[_INDEX]
@@ -238,6 +264,19 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _pending_in(value: Any) -> Iterator[torch.Tensor]:
     return (tensor for tensor in tensors_in(value) if is_pending(tensor))
+
+
+def _owned(gradients: Iterable[torch.Tensor]) -> list[Any] | None:
+    """Return the owners of gradients with indices and members; None if some are not pending."""
+    groups: dict[int, Any] = {}
+    for tensor in gradients:
+        if not isinstance(tensor, PendingGradient):
+            return None
+        owner = _owner_of(tensor)
+        _, indices, members = groups.setdefault(id(owner), (owner, [], []))
+        indices.append(tensor.__dict__[_INDEX])
+        members.append(tensor)
+    return list(groups.values())
 
 
 def _by_owner(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Owner, list[int]]]:

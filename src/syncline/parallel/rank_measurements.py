@@ -22,7 +22,7 @@ from syncline.measure.segments import SegmentTrace, median_trace
 from syncline.measure.statistics import median, standard_error
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
-from syncline.model.profile import Profile
+from syncline.model.profile import Norm, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.recipe import Compression
 from syncline.model.run import Rate
@@ -83,6 +83,8 @@ class StageResult:
     """How the reducer's buckets differed from the plan, if they did."""
     flushed: str | None = None
     """Why hardly any message ran during forward passes, if so."""
+    norm: Norm | None = None
+    """A norm of the gradients that every step asked for, if the plan does not exchange it."""
     drifted: bool = False
     """Whether the ranks agree that computation or communication has changed for good."""
     slower: bool = False

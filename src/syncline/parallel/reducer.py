@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from syncline.measure.exchange import new_group_like, telling_lost_peers
 from syncline.model.plan import Plan
+from syncline.model.profile import Norm
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.layout import difference_from_plan, needs_engine
 from syncline.parallel.recording import BucketRecorder, Recorded
@@ -200,6 +201,10 @@ class ReducerBuckets:
     def flushed(self) -> str | None:
         """Say why hardly anything was left to run under forward passes since the last call."""
         return None if self.engine is None else self.engine.flushed()
+
+    def asked_norm(self) -> Norm | None:
+        """Return a norm that was asked for last and that the plan does not have."""
+        return None if self.engine is None else self.engine.asked_norm()
 
     def pace(self, iteration_s: float) -> PaceSample | None:
         """Return the times of the last iteration, if it was sampled."""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from syncline.measure.exchange import timeout_of
 from syncline.model.plan import Plan
+from syncline.model.profile import Norm
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.dense_transport import transport_for
@@ -144,8 +145,13 @@ class StageEngine:
         deferral = self.deferral
         rounds, early, flushes = deferral.take_counts()
         if early > rounds / 2:
+            if deferral.asked_norm is not None:
+                return (
+                    f"gradients are read before each step for their {deferral.asked_norm}-norm, "
+                    "which the plan does not exchange (its field norm), and so this waits for all"
+                )
             return (
-                "gradients are read before each step (as gradient clipping does), which waits for "
+                "gradients are read before each step, otherwise than by clipping, which waits for "
                 "the whole exchange"
             )
         if flushes > rounds / 2:
@@ -154,6 +160,10 @@ class StageEngine:
                 "weights does), which waits for the whole exchange"
             )
         return None
+
+    def asked_norm(self) -> Norm | None:
+        """Return a norm that was asked for last and that the plan does not have."""
+        return self.deferral.asked_norm if self.defers else None
 
     def pace(self, iteration_s: float) -> PaceSample | None:
         """Return what an iteration takes now, from the last finished round."""

@@ -213,6 +213,7 @@ class StageRunner:
         result, tuning = self._result, self.tuning
         result.iteration_s = list(self._history)[-WINDOW:]
         result.flushed = self._buckets.flushed()
+        result.norm = self._buckets.asked_norm() if result.flushed is not None else None
         result.drifted = self._drift.close_window(self._agree)
         baseline = tuning.baseline if tuning.can_revert else None
         result.slower = self._losses.close_window(
@@ -238,6 +239,8 @@ class StageRunner:
         if self._stage.plan is not None:
             self._result.mismatch = self._buckets.mismatch(self._stage.plan)
             self._result.flushed = self._result.flushed or self._buckets.flushed()
+            if self._result.flushed is not None:
+                self._result.norm = self._buckets.asked_norm()
         if self._observer is not None:
             self._observer.detach()
             self._observer = None

@@ -17,7 +17,7 @@ import msgspec
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
-from syncline.model.profile import Baseline, Profile
+from syncline.model.profile import Baseline, Norm, Profile
 from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
@@ -90,6 +90,8 @@ class Tuning:
         """What a checkpoint says is to run, until it does."""
         self._forecasts: Forecasts | None = None
         """What was expected of the plan that runs, before it was tried."""
+        self._norm: Norm | None = None if settings.profile is None else settings.profile.norm
+        """What every update waits for, as far as known."""
         self._flushes = FlushWatch(job, self._measurements.gather, self._say, heed=settings.check)
 
     @property
@@ -119,7 +121,7 @@ class Tuning:
                     name="steady", plan=self.plan, warmup=_warmup(self.plan), iterations=0
                 )
                 result = yield steady
-                if self._flushes.gives_up(result):
+                if self._learns_norm(result) or self._flushes.gives_up(result):
                     break
                 if result.drifted:
                     self._say(
@@ -175,10 +177,11 @@ class Tuning:
             self._flushes.say_held_back(settings.planner)
         trials: list[_Trial | None] = []
         while forecasts.plan is not None and len(trials) < TRIALS:
-            deferred = self._flushes.defers
+            known = self._flushes.defers, self._norm
             trial = yield from self._try(forecasts.plan, forecasts)
-            if self._flushes.defers != deferred:
+            if (self._flushes.defers, self._norm) != known:
                 # Nothing of what was expected and tried can run any more: once more from here.
+                profile = self.profile = msgspec.structs.replace(profile, norm=self._norm)
                 first = forecasts = self._forecast(profile, network, [])
                 trials.clear()
                 continue
@@ -250,6 +253,7 @@ class Tuning:
             )
             network = network or self._measurements.network(baseline.iteration_s)
             profile = self._measurements.profile(result, network)
+            profile = msgspec.structs.replace(profile, norm=self._norm)
         elif network is None:
             network = self._measurements.network(baseline.iteration_s)
         if profile.baseline is None:
@@ -288,9 +292,26 @@ class Tuning:
             warmup=_warmup(plan),
             iterations=self._compared,
         )
-        if self._mismatch(plan, result) or self._flushes.gives_up(result):
+        if self._mismatch(plan, result):
+            return None
+        if self._learns_norm(result) or self._flushes.gives_up(result):
             return None
         return _Trial(plan, self._measurements.rate(plan.planner, result), forecasts)
+
+    def _learns_norm(self, result: StageResult) -> bool:
+        """Note that every update waits for a norm of the gradients; return whether that is new."""
+        fixed = self._settings.plan is not None or self._settings.compression is not None
+        if fixed or self._norm is not None or not self._flushes.watches:
+            return False
+        asked: list[Norm] = [norm for norm in self._measurements.gather(result.norm) if norm]
+        if not asked:
+            return False
+        self._norm = asked[0]
+        self._say(
+            f"every step needs the {self._norm}-norm of all gradients, as clipping does; planning "
+            "for that"
+        )
+        return True
 
     def _mismatch(self, plan: Plan, result: StageResult) -> bool:
         for found in self._measurements.gather(result.mismatch):

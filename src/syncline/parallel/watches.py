@@ -214,7 +214,7 @@ class FlushWatch:
         if plan.wait == "update" or self.defers:
             return plan
         self.say_held_back(plan.planner)
-        return msgspec.structs.replace(plan, wait="update")
+        return msgspec.structs.replace(plan, wait="update", norm=None)
 
     def say_held_back(self, planner: str) -> None:
         """Report once that the plan asked for needs an optimizer that defers its update."""

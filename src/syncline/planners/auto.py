@@ -130,7 +130,7 @@ def choose(
     plans = {name: planner.plan(profile, network) for name, planner in candidates.items()}
     deferring = frozenset(name for name, plan in plans.items() if plan.wait == "need")
     if not defers:
-        plans = {n: msgspec.structs.replace(p, wait="update") for n, p in plans.items()}
+        plans = {n: msgspec.structs.replace(p, wait="update", norm=None) for n, p in plans.items()}
     forecasts = {name: predict(profile, network, plan) for name, plan in plans.items()}
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))

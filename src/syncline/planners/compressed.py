@@ -158,7 +158,7 @@ def choose_compressed(
     plans = {plan.planner: plan for plan in made}
     deferring = {name for name, plan in plans.items() if plan.wait == "need"}
     if not defers:
-        plans = {n: msgspec.structs.replace(p, wait="update") for n, p in plans.items()}
+        plans = {n: msgspec.structs.replace(p, wait="update", norm=None) for n, p in plans.items()}
     predictions = [
         # A recipe may keep everything dense.
         predict(profile, costs if plan.is_lossy else network, plan).prediction

@@ -15,6 +15,7 @@ from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import LONGEST_NS, bytes_per_element
 from syncline.planners.base import Planner
+from syncline.planners.halves import plan_in_halves
 from syncline.planners.slices import plan_of
 from syncline.planners.table import PUBLISHED
 from syncline.simulator.bound import lower_bound_ns, terms
@@ -176,20 +177,34 @@ class Overlap(Planner, frozen=True, kw_only=True):
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
         rivals = list(_plans(profile, network))
-        compared = [self.own_plan(profile, network, rivals)]
+        if profile.norm is None:
+            compared = [self.own_plan(profile, network, rivals)]
+        else:
+            compared = [
+                plan_in_halves(self.NAME, profile, network, in_flight=in_flight)
+                for in_flight in range(1, self.in_flight + 1)
+            ]
         # Where two at once were measured in rows, one at a time is not compared: what a message
         # takes alone lacks what the line idles while the next is handed over, and so small ones
         # look cheap.
         in_rows = network.pipelined is not None and self.in_flight > 1
         # The search knows nothing of contention, nor of rounds that mix.
-        unknown = network.contention > 1 or not profile.is_one_round_after_another
+        unknown = (
+            network.contention > 1
+            or profile.norm is not None
+            or not profile.is_one_round_after_another
+        )
         for rival in rivals:
             if rival.in_flight > self.in_flight:
                 continue
             # Plain ones that wait on need are seeds, which it judges as the simulator does.
             if unknown or (rival.wait == "need" and not _is_plain(rival)):
                 at_once = self.in_flight if in_rows else rival.in_flight
-                compared.append(msgspec.structs.replace(rival, wait="need", in_flight=at_once))
+                compared.append(
+                    msgspec.structs.replace(
+                        rival, wait="need", in_flight=at_once, norm=profile.norm
+                    )
+                )
             if rival.wait == "update":
                 compared.append(rival)
         best = min(

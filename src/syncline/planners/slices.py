@@ -172,6 +172,7 @@ def plan_of(
         messages=tuple(messages),
         wait=wait,
         in_flight=in_flight,
+        norm=profile.norm if wait == "need" else None,
     )
 
 

@@ -7,6 +7,7 @@ All ranks call :func:`run_contest` with the same arguments.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import time
@@ -22,7 +23,7 @@ from syncline.errors import UserError, quoted
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.statistics import median
 from syncline.model.plan import Plan
-from syncline.model.profile import Profile
+from syncline.model.profile import Norm, Profile
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.replay.job import Lap
 from syncline.replay.model import Replayed, ReplayedOptimizer, renamed_plan
@@ -36,10 +37,23 @@ LONGEST_START = 100
 """Iterations after which a contestant must be ready for its warm-up."""
 
 
-def train_step(model: Any, optimizer: Any) -> None:
-    """Take one step as a training loop does."""
+MAX_NORM = 1e-7
+"""Gradients of a replay are zeros, and torch divides this by their norm plus 1e-6: it scales them.
+"""
+
+
+def train_step(model: Any, optimizer: Any, *, norm: Norm | None = None) -> None:
+    """Take one step as a training loop does.
+
+    Args:
+        model: the wrapped one.
+        optimizer: of its parameters.
+        norm: of all gradients, which is clipped; None if it is not.
+    """
     optimizer.zero_grad()
     model().backward()
+    if norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM, float(norm))
     optimizer.step()
 
 
@@ -63,8 +77,9 @@ class Contestant:
     wrap: Callable[[Replayed, ReplayedOptimizer], tuple[Any, Any]]
     """Returns the model and the optimizer to train with. Parameters are equal on all ranks, so
     nothing need be sent beforehand."""
-    step: Callable[[Any, Any], None] = train_step
-    """Takes one step with these two."""
+    step: Callable[[Any, Any], None] | None = None
+    """Takes one step with these two; None for :func:`train_step`, which clips as the profile says.
+    """
     is_ready: Callable[[Any], bool] = _always
     """Whether the model is past all that it does only at first; the same on every rank."""
     settle: Callable[[Any], None] = _nothing
@@ -118,12 +133,15 @@ def run_contest(
             "a contest needs at least 1 round, 1 iteration and 1 iteration of warm-up, found "
             f"{rounds}, {iterations} and {warmup}"
         )
+    own = [c.name for c in contestants if c.step is not None]
+    if profile.norm is not None and own:
+        raise UserError(f"contestants that take steps of their own do not clip: {', '.join(own)}")
     laps: dict[str, list[Lap]] = {name: [] for name in names}
     for round_ in range(rounds):
         first = round_ % len(names)
         for contestant in (*contestants[first:], *contestants[:first]):
             module = Replayed(profile, rank=dist.get_rank(), shapes=shapes)
-            lap = _lap(contestant, module, iterations, warmup)
+            lap = _lap(contestant, module, iterations, warmup, profile.norm)
             laps[contestant.name].append(lap)
             del module
             # Wrappers refer to themselves; their buckets would stay until the collector comes.
@@ -133,8 +151,11 @@ def run_contest(
     return {name: tuple(of_one) for name, of_one in laps.items()}
 
 
-def _lap(contestant: Contestant, module: Replayed, iterations: int, warmup: int) -> Lap:
+def _lap(
+    contestant: Contestant, module: Replayed, iterations: int, warmup: int, norm: Norm | None
+) -> Lap:
     clock = module.clock
+    step = contestant.step or functools.partial(train_step, norm=norm)
     model, optimizer = contestant.wrap(module, module.optimizer())
     dist.barrier()
     begun = 0
@@ -143,14 +164,14 @@ def _lap(contestant: Contestant, module: Replayed, iterations: int, warmup: int)
             raise UserError(
                 f"contestant {contestant.name!r} was not ready after {begun} iterations"
             )
-        contestant.step(model, optimizer)
+        step(model, optimizer)
         begun += 1
     for _ in range(warmup):
-        contestant.step(model, optimizer)
+        step(model, optimizer)
     idle_ns = clock.idle_ns
     ends_ns = [time.monotonic_ns()]
     for _ in range(iterations):
-        contestant.step(model, optimizer)
+        step(model, optimizer)
         ends_ns.append(time.monotonic_ns())
     idle_ns = clock.idle_ns - idle_ns
     begun_ns, ended_ns, ran = module.work.begun_ns, clock.free_ns(), tuple(module.work.ran)

@@ -177,7 +177,7 @@ def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, tas
     count, early = len(dag.classes), dag.layout.before_exchange
     if count * early <= place < count * early + len(dag.messages):
         part = dag.messages[place - count * early]
-        label = plan.label(tensors[part.message])
+        label = "norms" if part.norms else plan.label(tensors[part.message])
         kind = "delay" if part.lane == "delay" else "message"
         return PathStep(0, 0, kind, label, message=part.message)
     if place < count * early:
@@ -290,7 +290,8 @@ def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int,
                 sent = _message_of(dag, cause)
                 if sent is not None:
                     other = plan.messages[dag.messages[sent].message]
-                    if other.start >= own.stop or own.start >= other.stop:
+                    apart = other.start >= own.stop or own.start >= other.stop
+                    if apart and not shape.norms:
                         continue  # that one only made room
                 ready = max(ready, int(steady.stop_ns[cause]))
             found[task] = ready

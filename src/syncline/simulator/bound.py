@@ -173,16 +173,42 @@ def lower_bound_ns(
     return max(base_ns, startup_ns // 2 + end_ns, startup_ns + alone_ns)
 
 
-def network_bound_ns(terms: Terms, network: Network, *, halves: bool) -> int:
+def network_bound_ns(terms: Terms, network: Network, *, halves: bool, norm: bool = False) -> int:
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
     If the cost of two messages at once was measured, plans with one in flight and plans with more
     have different costs; the lower of their two bounds holds for all.
+
+    Args:
+        terms: one round of gradients.
+        network: what messages cost.
+        halves: bound plans that send an all-reduce in two halves too.
+        norm: every update waits for a norm of all gradients.
     """
-    bound_ns = lower_bound_ns(terms, network.all_reduce, halves=halves)
-    if network.pipelined is None:
-        return bound_ns
-    return min(bound_ns, lower_bound_ns(terms, network.pipelined, halves=halves))
+    curves = [network.all_reduce]
+    if network.pipelined is not None:
+        curves.append(network.pipelined)
+    return min(
+        max(
+            lower_bound_ns(terms, curve, halves=halves or norm),
+            _norm_bound_ns(terms, curve) if norm else 0,
+        )
+        for curve in curves
+    )
+
+
+def _norm_bound_ns(terms: Terms, curve: CostCurve) -> int:
+    """Return a lower bound on the period where every update waits for a norm of all gradients.
+
+    Before that norm, each gradient is summed: half of an all-reduce at least. After it comes the
+    longest tail. The sums are a preemptive schedule as in :func:`lower_bound_ns`, without tails.
+    """
+    ready_ns, size_bytes, tail_ns, base_ns = terms
+    rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S / 2
+    sums_ns = [math.floor(rate_ns * size) for size in size_bytes]
+    end_ns = _preemptive_end_ns(ready_ns, sums_ns, [0] * len(sums_ns))
+    startup_ns = round(curve.startup_s * NS_PER_S) // 2
+    return max(base_ns, startup_ns + end_ns + max(tail_ns, default=0))
 
 
 def _preemptive_end_ns(

@@ -229,9 +229,10 @@ def _connect_needs(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -
         if plan.messages[message].collective != "reduce-scatter":
             for tensor in tensors[message]:
                 awaited.setdefault(need_of[plan.tensors[tensor].name], set()).add(arrival)
+    norms = [index for index, task in enumerate(dag.messages) if task.norms]
     for operation, arrivals in awaited.items():
         gate = dag.slot_tasks(dag.layout.gate_of[operation])
-        for arrival in _latest(dag, sorted(arrivals), strategy):
+        for arrival in _latest(dag, sorted((*arrivals, *norms)), strategy):
             _add_edges(dag, dag.message_tasks(arrival)[:-1], gate[1:])
 
 

@@ -36,6 +36,8 @@ class MessageTask(NamedTuple):
     """Indices of the message tasks of the same iteration that it waits for."""
     worker_class: int | None = None
     """The class whose gradients it waits for; None: those of all workers."""
+    norms: bool = False
+    """It exchanges the norms of the gradients, after the message."""
 
 
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
@@ -115,6 +117,7 @@ def message_tasks(
         kind: _native.costs([0], network.collective(kind, in_flight=plan.in_flight).rows())[0]
         for kind in {message.collective for message in plan.messages}
     }
+    norms_after = None if plan.norm is None else plan.last_sum
     tasks: list[MessageTask] = []
     arrivals: list[int] = []  # the last task of each message
     scattered: list[tuple[int, int, int]] = []  # (start, stop, last task), by start
@@ -142,6 +145,17 @@ def message_tasks(
         arrivals.append(len(tasks) - 1)
         if message.collective == "reduce-scatter":
             bisect.insort(scattered, (message.start, message.stop, arrivals[-1]))
+        if index == norms_after:
+            sums = tuple(
+                arrival
+                for arrival, sent in zip(arrivals, plan.messages, strict=False)
+                if sent.collective != "all-gather"
+            )
+            seconds = network.collective("all-gather").seconds(plan.norm_bytes)
+            cost_ns = round(seconds * NS_PER_S)
+            tasks.append(
+                MessageTask("channel", cost_ns, index, False, last=False, after=sums, norms=True)
+            )
     return tasks
 
 

@@ -199,7 +199,7 @@ def _communication_bound_s(
         return least_s
     halves = any(message.collective != "all-reduce" for message in plan.messages)
     known = terms(as_planned(profile, strategy, 1.0))
-    bound_ns = network_bound_ns(known, network, halves=halves)
+    bound_ns = network_bound_ns(known, network, halves=halves, norm=plan.norm is not None)
     return max(least_s, bound_ns / NS_PER_S)
 
 
@@ -282,7 +282,7 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
         tasks = dag.message_tasks(index)[:, 0]
         for iteration in iterations:
             number = int(tasks[iteration])
-            size = sizes[task.message]
+            size = plan.norm_bytes if task.norms else sizes[task.message]
             for sent in span(times(number), lane, label, "message", size):
                 at_ns = max(ready[number] - begin, 0) if number in ready else None
                 yield msgspec.structs.replace(sent, ready_ns=at_ns)
@@ -304,6 +304,8 @@ def _awaited(profile: Profile, slot: Slot) -> str:
 
 
 def _message_label(plan: Plan, task: MessageTask, tensors: range) -> str:
+    if task.norms:
+        return "norms"
     label = plan.label(tensors)
     if task.lane != "channel":
         return f"{task.lane} {label}"
