@@ -87,6 +87,12 @@ def test_halves_become_one() -> None:
     assert [(m.collective, m.payload) for m in found.messages] == [("all-reduce", "sparse")]
 
 
+def test_where_updates_need_a_norm_they_wait_for_everything() -> None:
+    plan = msgspec.structs.replace(plan_of([3, 5], (0, 8)), wait="need", norm="2")
+    made = compressed(plan, "bfloat16")
+    assert (made.wait, made.norm) == ("update", None)
+
+
 def test_what_the_recipe_exchanges_whole_stays_dense_if_alone() -> None:
     recipe = Recipe(density=0.01, dense_names=("t1", "t2"))
     found = compressed(plan_of([9, 9, 9], (0, 9), (9, 27)), recipe)

@@ -96,6 +96,9 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
         planner=f"{plan.planner}+{compression_name(compression)}",
         messages=messages,
         in_flight=1,
+        # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
+        wait="update" if plan.norm is not None else plan.wait,
+        norm=None,
     )
 
 
