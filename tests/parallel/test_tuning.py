@@ -11,6 +11,7 @@ import pytest
 
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.profile import Norm
 from syncline.model.run import Rate
 from syncline.parallel import tuning as module
 from syncline.parallel.rank_measurements import Settings, Stage, StageResult
@@ -88,6 +89,7 @@ def play(
     takes: Callable[[Stage], float] = lambda _: STOCK_S,
     flushed: Callable[[Stage], str | None] = lambda _: None,
     *,
+    norm: Norm | None = None,
     before: StageResult | None = None,
 ) -> list[Stage]:
     """Send each stage's result until the steady state; return the stages."""
@@ -95,7 +97,10 @@ def play(
     stages = []
     while stage.iterations:
         stages.append(stage)
-        result = StageResult(iteration_s=[takes(stage)] * stage.iterations, flushed=flushed(stage))
+        read = flushed(stage)
+        result = StageResult(
+            iteration_s=[takes(stage)] * stage.iterations, flushed=read, norm=norm if read else None
+        )
         stage = script.send(result)
     return [*stages, stage]
 
@@ -257,6 +262,42 @@ def test_deferring_is_given_up_where_gradients_are_read_early(planner: str) -> N
     )
     assert not told(run, "model.overlap")
     assert not run.watches_flushes
+
+
+def clips(stage: Stage) -> str | None:
+    """Say that gradients are read before each step, where the plan has no norm."""
+    return READ if reads_early(stage) and stage.plan and stage.plan.norm is None else None
+
+
+@pytest.mark.parametrize("planner", ["auto", "overlap", "dear"])
+def test_a_norm_that_steps_ask_for_is_planned_for(planner: str) -> None:
+    run = tuning(planner=planner)
+    stages = play(run.stages(), faster, clips, norm="2")
+    tried = [stage.plan for stage in stages if stage.name.startswith("trying")]
+    assert [plan.norm for plan in tried if plan][:2] == [None, "2"]
+    assert run.plan is not None
+    assert (run.plan.wait, run.plan.norm, run.decision) == ("need", "2", "planned")
+    assert run.profile is not None
+    assert run.profile.norm == "2"
+    assert len(told(run, "every step needs the 2-norm of all gradients")) == 1
+    assert not told(run, READ)
+
+
+def test_a_norm_is_asked_for_in_the_steady_state() -> None:
+    run = tuning()
+    script = run.stages()
+    play(script, faster)
+    stages = play(script, faster, clips, norm="inf", before=StageResult(flushed=READ, norm="inf"))
+    assert names(stages)[0] == "baseline"
+    assert not any(clips(stage) for stage in stages)
+    assert stages[-1].plan is not None
+    assert stages[-1].plan.norm == "inf"
+
+
+def test_a_given_plan_gets_no_norm() -> None:
+    run = tuning(plan=GIVEN)
+    play(run.stages(), faster, clips, norm="2")
+    assert run.plan == msgspec.structs.replace(GIVEN, wait="update")
 
 
 def test_what_was_tried_in_vain_is_no_evidence() -> None:

@@ -140,7 +140,8 @@ def clipped(
     factor = None
     if kind != "other" and not kwargs and len(args) == 2:
         factor = args[1] if kind == "multiply" else 1 / args[1]
-    change = Change(function, _kept(args[1:]), kwargs, many, factor)
+    kept = {name: _kept(value) for name, value in kwargs.items()}
+    change = Change(function, tuple(map(_kept, args[1:])), kept, many, factor)
     for owner, indices, _ in owned:
         owner.change(indices, change)
     return (args[0],)
@@ -210,6 +211,6 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, (int, float))
 
 
-def _kept(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments that stay as they are until a change is made."""
-    return tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
+def _kept(value: Any) -> Any:
+    """Return an argument that stays as it is until a change is made."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
