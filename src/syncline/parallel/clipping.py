@@ -137,11 +137,12 @@ def clipped(
     owned = groups(gradients)
     if owned is None:
         return None
+    numbers = tuple(map(_kept, args[1:]))
+    named = {name: _kept(value) for name, value in kwargs.items()}
     factor = None
-    if kind != "other" and not kwargs and len(args) == 2:
-        factor = args[1] if kind == "multiply" else 1 / args[1]
-    kept = {name: _kept(value) for name, value in kwargs.items()}
-    change = Change(function, tuple(map(_kept, args[1:])), kept, many, factor)
+    if kind != "other" and not named and len(numbers) == 1:
+        factor = numbers[0] if kind == "multiply" else _inverse(numbers[0])
+    change = Change(function, numbers, named, many, factor)
     for owner, indices, _ in owned:
         owner.change(indices, change)
     return (args[0],)
@@ -209,6 +210,12 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and not value.requires_grad and not value.is_complex()
     return value is None or isinstance(value, (int, float))
+
+
+def _inverse(number: Any) -> Any:
+    if isinstance(number, torch.Tensor):
+        return number.reciprocal()
+    return 1 / number if number else None
 
 
 def _kept(value: Any) -> Any:
