@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "group_bindings.hpp"
+#include "halves.hpp"
 #include "merge.hpp"
 #include "overlap.hpp"
 #include "pace.hpp"
@@ -128,6 +129,52 @@ Slices overlap(const std::vector<std::int64_t>& ready_ns, const std::vector<std:
     return slices;
 }
 
+using HalfTuple = std::tuple<std::int32_t, std::int32_t, bool>;  // first, last, gathered
+
+syncline::HalvesRound make_halves(const std::vector<std::int64_t>& ready_ns,
+                                  const std::vector<std::int64_t>& size_bytes,
+                                  const std::vector<std::int64_t>& tail_ns,
+                                  const std::vector<std::int64_t>& need,
+                                  const std::vector<SegmentTuple>& segments, std::int64_t gap_ns,
+                                  std::int64_t norm_ns, std::int32_t in_flight) {
+    return {ready_ns, size_bytes, tail_ns, need, make_curve(segments), gap_ns, norm_ns, in_flight};
+}
+
+std::int64_t halves_end(const std::vector<std::int64_t>& ready_ns,
+                        const std::vector<std::int64_t>& size_bytes,
+                        const std::vector<std::int64_t>& tail_ns,
+                        const std::vector<std::int64_t>& need,
+                        const std::vector<SegmentTuple>& segments, std::int64_t gap_ns,
+                        std::int64_t norm_ns, std::int32_t in_flight,
+                        const std::vector<std::int32_t>& lasts,
+                        const std::vector<HalfTuple>& order) {
+    std::vector<syncline::Half> halves;
+    for (const auto& [first, last, gathered] : order) halves.push_back({first, last, gathered});
+    return syncline::halves_end(
+        make_halves(ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight),
+        lasts, halves);
+}
+
+std::tuple<std::vector<std::int32_t>, std::vector<HalfTuple>> halves(
+    const std::vector<std::int64_t>& ready_ns, const std::vector<std::int64_t>& size_bytes,
+    const std::vector<std::int64_t>& tail_ns, const std::vector<std::int64_t>& need,
+    const std::vector<SegmentTuple>& segments, std::int64_t gap_ns, std::int64_t norm_ns,
+    std::int32_t in_flight, const std::vector<std::vector<std::int32_t>>& seeds,
+    std::int64_t budget) {
+    const syncline::HalvesRound round =
+        make_halves(ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight);
+    syncline::HalvesPlan plan;
+    {
+        nb::gil_scoped_release unlocked;
+        plan = syncline::plan_halves(round, seeds, budget);
+    }
+    std::vector<HalfTuple> order;
+    for (const syncline::Half& half : plan.order) {
+        order.emplace_back(half.first, half.last, half.gathered);
+    }
+    return {plan.lasts, order};
+}
+
 template <typename T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -213,6 +260,14 @@ NB_MODULE(_native, module) {
                nb::arg("segments"), nb::arg("seeds"), nb::arg("goal_ns"), nb::arg("budget"),
                nb::arg("exact_elements"),
                "Return slices of elements, in an order in which the round ends early.");
+    module.def("halves_end", &halves_end, nb::arg("ready_ns"), nb::arg("size_bytes"),
+               nb::arg("tail_ns"), nb::arg("need"), nb::arg("segments"), nb::arg("gap_ns"),
+               nb::arg("norm_ns"), nb::arg("in_flight"), nb::arg("lasts"), nb::arg("order"),
+               "Return when a round ends whose updates wait for a norm.");
+    module.def("halves", &halves, nb::arg("ready_ns"), nb::arg("size_bytes"), nb::arg("tail_ns"),
+               nb::arg("need"), nb::arg("segments"), nb::arg("gap_ns"), nb::arg("norm_ns"),
+               nb::arg("in_flight"), nb::arg("seeds"), nb::arg("budget"),
+               "Return the last tensors of groups, and an order in which such a round ends early.");
     module.def("simulate", &simulate, nb::arg("lanes"), nb::arg("contentions"),
                nb::arg("task_lanes"), nb::arg("durations_ns"), nb::arg("tasks"), nb::arg("before"),
                nb::arg("holders"), nb::arg("held_lanes"),

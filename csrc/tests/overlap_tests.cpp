@@ -12,6 +12,7 @@
 #include "check.hpp"
 #include "dispatch.hpp"
 #include "gradients.hpp"
+#include "halves.hpp"
 #include "improve.hpp"
 #include "overlap.hpp"
 #include "rearrange.hpp"
@@ -260,9 +261,35 @@ void many_threads_agree() {
     CHECK(std::ranges::count(equal, 1) == 4);
 }
 
+void halves_are_no_worse_than_their_seeds() {
+    Random random(7);
+    for (int trial = 0; trial < 60; ++trial) {
+        const std::int64_t tensors = uniform(random, 1, trial % 2 == 0 ? 9 : 60);
+        syncline::HalvesRound round{{}, {}, {}, {}, random_curve(random), 0, 0, 1};
+        std::int64_t ready = 0;
+        for (std::int64_t i = 0; i < tensors; ++i) {
+            ready += uniform(random, 0, 30);
+            round.ready_ns.push_back(ready);
+            round.size_bytes.push_back(uniform(random, 1, 500));
+            round.tail_ns.push_back(uniform(random, 0, 300));
+            round.need.push_back(tensors - i);
+        }
+        round.gap_ns = uniform(random, 0, 5);
+        round.norm_ns = uniform(random, 0, 50);
+        round.in_flight = static_cast<std::int32_t>(uniform(random, 1, 2));
+        const std::vector<std::int32_t> one{static_cast<std::int32_t>(tensors) - 1};
+        const std::int64_t seed_end =
+            syncline::halves_end(round, one, {{0, 0, false}, {0, 0, true}});
+        const syncline::HalvesPlan plan = syncline::plan_halves(round, {one}, 3000);
+        CHECK(plan.end_ns <= seed_end);
+        CHECK(plan.end_ns == syncline::halves_end(round, plan.lasts, plan.order));
+    }
+}
+
 }  // namespace
 
 int main() {
+    halves_are_no_worse_than_their_seeds();
     an_outlook_tells_what_sending_does();
     cuts_lie_where_they_should();
     rearranging_is_exact();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 
 import msgspec
@@ -10,16 +11,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from syncline.model.network import Network
+from syncline.model.network import PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
 from syncline.planners.dear import Dear
-from syncline.planners.halves import Halves, Order, plan_in_halves
+from syncline.planners.halves import HalvesRound, Order, plan_in_halves
 from syncline.planners.merge import Merge
 from syncline.planners.overlap import Overlap
-from syncline.planners.slices import Slice, plan_of, whole_tensors
+from syncline.planners.slices import plan_of, whole_tensors
 from syncline.simulator.bound import network_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
+from tests import strategies as some
 from tests.planners.instances import chain, chains
 
 
@@ -31,6 +33,11 @@ def with_norm(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, norm="2")
 
 
+def round_of(profile: Profile, network: Network, in_flight: int) -> HalvesRound:
+    tensors = [t for t in whole_tensors(profile) if t.size_bytes]
+    return HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
+
+
 networks = st.builds(line, st.integers(0, 2000), st.integers(0, 20))
 flights = pytest.mark.parametrize("in_flight", [1, 2])
 
@@ -39,18 +46,15 @@ flights = pytest.mark.parametrize("in_flight", [1, 2])
 @given(profile=chains(), network=networks)
 def test_the_model_is_the_simulators(profile: Profile, network: Network, in_flight: int) -> None:
     profile = with_norm(profile)
-    groups = [t for t in whole_tensors(profile) if t.size_bytes]
-    halves = Halves(groups, network, len(profile.gradients), in_flight)
-    for fill in (False, True):
-        order = halves.greedy(fill=fill)
-        messages = halves.messages(order)
-        plan = plan_of("x", profile, 2, messages, in_flight=in_flight)
-        expected_ns = max(terms(profile).base_ns, halves.end_ns(order))
-        found_ns = predict_iteration_s(profile, network, plan) * 1e9
-        if any(m.collective == "all-reduce" for m in messages):  # it pays one startup, not two
-            assert found_ns <= expected_ns + len(messages)
-        else:
-            assert found_ns == pytest.approx(expected_ns, abs=len(messages))
+    plan = plan_in_halves("x", profile, network, in_flight=in_flight)
+    lasts, order = round_of(profile, network, in_flight).search(60_000)
+    end_ns = round_of(profile, network, in_flight).end_ns(lasts, order)
+    expected_ns = max(terms(profile).base_ns, end_ns)
+    found_ns = predict_iteration_s(profile, network, plan) * 1e9
+    if any(m.collective == "all-reduce" for m in plan.messages):  # it pays one startup, not two
+        assert found_ns <= expected_ns + len(plan.messages)
+    else:
+        assert found_ns == pytest.approx(expected_ns, abs=len(plan.messages))
 
 
 @flights
@@ -86,29 +90,15 @@ def every_order(groups: int) -> Iterator[Order]:
             for places in itertools.combinations(range(groups + len(gathers)), groups):
                 rest = iter(permuted)
                 sums = iter((g, g, False) for g in range(groups))
-                order: Order = [
+                yield [
                     next(sums) if at in places else next(rest)
                     for at in range(groups + len(gathers))
                 ]
-                summed: set[int] = set()
-                for first, last, gathered in order:
-                    if not gathered:
-                        summed.add(first)
-                    elif not summed.issuperset(range(first, last + 1)):
-                        break
-                else:
-                    yield order
 
 
-def every_grouping(tensors: list[Slice]) -> Iterator[list[Slice]]:
-    for cuts in itertools.product((False, True), repeat=len(tensors) - 1):
-        groups = [tensors[0]]
-        for tensor, cut in zip(tensors[1:], cuts, strict=True):
-            if cut:
-                groups.append(tensor)
-            else:
-                groups[-1] = groups[-1].joined(tensor)
-        yield groups
+def every_grouping(tensors: int) -> Iterator[list[int]]:
+    for cuts in itertools.product((False, True), repeat=tensors - 1):
+        yield [*(i for i, cut in enumerate(cuts) if cut), tensors - 1]
 
 
 @flights
@@ -117,15 +107,16 @@ def every_grouping(tensors: list[Slice]) -> Iterator[list[Slice]]:
 def test_it_is_near_the_best_of_all(profile: Profile, network: Network, in_flight: int) -> None:
     """Of all orders of all groups of whole tensors."""
     profile = with_norm(profile)
-    tensors = [t for t in whole_tensors(profile) if t.size_bytes]
-    assume(len(tensors) == len(profile.gradients))
-    best_ns = min(
-        halves.end_ns(order)
-        for groups in every_grouping(tensors)
-        for halves in [Halves(groups, network, len(profile.gradients), in_flight)]
-        for order in every_order(len(groups))
-    )
-    best_ns = max(best_ns, terms(profile).base_ns)
+    round_ = round_of(profile, network, in_flight)
+    assume(len(round_.ready_ns) == len(profile.gradients))
+    ends = []
+    for lasts in every_grouping(len(round_.ready_ns)):
+        for order in every_order(len(lasts)):
+            try:
+                ends.append(round_.end_ns(lasts, order))
+            except ValueError:  # a gather before its sum
+                continue
+    best_ns = max(min(ends), terms(profile).base_ns)
     plan = plan_in_halves("x", profile, network, in_flight=in_flight)
     found_ns = predict_iteration_s(profile, network, plan) * 1e9
     assert found_ns <= 1.02 * best_ns + 6
@@ -143,3 +134,32 @@ def test_gathers_wait_for_the_sums_by_hand() -> None:
         (25, "all-gather"),
         (0, "all-gather"),
     ]
+
+
+def test_many_tensors() -> None:
+    draw = random.Random(0)
+    gaps_ns = [draw.randint(0, 20_000) for _ in range(2000)]
+    elements = [draw.choice((64, 5000, 200_000)) for _ in gaps_ns]
+    profile = with_norm(some.profile_of(gaps_ns, elements, forward_ns=10_000_000))
+    network = PRESETS["10gbit"].with_workers(8)
+    plan = Overlap().plan(profile, network)
+    bound_ns = network_bound_ns(terms(profile), network, halves=True, norm=True)
+    assert predict_iteration_s(profile, network, plan) * 1e9 <= 1.2 * bound_ns
+    assert plan_of("x", profile, 8, plan.messages, in_flight=plan.in_flight).norm == "2"
+
+
+@pytest.mark.parametrize(
+    ("lasts", "order", "said"),
+    [
+        ([1], [(0, 0, False), (0, 0, True), (0, 0, True)], "gathered after that"),
+        ([1], [(0, 0, True), (0, 0, False)], "gathered after that"),
+        ([0, 1], [(0, 1, False), (0, 1, True)], "none of these groups"),
+        ([0, 1], [(1, 1, False), (0, 0, False), (0, 1, True)], "none of these groups"),
+        ([0], [(0, 0, False), (0, 0, True)], "does not end with the last tensor"),
+        ([1, 0], [], "do not increase"),
+    ],
+)
+def test_what_is_no_order_is_refused(lasts: list[int], order: Order, said: str) -> None:
+    profile = chain(backward_s=[0, 0], elements=[25, 25], forward_s=[0, 0])
+    with pytest.raises(ValueError, match=said):
+        round_of(profile, line(0, 2), 1).end_ns(lasts, order)
