@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import msgspec
+
 from benchmarks.step_models import MODELS, profile_of
 from benchmarks.step_peers import PEERS
 from syncline.model.profile import Profile
@@ -58,6 +60,8 @@ class Cell:
     model: str
     workers: int
     rate: str
+    clip: bool = False
+    """Whether every step clips the norm of the gradients."""
 
     @property
     def scale(self) -> float:
@@ -81,10 +85,12 @@ class Cell:
 
     def profile(self) -> Profile:
         """Return what each worker replays."""
-        return profile_of(MODELS[self.model], scale=self.scale)
+        profile = profile_of(MODELS[self.model], scale=self.scale)
+        return msgspec.structs.replace(profile, norm="2") if self.clip else profile
 
     def __str__(self) -> str:
-        return f"{MODELS[self.model].title}, {self.workers} hosts, {self.rate}"
+        clipped = ", clipped" if self.clip else ""
+        return f"{MODELS[self.model].title}, {self.workers} hosts, {self.rate}{clipped}"
 
 
 TARGET_CELLS = (

@@ -134,6 +134,7 @@ class Race:
             model=cell.model,
             workers=cell.workers,
             rate=cell.rate,
+            clip=cell.clip,
             date=today(),
             iterations=self._arguments.iterations,
             warmup=self._arguments.warmup,

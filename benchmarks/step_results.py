@@ -53,6 +53,7 @@ class Measured(Value, frozen=True, kw_only=True):
     workers: int
     rate: str
     date: str
+    clip: bool = False
     iterations: int
     """That count, in every turn."""
     warmup: int
@@ -73,7 +74,7 @@ class Measured(Value, frozen=True, kw_only=True):
     @property
     def cell(self) -> Cell:
         """Where this was measured."""
-        return Cell(model=self.model, workers=self.workers, rate=self.rate)
+        return Cell(model=self.model, workers=self.workers, rate=self.rate, clip=self.clip)
 
     @property
     def bound_s(self) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -93,6 +94,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=WARMUP)
     parser.add_argument("--targets", action="store_true", help="only the cells of the targets")
     parser.add_argument("--quick", action="store_true", help="ResNet-50 on 4 hosts; ten minutes")
+    parser.add_argument("--clip", action="store_true", help="clip the norm at every step")
     parser.add_argument("--minutes", type=float, help="begin no turn after this long")
     parser.add_argument("--retry", action="store_true", help="run what has failed before again")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
@@ -102,7 +104,8 @@ def parsed() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.contestants = ",".join(QUICK_CONTESTANTS)
-    arguments.name = arguments.name or ("step_time_quick" if arguments.quick else "step_time")
+    name = "step_time_quick" if arguments.quick else "step_time"
+    arguments.name = arguments.name or (f"{name}_clip" if arguments.clip else name)
     return arguments
 
 
@@ -116,7 +119,7 @@ def asked(arguments: argparse.Namespace) -> tuple[list[Cell], list[str]]:
         cells = list(QUICK_CELLS)
     elif arguments.targets:
         cells = [cell for cell in cells if cell in TARGET_CELLS]
-    return cells, contestants
+    return [replace(cell, clip=arguments.clip) for cell in cells], contestants
 
 
 def chosen(what: str, given: str, known: tuple[str, ...]) -> list[str]:
