@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -227,6 +228,8 @@ class Near:
 
 
 def _is_near(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, float):
+        return math.isclose(mine, theirs, rel_tol=1e-6)
     if not isinstance(mine, torch.Tensor):
         return bool(mine == theirs)
     finite = mine.isfinite()
