@@ -55,6 +55,7 @@ def asks(owner: Owner, function: Any, *args: Any, **kwargs: Any) -> Any:
         (torch.linalg.vector_norm, (), {"ord": 2.0}, "2"),
         (torch.norm, (), {"p": "fro"}, "2"),
         (torch.Tensor.norm, (2,), {}, "2"),
+        (torch.norm, (), {"p": 1, "dim": None, "keepdim": False, "dtype": None}, "1"),
         (torch.linalg.vector_norm, (3,), {}, None),
         (torch.linalg.vector_norm, (2, 0), {}, None),
         (torch.linalg.vector_norm, (2,), {"dim": 0}, None),

@@ -195,7 +195,8 @@ def _norm_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if function is not foreach_norm and function not in NORMS:
         return None
     name = "p" if function in NORMS[1:] else "ord"
-    if len(args) > 1 or kwargs.keys() - {name}:
+    others = [value for key, value in kwargs.items() if key != name]
+    if len(args) > 1 or any(value not in (None, False) for value in others):
         return None
     order = args[0] if args else kwargs.get(name, 2)
     if order in ("fro", None):
