@@ -196,7 +196,7 @@ def _norm_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         return None
     name = "p" if function in NORMS[1:] else "ord"
     others = [value for key, value in kwargs.items() if key != name]
-    if len(args) > 1 or any(value not in (None, False) for value in others):
+    if len(args) > 1 or not all(value is None or value is False for value in others):
         return None
     order = args[0] if args else kwargs.get(name, 2)
     if order in ("fro", None):
