@@ -87,6 +87,26 @@ def test_nothing_couples_and_nothing_is_changed() -> None:
     assert canaries.same(before, after)
 
 
+class Stateless(torch.optim.Optimizer):
+    """Steps of somebody's own that keep nothing."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"])
+
+
+def test_an_optimizer_without_state_stays_separable() -> None:
+    optimizer = Stateless(parameters())
+    assert step_until_refused(optimizer, check_of(optimizer), 3 * canaries.CYCLE) is None
+    assert not optimizer.state
+
+
 def test_a_state_without_a_corner_is_left_out() -> None:
     class Flat(Own):
         """Keeps a flat state, whose corner does not fit the corner of a matrix."""
