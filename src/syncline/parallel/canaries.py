@@ -168,7 +168,7 @@ class Canaries:
         for canary in self._canaries:
             if not _agree(canary.alone.detach(), canary.beside.detach()):
                 return "it updates a parameter otherwise when others are stepped with it"
-            # An optimizer that keeps no state makes no entry, and the copy below makes an empty one.
+            # An optimizer without state makes no entry; the copy below makes an empty one.
             if not _agree(self._state.get(canary.alone, {}), self._state.get(canary.beside, {})):
                 return "it leaves another state of a parameter when others are stepped with it"
         if infinite:  # what that left in their state would hide what other gradients do
