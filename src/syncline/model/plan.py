@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
+import msgspec
+
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.profile import Gradient, Norm, Profile
@@ -240,6 +242,10 @@ class Plan(Document, frozen=True, kw_only=True):
     def is_lossy(self) -> bool:
         """Whether any message leaves elements out or rounds them."""
         return any(message.payload != "dense" for message in self.messages)
+
+    def waiting_for_all(self) -> Plan:
+        """Return the plan with an update that waits for all messages, and so for no norm."""
+        return msgspec.structs.replace(self, wait="update", norm=None)
 
     def tensors_of(self, message: Message) -> range:
         """Return the indices of the tensors of which the message holds elements.

@@ -103,13 +103,15 @@ NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
 
 Group = tuple[Clipped, list[int], list[torch.Tensor]]
 """Pending gradients of one owner, with their indices."""
+Groups = Callable[[Sequence[torch.Tensor]], Sequence[Group] | None]
+"""Returns the owners of some gradients, or None if some are not pending."""
 
 
 def clipped(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    groups: Callable[[Sequence[torch.Tensor]], list[Group] | None],
+    groups: Groups,
 ) -> Any:
     """Do what a function asks of pending gradients without waiting for them, if that is possible.
 
@@ -117,7 +119,7 @@ def clipped(
         function: one of torch's.
         args: its arguments; its first is a gradient, or a list of them.
         kwargs: and by keyword.
-        groups: returns the owners of some gradients, or None if some are not pending.
+        groups: finds the owners of gradients.
 
     Returns:
         A tuple with its result; None if the gradients must be waited for.
@@ -151,7 +153,7 @@ def clipped(
 def _norms(
     norm: Norm,
     gradients: list[torch.Tensor],
-    groups: Callable[[Sequence[torch.Tensor]], list[Group] | None],
+    groups: Groups,
     *,
     many: bool,
 ) -> Any:
@@ -172,7 +174,7 @@ def _unscale(
     gradients: list[torch.Tensor],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    groups: Callable[[Sequence[torch.Tensor]], list[Group] | None],
+    groups: Groups,
 ) -> Any:
     owned = groups(gradients)
     if owned is None or len(args) != 2 or kwargs:
@@ -181,7 +183,8 @@ def _unscale(
     finite = [owner.all_finite(indices) for owner, indices, _ in owned]
     if any(each is None for each in finite):
         return None
-    change = Change(foreach_mul_, (inverse.clone(),), {}, True, inverse.clone())
+    factor = inverse.clone()
+    change = Change(foreach_mul_, (factor,), {}, True, factor)
     for owner, indices, _ in owned:
         owner.change(indices, change)
     for each in finite:

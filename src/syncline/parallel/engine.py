@@ -129,7 +129,8 @@ class Engine:
         self._process = os.getpid()
         self._shares = shares_of(plan)
         self._share_norms = ShareNorms(plan, layout) if plan.norm is not None else None
-        self._norms_after = plan.last_sum if plan.norm is not None else None
+        self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
+        self._norms_after = self._sums[-1] if self._share_norms is not None else None
         bounded = transport.bounded or compressor is not None
         self._credits = plan.in_flight if bounded else len(plan.messages) + 1
         if compressor is not None:
@@ -551,19 +552,18 @@ class Engine:
 
     def _issue_norms(self, round_: _Round) -> bool:
         """Exchange norms once all sums are complete; return False if the engine is closing."""
-        sums = [i for i, m in enumerate(self.plan.messages) if m.collective != "all-gather"]
+        share_norms = self._share_norms
+        assert share_norms is not None
         with self._lock:
             self._for_issuer.wait_for(
                 lambda: (
                     self._closing
                     or not self._transport.bounded
-                    or all(round_.finished_ns[number] for number in sums)
+                    or all(round_.finished_ns[number] for number in self._sums)
                 )
             )
             if self._closing:
                 return False
-        share_norms = self._share_norms
-        assert share_norms is not None
         norms = _Norms(
             *self._transport.gather_rows(lambda: share_norms.row(self.rank, self._buffers))
         )

@@ -17,6 +17,7 @@ __all__ = [
     "difference_from_plan",
     "needs_engine",
     "shares_of",
+    "sum_shares",
     "unbucketable",
 ]
 
@@ -200,6 +201,13 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
     return tuple(_shares(message, scattered, plan.workers) for message in plan.messages)
 
 
+def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
+    """Return which elements ``[start, stop)`` of the gradients each worker has of a sum."""
+    chunk = -(-(message.stop - message.start) // workers)
+    starts = [min(message.start + worker * chunk, message.stop) for worker in range(workers)]
+    return [(start, min(start + chunk, message.stop)) for start in starts]
+
+
 def _shares(message: Message, scattered: list[Message], workers: int) -> Shares:
     if message.collective == "all-reduce":
         return ()
@@ -208,10 +216,8 @@ def _shares(message: Message, scattered: list[Message], workers: int) -> Shares:
         sources = [s for s in scattered if s.start < message.stop and s.stop > message.start]
     shares: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
     for source in sources:
-        chunk = -(-(source.stop - source.start) // workers)
-        for worker, pieces in enumerate(shares):
-            start = max(source.start + worker * chunk, message.start)
-            stop = min(source.start + (worker + 1) * chunk, source.stop, message.stop)
+        for pieces, (begin, end) in zip(shares, sum_shares(source, workers), strict=True):
+            start, stop = max(begin, message.start), min(end, message.stop)
             if start < stop:
                 pieces.append((start - message.start, stop - message.start))
     return tuple(map(tuple, shares))

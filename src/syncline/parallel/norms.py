@@ -8,7 +8,7 @@ import torch
 
 from syncline.model.plan import Plan
 from syncline.model.profile import Norm
-from syncline.parallel.layout import BucketLayout
+from syncline.parallel.layout import BucketLayout, sum_shares
 from syncline.torch_private import foreach_norm
 
 __all__ = ["ORDERS", "ShareNorms"]
@@ -44,10 +44,8 @@ class ShareNorms:
         for message, tensors in zip(plan.messages, layout.tensors, strict=True):
             if message.collective == "all-gather":
                 continue
-            chunk = -(-(message.stop - message.start) // plan.workers)
-            for worker, pieces in enumerate(self._pieces):
-                begin = message.start + worker * chunk
-                end = min(begin + chunk, message.stop)
+            shares = sum_shares(message, plan.workers)
+            for pieces, (begin, end) in zip(self._pieces, shares, strict=True):
                 for index in tensors:
                     start, stop = max(begin, first[index]), min(end, first[index + 1])
                     if start < stop:

@@ -12,7 +12,7 @@ import copy
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -62,6 +62,10 @@ class Owner(Clipped, Protocol):
 
     def zero_gradients(self, indices: list[int]) -> None:
         """Set the gradients to zero, once they have been used."""
+
+
+_Owned = tuple[Owner, list[int], list[torch.Tensor]]
+"""An owner, with indices and members of tensors that are pending for it."""
 
 
 def getter(name: str) -> Any:
@@ -124,7 +128,7 @@ class _Pending:
                 for tensor in tensors_in(args):
                     if not is_pending(tensor):
                         tensor.zero_()
-                for owner, indices in _by_owner(gradients):
+                for owner, indices, _ in _by_owner(gradients):
                     owner.zero_gradients(indices)
                 return args[0]
             if func is torch.Tensor.detach_:  # it has no effect here
@@ -132,9 +136,9 @@ class _Pending:
             answer = clipped(func, args, kwargs, _owned)
             if answer is not None:
                 return answer[0]
-        for owner, indices in _by_owner(gradients):
+        for owner, indices, _ in _by_owner(gradients):
             owner.read_gradients(indices)
-        for owner, indices in _by_owner(t for t in found if isinstance(t, PendingParameter)):
+        for owner, indices, _ in _by_owner(t for t in found if isinstance(t, PendingParameter)):
             owner.read_parameters(indices)
         with own_class(found):
             return func(*args, **kwargs)
@@ -266,24 +270,20 @@ def _pending_in(value: Any) -> Iterator[torch.Tensor]:
     return (tensor for tensor in tensors_in(value) if is_pending(tensor))
 
 
-def _owned(gradients: Iterable[torch.Tensor]) -> list[Any] | None:
-    """Return the owners of gradients with indices and members; None if some are not pending."""
-    groups: dict[int, Any] = {}
-    for tensor in gradients:
-        if not isinstance(tensor, PendingGradient):
-            return None
-        owner = _owner_of(tensor)
-        _, indices, members = groups.setdefault(id(owner), (owner, [], []))
-        indices.append(tensor.__dict__[_INDEX])
-        members.append(tensor)
-    return list(groups.values())
+def _owned(gradients: Sequence[torch.Tensor]) -> list[_Owned] | None:
+    """Return the owners of gradients; None if some are not pending."""
+    if not all(isinstance(tensor, PendingGradient) for tensor in gradients):
+        return None
+    return list(_by_owner(gradients))
 
 
-def _by_owner(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Owner, list[int]]]:
-    owners: dict[int, tuple[Owner, list[int]]] = {}
+def _by_owner(tensors: Iterable[torch.Tensor]) -> Iterator[_Owned]:
+    owners: dict[int, _Owned] = {}
     for tensor in tensors:
         owner = _owner_of(tensor)
-        owners.setdefault(id(owner), (owner, []))[1].append(tensor.__dict__[_INDEX])
+        _, indices, members = owners.setdefault(id(owner), (owner, [], []))
+        indices.append(tensor.__dict__[_INDEX])
+        members.append(tensor)
     yield from owners.values()
 
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from syncline.measure.statistics import median, standard_error
 from syncline.model.plan import Plan
 from syncline.model.run import Rate
@@ -214,7 +212,7 @@ class FlushWatch:
         if plan.wait == "update" or self.defers:
             return plan
         self.say_held_back(plan.planner)
-        return msgspec.structs.replace(plan, wait="update", norm=None)
+        return plan.waiting_for_all()
 
     def say_held_back(self, planner: str) -> None:
         """Report once that the plan asked for needs an optimizer that defers its update."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-import msgspec
-
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -130,7 +128,7 @@ def choose(
     plans = {name: planner.plan(profile, network) for name, planner in candidates.items()}
     deferring = frozenset(name for name, plan in plans.items() if plan.wait == "need")
     if not defers:
-        plans = {n: msgspec.structs.replace(p, wait="update", norm=None) for n, p in plans.items()}
+        plans = {name: plan.waiting_for_all() for name, plan in plans.items()}
     forecasts = {name: predict(profile, network, plan) for name, plan in plans.items()}
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))

@@ -91,14 +91,13 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
     messages = tuple(
         Message(start=m.start, stop=m.stop, payload=_payload(plan, m, compression)) for m in whole
     )
+    # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
+    base = plan if plan.norm is None else plan.waiting_for_all()
     return msgspec.structs.replace(
-        plan,
+        base,
         planner=f"{plan.planner}+{compression_name(compression)}",
         messages=messages,
         in_flight=1,
-        # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
-        wait="update" if plan.norm is not None else plan.wait,
-        norm=None,
     )
 
 
@@ -161,7 +160,7 @@ def choose_compressed(
     plans = {plan.planner: plan for plan in made}
     deferring = {name for name, plan in plans.items() if plan.wait == "need"}
     if not defers:
-        plans = {n: msgspec.structs.replace(p, wait="update", norm=None) for n, p in plans.items()}
+        plans = {name: plan.waiting_for_all() for name, plan in plans.items()}
     predictions = [
         # A recipe may keep everything dense.
         predict(profile, costs if plan.is_lossy else network, plan).prediction
