@@ -131,38 +131,28 @@ Slices overlap(const std::vector<std::int64_t>& ready_ns, const std::vector<std:
 
 using HalfTuple = std::tuple<std::int32_t, std::int32_t, bool>;  // first, last, gathered
 
-syncline::HalvesRound make_halves(const std::vector<std::int64_t>& ready_ns,
-                                  const std::vector<std::int64_t>& size_bytes,
-                                  const std::vector<std::int64_t>& tail_ns,
-                                  const std::vector<std::int64_t>& need,
-                                  const std::vector<SegmentTuple>& segments, std::int64_t gap_ns,
-                                  std::int64_t norm_ns, std::int32_t in_flight) {
+// Ready times, sizes, tails and needs; the cost of a half; its gap; that of norms; messages at
+// once.
+using HalvesTuple = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>,
+                               std::vector<std::int64_t>, std::vector<std::int64_t>,
+                               std::vector<SegmentTuple>, std::int64_t, std::int64_t, std::int32_t>;
+
+syncline::HalvesRound make_halves(const HalvesTuple& round) {
+    const auto& [ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight] = round;
     return {ready_ns, size_bytes, tail_ns, need, make_curve(segments), gap_ns, norm_ns, in_flight};
 }
 
-std::int64_t halves_end(const std::vector<std::int64_t>& ready_ns,
-                        const std::vector<std::int64_t>& size_bytes,
-                        const std::vector<std::int64_t>& tail_ns,
-                        const std::vector<std::int64_t>& need,
-                        const std::vector<SegmentTuple>& segments, std::int64_t gap_ns,
-                        std::int64_t norm_ns, std::int32_t in_flight,
-                        const std::vector<std::int32_t>& lasts,
+std::int64_t halves_end(const HalvesTuple& round, const std::vector<std::int32_t>& lasts,
                         const std::vector<HalfTuple>& order) {
     std::vector<syncline::Half> halves;
     for (const auto& [first, last, gathered] : order) halves.push_back({first, last, gathered});
-    return syncline::halves_end(
-        make_halves(ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight),
-        lasts, halves);
+    return syncline::halves_end(make_halves(round), lasts, halves);
 }
 
 std::tuple<std::vector<std::int32_t>, std::vector<HalfTuple>> halves(
-    const std::vector<std::int64_t>& ready_ns, const std::vector<std::int64_t>& size_bytes,
-    const std::vector<std::int64_t>& tail_ns, const std::vector<std::int64_t>& need,
-    const std::vector<SegmentTuple>& segments, std::int64_t gap_ns, std::int64_t norm_ns,
-    std::int32_t in_flight, const std::vector<std::vector<std::int32_t>>& seeds,
+    const HalvesTuple& from, const std::vector<std::vector<std::int32_t>>& seeds,
     std::int64_t budget) {
-    const syncline::HalvesRound round =
-        make_halves(ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight);
+    const syncline::HalvesRound round = make_halves(from);
     syncline::HalvesPlan plan;
     {
         nb::gil_scoped_release unlocked;
@@ -260,13 +250,9 @@ NB_MODULE(_native, module) {
                nb::arg("segments"), nb::arg("seeds"), nb::arg("goal_ns"), nb::arg("budget"),
                nb::arg("exact_elements"),
                "Return slices of elements, in an order in which the round ends early.");
-    module.def("halves_end", &halves_end, nb::arg("ready_ns"), nb::arg("size_bytes"),
-               nb::arg("tail_ns"), nb::arg("need"), nb::arg("segments"), nb::arg("gap_ns"),
-               nb::arg("norm_ns"), nb::arg("in_flight"), nb::arg("lasts"), nb::arg("order"),
+    module.def("halves_end", &halves_end, nb::arg("one"), nb::arg("lasts"), nb::arg("order"),
                "Return when a round ends whose updates wait for a norm.");
-    module.def("halves", &halves, nb::arg("ready_ns"), nb::arg("size_bytes"), nb::arg("tail_ns"),
-               nb::arg("need"), nb::arg("segments"), nb::arg("gap_ns"), nb::arg("norm_ns"),
-               nb::arg("in_flight"), nb::arg("seeds"), nb::arg("budget"),
+    module.def("halves", &halves, nb::arg("one"), nb::arg("seeds"), nb::arg("budget"),
                "Return the last tensors of groups, and an order in which such a round ends early.");
     module.def("simulate", &simulate, nb::arg("lanes"), nb::arg("contentions"),
                nb::arg("task_lanes"), nb::arg("durations_ns"), nb::arg("tasks"), nb::arg("before"),

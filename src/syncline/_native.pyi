@@ -52,31 +52,24 @@ def overlap(
 ) -> list[tuple[int, int]]:
     """Return slices of elements, in an order in which the round ends early."""
 
+HalvesRound = tuple[
+    Sequence[int],
+    Sequence[int],
+    Sequence[int],
+    Sequence[int],
+    Sequence[tuple[int, float, float]],
+    int,
+    int,
+    int,
+]
+
 def halves_end(
-    ready_ns: Sequence[int],
-    size_bytes: Sequence[int],
-    tail_ns: Sequence[int],
-    need: Sequence[int],
-    segments: Sequence[tuple[int, float, float]],
-    gap_ns: int,
-    norm_ns: int,
-    in_flight: int,
-    lasts: Sequence[int],
-    order: Sequence[tuple[int, int, bool]],
+    one: HalvesRound, lasts: Sequence[int], order: Sequence[tuple[int, int, bool]]
 ) -> int:
     """Return when a round ends whose updates wait for a norm."""
 
 def halves(
-    ready_ns: Sequence[int],
-    size_bytes: Sequence[int],
-    tail_ns: Sequence[int],
-    need: Sequence[int],
-    segments: Sequence[tuple[int, float, float]],
-    gap_ns: int,
-    norm_ns: int,
-    in_flight: int,
-    seeds: Sequence[Sequence[int]],
-    budget: int,
+    one: HalvesRound, seeds: Sequence[Sequence[int]], budget: int
 ) -> tuple[list[int], list[tuple[int, int, bool]]]:
     """Return the last tensors of groups, and an order in which such a round ends early."""
 

@@ -104,14 +104,14 @@ class HalvesRound(NamedTuple):
         Raises:
             ValueError: a group is not summed, or not gathered after that, or not once.
         """
-        return _native.halves_end(*self._native(lasts, order))
+        return _native.halves_end(self._native(), lasts, order)
 
     def search(self, budget: int) -> tuple[list[int], Order]:
         """Return the last tensor of each group, and an order in which the round ends early."""
-        return _native.halves(*self._native(list(self._seeds()), budget))
+        return _native.halves(self._native(), list(self._seeds()), budget)
 
-    def _native(self, *others: Any) -> tuple[Any, ...]:
-        return (*self[:4], self.half.rows(), *self[5:], *others)
+    def _native(self) -> Any:
+        return (*self[:4], self.half.rows(), *self[5:])
 
     def _seeds(self) -> Iterator[list[int]]:
         yield _native.merge(self.ready_ns, self.size_bytes, self.half.rows())
