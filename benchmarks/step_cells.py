@@ -62,6 +62,8 @@ class Cell:
     rate: str
     clip: bool = False
     """Whether every step clips the norm of the gradients."""
+    scaled: bool = False
+    """Whether every step scales the loss, too, and unscales the gradients before it clips."""
 
     @property
     def scale(self) -> float:
@@ -86,11 +88,12 @@ class Cell:
     def profile(self) -> Profile:
         """Return what each worker replays."""
         profile = profile_of(MODELS[self.model], scale=self.scale)
-        return msgspec.structs.replace(profile, norm="2") if self.clip else profile
+        needs_norm = self.clip or self.scaled
+        return msgspec.structs.replace(profile, norm="2") if needs_norm else profile
 
     def __str__(self) -> str:
-        clipped = ", clipped" if self.clip else ""
-        return f"{MODELS[self.model].title}, {self.workers} hosts, {self.rate}{clipped}"
+        recipe = (", clipped" if self.clip else "") + (", scaled" if self.scaled else "")
+        return f"{MODELS[self.model].title}, {self.workers} hosts, {self.rate}{recipe}"
 
 
 TARGET_CELLS = (

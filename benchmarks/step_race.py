@@ -135,6 +135,7 @@ class Race:
             workers=cell.workers,
             rate=cell.rate,
             clip=cell.clip,
+            scaled=cell.scaled,
             date=today(),
             iterations=self._arguments.iterations,
             warmup=self._arguments.warmup,

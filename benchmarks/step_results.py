@@ -54,6 +54,7 @@ class Measured(Value, frozen=True, kw_only=True):
     rate: str
     date: str
     clip: bool = False
+    scaled: bool = False
     iterations: int
     """That count, in every turn."""
     warmup: int
@@ -74,7 +75,13 @@ class Measured(Value, frozen=True, kw_only=True):
     @property
     def cell(self) -> Cell:
         """Where this was measured."""
-        return Cell(model=self.model, workers=self.workers, rate=self.rate, clip=self.clip)
+        return Cell(
+            model=self.model,
+            workers=self.workers,
+            rate=self.rate,
+            clip=self.clip,
+            scaled=self.scaled,
+        )
 
     @property
     def bound_s(self) -> float:

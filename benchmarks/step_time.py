@@ -95,6 +95,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--targets", action="store_true", help="only the cells of the targets")
     parser.add_argument("--quick", action="store_true", help="ResNet-50 on 4 hosts; ten minutes")
     parser.add_argument("--clip", action="store_true", help="clip the norm at every step")
+    parser.add_argument("--scaler", action="store_true", help="scale the loss, and clip")
     parser.add_argument("--minutes", type=float, help="begin no turn after this long")
     parser.add_argument("--retry", action="store_true", help="run what has failed before again")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
@@ -105,6 +106,7 @@ def parsed() -> argparse.Namespace:
     if arguments.quick:
         arguments.contestants = ",".join(QUICK_CONTESTANTS)
     name = "step_time_quick" if arguments.quick else "step_time"
+    arguments.clip |= arguments.scaler
     arguments.name = arguments.name or (f"{name}_clip" if arguments.clip else name)
     return arguments
 
@@ -119,7 +121,8 @@ def asked(arguments: argparse.Namespace) -> tuple[list[Cell], list[str]]:
         cells = list(QUICK_CELLS)
     elif arguments.targets:
         cells = [cell for cell in cells if cell in TARGET_CELLS]
-    return [replace(cell, clip=arguments.clip) for cell in cells], contestants
+    recipe = {"clip": arguments.clip, "scaled": arguments.scaler}
+    return [replace(cell, **recipe) for cell in cells], contestants
 
 
 def chosen(what: str, given: str, known: tuple[str, ...]) -> list[str]:

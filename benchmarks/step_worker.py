@@ -102,6 +102,7 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
             iterations=job["iterations"],
             warmup=job["warmup"],
             shapes=model.shapes(),
+            scaled=cell.scaled,
         )
         (lap,) = laps[name]
         say(

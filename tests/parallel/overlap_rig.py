@@ -6,6 +6,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -252,6 +253,10 @@ def differences(ours: Side, theirs: Side) -> list[str]:
 # ---------------------------------------------------------------------- messages that are held back
 
 
+MOST_MESSAGES = 64
+"""That are under way at the same time."""
+
+
 class HeldTransport:
     """Lets messages complete only once the training thread waits for them.
 
@@ -261,6 +266,7 @@ class HeldTransport:
     def __init__(self, inner: DenseTransport) -> None:
         self._inner = inner
         self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(MOST_MESSAGES)
         self._sent = self._allowed = 0
         self.bounded = inner.bounded
         self.workers, self.rank = inner.workers, inner.rank
@@ -290,11 +296,14 @@ class HeldTransport:
         work = self._inner.send(*args)
         number, self._sent = self._sent, self._sent + 1
 
+        # Elsewhere, because the peers may need this rank's part in it before they can go on.
+        done = self._threads.submit(work.wait)
+
         def wait() -> None:
             with self._changed:
                 over = self._changed.wait_for(lambda: number < self._allowed, DEADLINE_S)
             assert over, "nobody waited for a message"
-            work.wait()
+            done.result()
 
         return Work(wait, work.wait_on_stream)
 

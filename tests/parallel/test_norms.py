@@ -33,6 +33,10 @@ def plan_of(elements: list[int], stops: list[int], workers: int, norm: Norm) -> 
     )
 
 
+def sums_of(plan: Plan) -> list[int]:
+    return [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
+
+
 @pytest.mark.parametrize("norm", ORDERS)
 @given(
     elements=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any),
@@ -55,7 +59,7 @@ def test_norms_are_torchs_on_every_rank(
         for number, tensors in enumerate(layout.buckets)
     }
     share_norms = ShareNorms(plan, layout)
-    rows = torch.stack([share_norms.row(rank, buffers) for rank in range(workers)])
+    rows = torch.stack([share_norms.row(rank, buffers, sums_of(plan)) for rank in range(workers)])
     found = share_norms.norms(rows)
     expected = torch.stack(
         [
@@ -66,5 +70,22 @@ def test_norms_are_torchs_on_every_rank(
     torch.testing.assert_close(
         found, expected, rtol=1e-12, atol=0, equal_nan=True, check_dtype=False
     )
+    own = [share_norms.local(index, gradient) for index, gradient in enumerate(gradients)]
+    assert torch.stack(own).float().equal(found.float()) or found.isnan().any()
+
+
+@pytest.mark.parametrize("norm", ORDERS)
+@pytest.mark.parametrize("odd", [0.0, 1e30, float("inf"), float("nan")])
+def test_norms_of_long_tensors(norm: Norm, odd: float) -> None:
+    plan = plan_of([100_001, 70_000], [50_000], 2, norm)
+    layout = BucketLayout.of(plan)
+    gradients = [torch.randn(100_001), torch.randn(70_000)]
+    gradients[0][7] += odd
+    buffers = {n: torch.cat([gradients[t] for t in ts]) for n, ts in enumerate(layout.buckets)}
+    share_norms = ShareNorms(plan, layout)
+    rows = [share_norms.row(rank, buffers, sums_of(plan)) for rank in (0, 1)]
+    found = share_norms.norms(torch.stack(rows))
+    expected = [torch.linalg.vector_norm(g.double(), ORDERS[norm]) for g in gradients]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-7, atol=0, equal_nan=True)
     own = [share_norms.local(index, gradient) for index, gradient in enumerate(gradients)]
     assert torch.stack(own).float().equal(found.float()) or found.isnan().any()

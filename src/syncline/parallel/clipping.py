@@ -24,7 +24,7 @@ from syncline.torch_private import (
     unscale_,
 )
 
-__all__ = ["Change", "Clipped", "clipped"]
+__all__ = ["CLIPPING", "Change", "Clipped", "clipped"]
 
 
 class Change(NamedTuple):
@@ -100,6 +100,8 @@ FOREACH: dict[Any, str] = {
 }
 """The same of a list of gradients."""
 NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
+CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
+"""The functions that :func:`clipped` knows."""
 
 Group = tuple[Clipped, list[int], list[torch.Tensor]]
 """Pending gradients of one owner, with their indices."""
@@ -128,26 +130,33 @@ def clipped(
         return None
     many = isinstance(args[0], (list, tuple))
     gradients = list(args[0]) if many else [args[0]]
-    norm = _norm_of(function, args[1:], kwargs)
-    if norm is not None:
-        return _norms(norm, gradients, groups, many=many)
-    if function is unscale_:
-        return _unscale(gradients, args[1:], kwargs, groups)
     kind = (FOREACH if many else INPLACE).get(function)
-    if kind is None or not all(map(_is_number, (*args[1:], *kwargs.values()))):
+    if kind is None:
+        norm = _norm_of(function, args[1:], kwargs)
+        if norm is not None:
+            return _norms(norm, gradients, groups, many=many)
+        if function is unscale_:
+            return _unscale(gradients, args[1:], kwargs, groups)
+        return None
+    if not all(map(_is_number, args[1:])) or not all(map(_is_number, kwargs.values())):
         return None
     owned = groups(gradients)
     if owned is None:
         return None
-    numbers = tuple(map(_kept, args[1:]))
-    named = {name: _kept(value) for name, value in kwargs.items()}
-    factor = None
-    if kind != "other" and not named and len(numbers) == 1:
-        factor = numbers[0] if kind == "multiply" else _inverse(numbers[0])
-    change = Change(function, numbers, named, many, factor)
     for owner, indices, _ in owned:
-        owner.change(indices, change)
+        owner.change(indices, _change(kind, function, args[1:], kwargs, of_many=many))
     return (args[0],)
+
+
+def _change(
+    kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, of_many: bool
+) -> Change:
+    args = tuple(map(_kept, args))
+    kwargs = {name: _kept(value) for name, value in kwargs.items()}
+    factor = None
+    if kind != "other" and not kwargs and len(args) == 1:
+        factor = args[0] if kind == "multiply" else _inverse(args[0])
+    return Change(function, args, kwargs, of_many, factor)
 
 
 def _norms(
@@ -211,7 +220,7 @@ def _norm_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if type(value) is torch.Tensor:  # not one that is pending itself
         return value.dim() == 0 and not value.requires_grad and not value.is_complex()
     return value is None or isinstance(value, (int, float))
 

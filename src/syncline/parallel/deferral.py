@@ -323,8 +323,9 @@ class Deferral:
         if not self._due.keys().isdisjoint(indices):
             self.read_gradients(indices)
         present = [g for i, g in gradients.items() if i in self._read or not is_pending(g)]
-        with own_class(present):
-            change.make(present)
+        if present:
+            with own_class(present):
+                change.make(present)
         for index, gradient in gradients.items():
             if index not in self._read and is_pending(gradient):
                 self._changes.setdefault(index, []).append(change)

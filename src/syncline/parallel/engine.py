@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -554,19 +554,17 @@ class Engine:
         """Exchange norms once all sums are complete; return False if the engine is closing."""
         share_norms = self._share_norms
         assert share_norms is not None
-        with self._lock:
-            self._for_issuer.wait_for(
-                lambda: (
-                    self._closing
-                    or not self._transport.bounded
-                    or all(round_.finished_ns[number] for number in self._sums)
-                )
-            )
+
+        def own() -> torch.Tensor:
+            return share_norms.row(self.rank, self._buffers, self._complete_sums(round_))
+
+        if self._transport.bounded:
+            row = own()
             if self._closing:
                 return False
-        norms = _Norms(
-            *self._transport.gather_rows(lambda: share_norms.row(self.rank, self._buffers))
-        )
+            norms = _Norms(*self._transport.gather_rows(lambda: row))
+        else:
+            norms = _Norms(*self._transport.gather_rows(own))
 
         def finished() -> None:
             with self._lock:
@@ -580,6 +578,20 @@ class Engine:
             self._for_trainer.notify_all()
         self._issued_queue.put(_Issued(round_, None, norms.work, finished))
         return True
+
+    def _complete_sums(self, round_: _Round) -> Iterator[int]:
+        """Yield each sum once it is complete, until all are or the engine is closing."""
+
+        def complete(number: int) -> bool:
+            return not self._transport.bounded or round_.finished_ns[number] > 0
+
+        for number in self._sums:
+            with self._lock:
+                while not (self._closing or complete(number)):
+                    self._for_issuer.wait()
+                if self._closing:
+                    return
+            yield number
 
     def _may_send(self) -> bool:
         """Wait until one more message may be under way; return False if the engine is closing."""

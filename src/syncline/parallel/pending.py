@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.parallel.clipping import Clipped, clipped
+from syncline.parallel.clipping import CLIPPING, Clipped, clipped
 from syncline.torch_private import (
     disable_dynamo,
     foreach_zero_,
@@ -121,7 +121,12 @@ class _Pending:
         if func in METADATA or func in GRADIENT:
             with without_torch_function():
                 return func(*args, **kwargs)
-        found = list(_pending_in((args, kwargs)))
+        if func in CLIPPING:
+            # First, because recipes call these for each gradient at every step.
+            answer = clipped(func, args, kwargs, _owned)
+            if answer is not None:
+                return answer[0]
+        found = _pending_in((args, kwargs))
         gradients = [tensor for tensor in found if isinstance(tensor, PendingGradient)]
         if gradients and len(gradients) == len(found):
             if func in ZEROING:
@@ -133,9 +138,6 @@ class _Pending:
                 return args[0]
             if func is torch.Tensor.detach_:  # it has no effect here
                 return args[0]
-            answer = clipped(func, args, kwargs, _owned)
-            if answer is not None:
-                return answer[0]
         for owner, indices, _ in _by_owner(gradients):
             owner.read_gradients(indices)
         for owner, indices, _ in _by_owner(t for t in found if isinstance(t, PendingParameter)):
@@ -254,37 +256,44 @@ def _owner_of(tensor: torch.Tensor) -> Owner:
     return found
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a nest of dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
+    found: list[torch.Tensor] = []
+    # Without recursion: this runs at every use of a pending tensor.
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            left.extend(reversed(item))
+        elif isinstance(item, dict):
+            left.extend(reversed(item.values()))
+    return found
 
 
-def _pending_in(value: Any) -> Iterator[torch.Tensor]:
-    return (tensor for tensor in tensors_in(value) if is_pending(tensor))
+def _pending_in(value: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_in(value) if is_pending(tensor)]
 
 
 def _owned(gradients: Sequence[torch.Tensor]) -> list[_Owned] | None:
     """Return the owners of gradients; None if some are not pending."""
     if not all(isinstance(tensor, PendingGradient) for tensor in gradients):
         return None
-    return list(_by_owner(gradients))
+    return _by_owner(gradients)
 
 
-def _by_owner(tensors: Iterable[torch.Tensor]) -> Iterator[_Owned]:
+def _by_owner(tensors: Iterable[torch.Tensor]) -> list[_Owned]:
     owners: dict[int, _Owned] = {}
     for tensor in tensors:
         owner = _owner_of(tensor)
-        _, indices, members = owners.setdefault(id(owner), (owner, [], []))
+        found = owners.get(id(owner))
+        if found is None:
+            found = owners[id(owner)] = owner, [], []
+        _, indices, members = found
         indices.append(tensor.__dict__[_INDEX])
         members.append(tensor)
-    yield from owners.values()
+    return list(owners.values())
 
 
 class PendingState:

@@ -38,23 +38,36 @@ LONGEST_START = 100
 
 
 MAX_NORM = 1e-7
-"""Gradients of a replay are zeros, and torch divides this by their norm plus 1e-6: it scales them.
-"""
+"""So small that every step scales the gradients."""
 
 
-def train_step(model: Any, optimizer: Any, *, norm: Norm | None = None) -> None:
+def train_step(
+    model: Any,
+    optimizer: Any,
+    *,
+    norm: Norm | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
     """Take one step as a training loop does.
 
     Args:
         model: the wrapped one.
         optimizer: of its parameters.
         norm: of all gradients, which is clipped; None if it is not.
+        scaler: of the loss, if it is scaled.
     """
     optimizer.zero_grad()
-    model().backward()
+    loss = model()
+    (loss if scaler is None else scaler.scale(loss)).backward()
     if norm is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM, float(norm))
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def _nothing(_: Any) -> None:
@@ -102,6 +115,7 @@ def run_contest(
     iterations: int = 8,
     warmup: int = 3,
     shapes: dict[str, tuple[int, ...]] | None = None,
+    scaled: bool = False,
     progress: LapProgress | None = None,
 ) -> dict[str, tuple[Lap, ...]]:
     """Let every contestant train in every round, each round beginning with another one.
@@ -115,6 +129,7 @@ def run_contest(
         iterations: measured each time.
         warmup: iterations before, from when the contestant is ready.
         shapes: of parameters; see :class:`~syncline.replay.model.Replayed`.
+        scaled: whether every step scales the loss, as a training in float16 does.
         progress: called after each lap, on ranks that pass it.
 
     Returns:
@@ -134,14 +149,18 @@ def run_contest(
             f"{rounds}, {iterations} and {warmup}"
         )
     own = [c.name for c in contestants if c.step is not None]
-    if profile.norm is not None and own:
-        raise UserError(f"contestants that take steps of their own do not clip: {', '.join(own)}")
+    if (profile.norm is not None or scaled) and own:
+        raise UserError(
+            f"contestants that take steps of their own neither clip nor scale: {', '.join(own)}"
+        )
     laps: dict[str, list[Lap]] = {name: [] for name in names}
     for round_ in range(rounds):
         first = round_ % len(names)
         for contestant in (*contestants[first:], *contestants[:first]):
             module = Replayed(profile, rank=dist.get_rank(), shapes=shapes)
-            lap = _lap(contestant, module, iterations, warmup, profile.norm)
+            scaler = torch.amp.GradScaler(CPU.type) if scaled else None
+            step = functools.partial(train_step, norm=profile.norm, scaler=scaler)
+            lap = _lap(contestant, module, iterations, warmup, contestant.step or step)
             laps[contestant.name].append(lap)
             del module
             # Wrappers refer to themselves; their buckets would stay until the collector comes.
@@ -152,10 +171,13 @@ def run_contest(
 
 
 def _lap(
-    contestant: Contestant, module: Replayed, iterations: int, warmup: int, norm: Norm | None
+    contestant: Contestant,
+    module: Replayed,
+    iterations: int,
+    warmup: int,
+    step: Callable[[Any, Any], None],
 ) -> Lap:
     clock = module.clock
-    step = contestant.step or functools.partial(train_step, norm=norm)
     model, optimizer = contestant.wrap(module, module.optimizer())
     dist.barrier()
     begun = 0
