@@ -27,9 +27,9 @@ $(READY): pyproject.toml constraints-dev.txt $(NATIVE)
 test-tools:
 	@tools/system-packages chromium chromium-driver iproute2
 
-demo: setup  ## Train ResNet-20 on scanned digits, Syncline and DDP in turns; write a report
-	$(BIN)/syncline train --model resnet20 --data digits --workers 2 --baseline \
-	    --report runs/demo
+demo: setup  ## Train ResNet-20 on two emulated hosts, Syncline and DDP in turns; write a report
+	@tools/system-packages iproute2 || true
+	@tools/demo
 
 test: setup test-tools  ## Run the Python tests
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import torch
+from torch import nn
 
 from syncline.model.network import Network
 from syncline.model.profile import Profile
+from syncline.parallel import ddp as ddp_module
 from syncline.planners import PLANNERS
 from tests.cases import first_few
 from tests.parallel import jobs
@@ -261,3 +264,26 @@ def test_drift_is_measured_again(workers: WorkerPool) -> None:
     for result in workers.run(jobs.replans_after_drift, 2):
         assert "baseline" in result["phases"]
         assert any("drifted" in text for text in result["events"])
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"h": nn.ModuleList(nn.Linear(8, 8) for _ in range(4))})
+        self.embedding = nn.Embedding(3, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks"),
+    [
+        (Blocks(), "model.inner.h"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "model"),
+        (nn.Sequential(Blocks(), nn.Linear(2, 2)), "model"),
+        (nn.Bilinear(2, 2, 2), "model.children()"),
+    ],
+)
+def test_a_model_compiled_as_a_whole_is_told_its_blocks(model: nn.Module, blocks: str) -> None:
+    line = f"for block in {blocks}: block.compile()"
+    assert ddp_module._why_not_compiled(model).endswith(line)
+    compiled = torch.compile(model, backend="eager")
+    assert ddp_module._why_not_compiled(compiled).endswith(line)

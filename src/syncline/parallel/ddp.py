@@ -55,11 +55,21 @@ from syncline.torch_private import (
 
 __all__ = ["DistributedDataParallel"]
 
-COMPILED = (
-    "the whole model is compiled, so that every gradient comes at the end of the backward pass and "
-    "no part of the model can wait for its own; compile it block by block instead "
-    "(block.compile() for each of its blocks)"
-)
+
+def _why_not_compiled(module: nn.Module) -> str:
+    """Say why a model that is compiled as a whole makes synchronous steps, and what to do."""
+    blocks = "model.children()"
+    most = sum(p.numel() for p in module.parameters()) / 2
+    for name, inner in module.named_modules():
+        held = sum(p.numel() for p in inner.parameters())
+        if isinstance(inner, nn.ModuleList | nn.Sequential) and len(inner) > 1 and held > most:
+            blocks, most = ".".join(["model", *name.split(".")]), held
+    blocks = blocks.replace("._orig_mod", "").rstrip(".")
+    return (
+        "the whole model is compiled, so that every gradient comes at the end of the backward pass "
+        "and no part of the model can wait for its own; compile it block by block instead, before "
+        f"it is wrapped: for block in {blocks}: block.compile()"
+    )
 
 
 TENSOR_PARALLEL = (
@@ -200,7 +210,7 @@ class DistributedDataParallel(TorchDDP):
         Once training has begun, nothing here waits for other ranks: they may skip this pass.
         """
         if compiled and self._wrapped.why_not_deferred is None:
-            self._stop_deferring(COMPILED)
+            self._stop_deferring(_why_not_compiled(self.module))
         runner = self._runner
         if runner is None:
             return
@@ -339,7 +349,7 @@ class DistributedDataParallel(TorchDDP):
             wrapped.guard = Guard()
         wrapped.optimizers.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
         if is_compiled(self.module) and wrapped.why_not_deferred is None:
-            self._stop_deferring(COMPILED)
+            self._stop_deferring(_why_not_compiled(self.module))
         if is_tensor_parallel(self._exchanged.values()):
             self._stop_deferring(TENSOR_PARALLEL)
         engine = self._engine
