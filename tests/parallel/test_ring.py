@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.model.plan import Message, Plan, Tensor
+from syncline.parallel import ring as ring_module
 from syncline.parallel.layout import shares_of
 from syncline.parallel.ring import Ring
 
 WORKERS = (2, 3, 4)
-Each = Callable[[Callable[[int, Any], Any]], list[Any]]
+Each = Callable[[Callable[[int, Ring], Any]], list[Any]]
 
 
 @pytest.fixture(scope="module", params=WORKERS)
@@ -32,7 +33,8 @@ def each(request: pytest.FixtureRequest) -> Iterator[Each]:
 
     with ThreadPoolExecutor(workers) as threads:
         groups = list(threads.map(joined, range(workers)))
-        yield lambda work: list(threads.map(work, range(workers), groups))
+        rings = [Ring(group) for group in groups]
+        yield lambda work: list(threads.map(work, range(workers), rings))
 
 
 def plan_of(lengths: list[int], gathers: list[int], workers: int) -> Plan:
@@ -77,8 +79,8 @@ def test_every_worker_ends_with_the_sums(
     plan = plan_of(lengths, gathers, workers)
     everyones = [torch.randint(-9, 9, (sum(lengths),)).to(dtype) for _ in range(workers)]
 
-    def exchanged(rank: int, group: Any) -> torch.Tensor:
-        ring, own = Ring(group, segment_bytes), everyones[rank].clone()
+    def exchanged(rank: int, ring: Ring) -> torch.Tensor:
+        own = everyones[rank].clone()
         for kind in ("reduce-scatter", "all-gather"):
             under_way = [
                 ring.reduce_scatter(own[m.start : m.stop], shares, factor)
@@ -91,7 +93,10 @@ def test_every_worker_ends_with_the_sums(
                 complete()
         return own
 
-    for own in each(exchanged):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring_module, "SEGMENT_BYTES", segment_bytes)
+        found = each(exchanged)
+    for own in found:
         assert own.equal(torch.stack(everyones).sum(0).to(dtype) * factor)
 
 
