@@ -117,3 +117,19 @@ def test_two_workers_add_as_an_all_reduce_does() -> None:
     with ThreadPoolExecutor(2) as threads:
         for own, whole in threads.map(exchanged, range(2)):
             assert own.view(torch.int32).equal(whole.view(torch.int32))
+
+
+def test_equal_gradients_of_opposite_signs_cancel() -> None:
+    """Products are rounded before they are added: otherwise 1e-8 of a gradient remains."""
+    store = dist.HashStore()
+    gradient = torch.arange(1.0, 31.0)
+
+    def exchanged(rank: int) -> torch.Tensor:
+        group = dist.ProcessGroupGloo(store, rank, 3, timedelta(seconds=30))
+        own = gradient * (1.0, -1.0, 0.0)[rank]
+        Ring(group).reduce_scatter(own, (((0, 10),), ((10, 20),), ((20, 30),)), 1 / 3)()
+        return own[10 * rank : 10 * rank + 10]
+
+    with ThreadPoolExecutor(3) as threads:
+        for share in threads.map(exchanged, range(3)):
+            assert not share.any()

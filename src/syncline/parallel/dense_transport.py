@@ -172,17 +172,14 @@ class RingDenseTransport(DenseTransport):
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self._ring = Ring(group)
-        # Two workers' sums have one order, in which they have the bits of the reducer: only there
-        # must products be rounded before they are added.
-        self._fused = self._share if self.workers > 2 else 1.0
 
     def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
-        """Make a slice ready to be sent; see :meth:`DenseTransport.prepare`."""
-        if collective != "reduce-scatter" or self._fused == 1.0:
+        """Make a slice ready to be sent; a ring multiplies what it sums itself."""
+        if collective == "all-reduce":
             super().prepare(buffer, collective)
 
     def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
-        return Work(self._ring.reduce_scatter(buffer, shares, self._fused), _nothing)
+        return Work(self._ring.reduce_scatter(buffer, shares, self._share), _nothing)
 
     def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
         return Work(self._ring.all_gather(buffer, shares), _nothing)

@@ -49,8 +49,8 @@ class Ring:
         Args:
             buffer: contiguous, of n elements; changed in place.
             shares: of each worker, the elements ``[start, stop)`` of which it gets the sum.
-            factor: of every worker's elements. Multiplied while they are added, it costs nothing,
-                but its product is not rounded before it is added.
+            factor: of every worker's elements. A segment is multiplied just before it is added,
+                which leaves it in the cache.
 
         Returns:
             A function that returns once this worker's share is complete. It carries the later
@@ -64,11 +64,13 @@ class Ring:
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
         arriving = [[torch.empty_like(part) for part in segments] for segments in parts[1:]]
 
-        for part in parts[0] if factor != 1.0 else ():
-            part *= factor
+        for part in parts[0]:
+            part.mul_(factor)
 
         def add(part: torch.Tensor, arrived: torch.Tensor) -> None:
-            torch.add(arrived, part, alpha=factor, out=part)
+            # Not in one instruction: it does not round the product, and then equal gradients of
+            # opposite signs do not cancel, as they do in an all-reduce.
+            part.mul_(factor).add_(arrived)
 
         return self._pass_on(parts, arriving, add)
 
