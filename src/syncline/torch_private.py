@@ -39,6 +39,10 @@ eval_frame_callback: Callable[[], Any] = _eval_frame.get_eval_frame_callback
 ``torch.compiler.is_compiling`` says no in a function that is itself not compiled."""
 
 
+COMPILED_FROM = "_torchdynamo_orig_callable"
+"""The attribute of a function that the compiler made, or left alone on request."""
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Say whether calling a module runs code that ``torch.compile`` made."""
     return isinstance(module, torch._dynamo.OptimizedModule) or compiled_call(module) is not None

@@ -540,16 +540,61 @@ def by_hand(side: Side) -> None:
 # ---------------------------------------------------------------------- averages
 
 
-@feature("an average of the weights after each step (`AveragedModel`)", SETTLES)
-def averaged(side: Side) -> None:
+def _averaged(side: Side, *, every: int | None = None, **arguments: Any) -> None:
+    """Average after each step; use the average every few steps."""
     ddp, optimizer = begin(side)
-    mean = AveragedModel(ddp.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    mean = AveragedModel(ddp.module, **arguments)
     for step in side.steps:
         optimizer.zero_grad()
         loss_of(ddp, step).backward()
         optimizer.step()
         mean.update_parameters(ddp.module)
+        if every is not None and step % every == 0:
+            with torch.no_grad():
+                side.note("by the average", mean(batch(step)[0]))
     side.note("average", mean.state_dict())
+    side.finish(ddp, optimizer)
+
+
+@feature("an average of the weights after each step (`AveragedModel`)", OVERLAPS)
+def averaged(side: Side) -> None:
+    _averaged(side, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+@feature("the same with an `avg_fn` of the user's own, with buffers", OVERLAPS)
+def averaged_with_buffers(side: Side) -> None:
+    _averaged(side, avg_fn=lambda mean, p, _: 0.9 * mean + 0.1 * p, use_buffers=True)
+
+
+@feature("the same, used every tenth step", OVERLAPS)
+def averaged_and_used(side: Side) -> None:
+    _averaged(side, every=10)
+
+
+@feature("the same, used in every step", SETTLES)
+def averaged_and_used_at_once(side: Side) -> None:
+    _averaged(side, every=1, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+@feature("another average of weights and buffers, through `model.after_updates`", OVERLAPS)
+def averaged_by_another(side: Side) -> None:
+    ddp, optimizer = begin(side)
+    shadow = {name: value.clone() for name, value in ddp.module.state_dict().items()}
+
+    def update() -> None:
+        for name, value in ddp.module.state_dict().items():
+            if value.is_floating_point():
+                shadow[name].lerp_(value, 0.1)
+
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+        side.after_updates(ddp, update, shadow.values())
+        if step % 5 == 0:
+            loss_of(ddp, step)
+            side.note("average", shadow)
+    side.note("average", shadow)
     side.finish(ddp, optimizer)
 
 

@@ -97,6 +97,15 @@ class Side:
     def settle(self, ddp: TorchDDP) -> None:
         """Call ``settle``, where there is such a thing."""
 
+    def after_updates(
+        self,
+        ddp: TorchDDP,  # noqa: ARG002 - as the other side
+        function: Callable[[], None],
+        writes: Iterable[torch.Tensor],  # noqa: ARG002 - as the other side
+    ) -> None:
+        """Call ``after_updates``, or the function where there is no such thing."""
+        function()
+
     def note(self, label: str, *values: Any) -> None:
         """Note values, which must be the same on both sides."""
         self.trace.append((label, Near(values) if self.near else fingerprint(values)))
@@ -188,6 +197,12 @@ class Ours(Side):
         assert isinstance(ddp, DistributedDataParallel)
         ddp.settle()
 
+    def after_updates(
+        self, ddp: TorchDDP, function: Callable[[], None], writes: Iterable[torch.Tensor]
+    ) -> None:
+        assert isinstance(ddp, DistributedDataParallel)
+        ddp.after_updates(function, writes)
+
     def close(self) -> None:
         for ddp in self.wrapped:
             assert isinstance(ddp, DistributedDataParallel)
@@ -260,14 +275,15 @@ MOST_MESSAGES = 64
 class HeldTransport:
     """Lets messages complete only once the training thread waits for them.
 
-    What is pending when ``step`` is called would otherwise be a matter of luck.
+    What is pending when ``step`` is called would otherwise be a matter of luck. No more messages are
+    under way than the plan lets.
     """
 
     def __init__(self, inner: DenseTransport) -> None:
         self._inner = inner
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(MOST_MESSAGES)
-        self._sent = self._allowed = 0
+        self._sent = self._allowed = self._under_way = self._most = 0
         self.bounded = inner.bounded
         self.workers, self.rank = inner.workers, inner.rank
 
@@ -280,9 +296,9 @@ class HeldTransport:
     def gather_rows(self, own: Any) -> Any:
         return self._inner.gather_rows(own)
 
-    def begin(self, allowed: int) -> None:
+    def begin(self, allowed: int, in_flight: int) -> None:
         with self._changed:
-            self._sent, self._allowed = 0, allowed
+            self._sent, self._allowed, self._most = 0, allowed, in_flight
 
     def allow(self, messages: int) -> None:
         with self._changed:
@@ -294,7 +310,10 @@ class HeldTransport:
 
     def send(self, *args: Any) -> Work:
         work = self._inner.send(*args)
-        number, self._sent = self._sent, self._sent + 1
+        with self._changed:
+            number, self._sent = self._sent, self._sent + 1
+            self._under_way += 1
+            assert self._under_way <= self._most, f"{self._under_way} messages under way"
 
         # Elsewhere, because the peers may need this rank's part in it before they can go on.
         done = self._threads.submit(work.wait)
@@ -304,6 +323,8 @@ class HeldTransport:
                 over = self._changed.wait_for(lambda: number < self._allowed, DEADLINE_S)
             assert over, "nobody waited for a message"
             done.result()
+            with self._changed:
+                self._under_way -= 1
 
         return Work(wait, work.wait_on_stream)
 
@@ -323,7 +344,7 @@ def holding(let_through: float) -> Iterator[None]:
         return round(let_through * len(engine.plan.messages))
 
     def held_begin(self: Engine, *args: Any) -> None:
-        self._transport.begin(at_first(self))
+        self._transport.begin(at_first(self), self.plan.in_flight)
         begin(self, *args)
 
     def held_wait(self: Engine, tensors: Iterable[int]) -> None:

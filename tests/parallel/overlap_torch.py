@@ -254,6 +254,46 @@ def step_compiled(side: Side) -> None:
     _wrapper_compiled(side, around)
 
 
+def _optimizer_compiled(
+    side: Side, compile_: Callable[[Any], Callable[[], None]], *, before: bool = False
+) -> None:
+    ddp = side.wrap(Net(), loss_of)
+    optimizer = SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    update = compile_(optimizer) if before else None
+    optimizer = side.overlap(ddp, optimizer)
+    update = update or compile_(optimizer)
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss = loss_of(ddp, step)
+        loss.backward()
+        update()
+        side.note("loss", loss)
+    side.finish(ddp, optimizer)
+
+
+@feature("`torch.compile` of a function that calls `optimizer.step`", SYNCHRONOUS)
+@compiling
+def update_compiled(side: Side) -> None:
+    _optimizer_compiled(side, lambda optimizer: compiled(lambda: optimizer.step()))
+
+
+def _in_place(optimizer: Any) -> Callable[[], None]:
+    optimizer.step = compiled(optimizer.step)
+    return lambda: optimizer.step()
+
+
+@feature("`torch.compile` of `optimizer.step`", SYNCHRONOUS)
+@compiling
+def optimizer_step_compiled(side: Side) -> None:
+    _optimizer_compiled(side, _in_place)
+
+
+@feature("`torch.compile` of `optimizer.step` before `overlap`", SYNCHRONOUS)
+@compiling
+def optimizer_step_compiled_before(side: Side) -> None:
+    _optimizer_compiled(side, _in_place, before=True)
+
+
 @feature("a part of the model as TorchScript", OVERLAPS)
 @compiling
 def scripted(side: Side) -> None:

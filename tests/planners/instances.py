@@ -106,7 +106,7 @@ def chain(
 
 
 @st.composite
-def chains(draw: st.DrawFn, *, max_layers: int = 8) -> Profile:
+def chains(draw: st.DrawFn, *, max_layers: int = 8, min_elements: int = 1) -> Profile:
     """Draw a :func:`chain`; equal ready times and short forward passes are common."""
     layers = draw(st.integers(1, max_layers))
 
@@ -116,7 +116,7 @@ def chains(draw: st.DrawFn, *, max_layers: int = 8) -> Profile:
     times = (st.just(0), st.integers(0, 50), st.integers(0, 5000))
     return chain(
         backward_s=[ns / 1e9 for ns in values(*times)],
-        elements=values(st.integers(1, 3), st.integers(1, 1500)),
+        elements=values(st.integers(min_elements, 3), st.integers(min_elements, 1500)),
         forward_s=[ns / 1e9 for ns in values(*times)],
     )
 

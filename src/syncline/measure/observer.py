@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from syncline.measure.clock import Clock
-from syncline.torch_private import is_compiled, sequence_number_of
+from syncline.torch_private import disable_dynamo, is_compiled, sequence_number_of
 
 __all__ = [
     "AutogradGraph",
@@ -205,6 +205,7 @@ class Observer:
         return hook
 
     def _step_hook(self, moment: Moment) -> Any:
+        @disable_dynamo
         def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if self._noting and not self._in_forward and self._owns(optimizer):
                 self._note(moment, "")

@@ -19,6 +19,7 @@ from syncline.parallel.deferred_step import DeferredStep
 from syncline.parallel.engine import Engine
 from syncline.parallel.guard import Guard, lift
 from syncline.parallel.pending import hand_over, is_pending, own_class, release, suspend
+from syncline.parallel.postponed import Postponed
 from syncline.parallel.recording import GateTimes
 from syncline.sparse.gradients import flat
 
@@ -62,6 +63,8 @@ class Deferral:
         self._gradients: dict[int, torch.Tensor] = {}
         """Pending gradients."""
         self._due: dict[int, _Due] = {}
+        self._postponed: list[Postponed] = []
+        """Calls that wait for the due updates; empty if none is due."""
         self._read: set[int] = set()
         """Pending gradients whose values are there; see :func:`own_class`."""
         self._changes: dict[int, list[Change]] = {}
@@ -90,6 +93,11 @@ class Deferral:
     def anything_due(self) -> bool:
         """Whether any update was asked for and is not made yet."""
         return bool(self._due)
+
+    @property
+    def anything_postponed(self) -> bool:
+        """Whether any call waits for the due updates."""
+        return bool(self._postponed)
 
     def take_gates(self) -> list[GateTimes]:
         """Return the times of the gates since the last call."""
@@ -166,6 +174,10 @@ class Deferral:
             self._suspend(parameter, index)
         step.suspend(len(chosen))
 
+    def postpone(self, call: Postponed) -> None:
+        """Make a call after the due updates, of which there are some."""
+        self._postponed.append(call)
+
     # ------------------------------------------------------------------ the forward pass
 
     def begin_forward(self) -> None:
@@ -177,6 +189,8 @@ class Deferral:
     def end_forward(self) -> None:
         """Call after it."""
         self.in_forward = False
+        if self._postponed:
+            self.settle()  # of parameters that it did not use; others may be changed from here on
 
     def note_compiled(self, indices: Iterable[int]) -> None:
         """Note that compiled code without a gate reads some parameters."""
@@ -434,6 +448,10 @@ class Deferral:
             self._spoil(chosen, error)
             raise
         self._zeroed -= chosen.keys()
+        if self._postponed and not self._due:
+            calls, self._postponed = self._postponed, []
+            for call in calls:
+                call.make()
 
     def _spoil(self, chosen: dict[int, _Due], error: BaseException) -> None:
         """Let every read fail from now on: which parameters were updated is unknown."""

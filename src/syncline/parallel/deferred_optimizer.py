@@ -18,8 +18,13 @@ from syncline.parallel.deferred_step import DeferredStep, is_hooked, step_of
 from syncline.parallel.guard import KeptParameter
 from syncline.parallel.log import warn
 from syncline.parallel.pending import PendingState, finish, is_pending
-from syncline.parallel.separable import why_not_separable
-from syncline.torch_private import SEEN_BY_SCHEDULER, STEP_CALLED, disable_dynamo
+from syncline.parallel.separable import STEP_COMPILED, why_not_separable
+from syncline.torch_private import (
+    SEEN_BY_SCHEDULER,
+    STEP_CALLED,
+    disable_dynamo,
+    eval_frame_callback,
+)
 
 __all__ = ["DeferredOptimizer"]
 
@@ -61,7 +66,7 @@ class DeferredOptimizer:
         self._coupled = False
         """Whether a check has found that its steps must be synchronous."""
         setattr(optimizer, _MARK, weakref.ref(self))
-        self._whole_step: Callable[..., Any] = optimizer.step
+        self.whole_step: Callable[..., Any] = optimizer.step
         """What the user has as the optimizer's step."""
         self._state = PendingState(optimizer, self._flush)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
@@ -73,36 +78,50 @@ class DeferredOptimizer:
     def _deferred_step(self) -> Any:
         deferred = self
 
+        @disable_dynamo(recursive=False)  # where the whole step is made it stays compiled
         @functools.wraps(type(self.optimizer).step)
         def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             # Schedulers made before look for the mark that their own step leaves.
             setattr(optimizer, STEP_CALLED, True)
-            return deferred.step(*args, **kwargs)
+            # Checked here: inside any function that is called from here it would be None.
+            compiled = eval_frame_callback() is not None
+            if deferred.defer(args, kwargs, compiled=compiled):
+                return None
+            return deferred.whole_step(*args, **kwargs)
 
-        if hasattr(self._whole_step, SEEN_BY_SCHEDULER):
+        if hasattr(self.whole_step, SEEN_BY_SCHEDULER):
             setattr(step, SEEN_BY_SCHEDULER, True)
         return step
 
     @disable_dynamo
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Defer the update of parameters whose gradients are being exchanged; make the rest now."""
+    def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
+        """Defer the update of parameters whose gradients are being exchanged; make the rest now.
+
+        Args:
+            args: of the call of ``step``.
+            kwargs: of the same.
+            compiled: whether compiled code has called it.
+
+        Returns:
+            False if the caller must make the whole step now.
+        """
         optimizer, deferral = self.optimizer, self._current()
         self.updates += 1
         if deferral is None:
             self._flush()
             self._check.skip()
-            return self._whole_step(*args, **kwargs)
+            return False
         deferral.require_whole()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if deferral.anything_due and any(map(deferral.is_due, parameters)):
-            deferral.settle()  # the second step on one exchange
-        reason = self._why_now(deferral, args, kwargs)
+        if deferral.anything_postponed or any(map(deferral.is_due, parameters)):
+            deferral.settle()  # the second step on one exchange, or after an average
+        reason = self._why_now(deferral, args, kwargs, compiled=compiled)
         if reason is not None:
             if reason:
                 self._say(reason)
             deferral.settle()
             self._check.skip()
-            return self._whole_step(*args, **kwargs)
+            return False
         deferral.release_read(parameters)
         present: list[nn.Parameter] = []
         later: list[nn.Parameter] = []
@@ -112,15 +131,15 @@ class DeferredOptimizer:
                 waits = deferral.awaits(parameter) and type(parameter) in PLAIN
                 (later if waits else present).append(parameter)
         if not later:
-            return self._whole_step()
+            return False
         step = DeferredStep(optimizer, self._state)
         if present:
             step.apply(present, [p.grad for p in present if p.grad is not None])
         deferral.defer(step, later)
-        return None
+        return True
 
     def _why_now(
-        self, deferral: Deferral, args: Sequence[Any], kwargs: dict[str, Any]
+        self, deferral: Deferral, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
     ) -> str | None:
         """Say why this step is not deferred: None if it is, "" if nobody need know."""
         optimizer = self.optimizer
@@ -128,6 +147,8 @@ class DeferredOptimizer:
             return ""
         if not deferral.pending_gradients:
             return ""
+        if compiled:
+            return STEP_COMPILED
         if args or kwargs:
             return "step was called with a closure or other arguments"
         if is_hooked(optimizer):

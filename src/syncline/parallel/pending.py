@@ -1,4 +1,4 @@
-"""Parameters and gradients whose values are pending, and what a read of them does.
+"""Tensors whose values are pending, and what a read of them does.
 
 While a value is pending, its tensor object has one of the Python classes below, so that torch calls
 ``__torch_function__`` before any function, method or attribute of it. A read waits; then the object
@@ -33,6 +33,7 @@ __all__ = [
     "Owner",
     "PendingGradient",
     "PendingParameter",
+    "PendingResult",
     "PendingState",
     "finish",
     "finish_all",
@@ -40,8 +41,10 @@ __all__ = [
     "hand_over",
     "is_pending",
     "own_class",
+    "owners_of",
     "release",
     "suspend",
+    "suspend_result",
     "tensors_in",
 ]
 
@@ -51,11 +54,15 @@ CLASS = "_syncline_class"
 """The attribute of a pending tensor that holds its own class."""
 
 
-class Owner(Clipped, Protocol):
-    """An object that can finish pending values."""
+class ParameterOwner(Protocol):
+    """An object that can finish pending values other than gradients."""
 
     def read_parameters(self, indices: list[int]) -> None:
         """Make the due updates of the parameters."""
+
+
+class Owner(ParameterOwner, Clipped, Protocol):
+    """An object that can finish pending values."""
 
     def read_gradients(self, indices: list[int]) -> None:
         """Wait for the exchange of the gradients."""
@@ -140,7 +147,8 @@ class _Pending:
                 return args[0]
         for owner, indices, _ in _by_owner(gradients):
             owner.read_gradients(indices)
-        for owner, indices, _ in _by_owner(t for t in found if isinstance(t, PendingParameter)):
+        others = [t for t in found if is_pending(t) and not isinstance(t, PendingGradient)]
+        for owner, indices, _ in _by_owner(others):
             owner.read_parameters(indices)
         with own_class(found):
             return func(*args, **kwargs)
@@ -176,6 +184,10 @@ class PendingParameter(_Pending, nn.Parameter):
         return self.detach()
 
 
+class PendingResult(_Pending, torch.Tensor):
+    """A tensor, not a parameter, that a postponed call writes."""
+
+
 def is_pending(tensor: torch.Tensor) -> bool:
     """Say whether reading a tensor would wait."""
     return issubclass(type(tensor), _Pending)
@@ -195,6 +207,13 @@ def suspend(tensor: torch.Tensor, owner: Owner, index: int) -> None:
     else:
         fields[_OWNER] = weakref.ref(owner)
         tensor.__class__ = PendingGradient
+
+
+def suspend_result(tensor: torch.Tensor, owner: ParameterOwner) -> None:
+    """Make reads of a plain tensor or parameter that a postponed call writes wait for it."""
+    fields = tensor.__dict__
+    fields[_OWNER], fields[_INDEX], fields[CLASS] = owner, 0, type(tensor)
+    tensor.__class__ = PendingParameter if isinstance(tensor, nn.Parameter) else PendingResult
 
 
 def hand_over(gradient: torch.Tensor, owner: Owner) -> None:
@@ -274,6 +293,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def _pending_in(value: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(value) if is_pending(tensor)]
+
+
+def owners_of(tensors: Iterable[torch.Tensor]) -> list[Owner]:
+    """Return the different owners of those tensors that are pending."""
+    return [owner for owner, _, _ in _by_owner(filter(is_pending, tensors))]
 
 
 def _owned(gradients: Sequence[torch.Tensor]) -> list[_Owned] | None:

@@ -21,16 +21,18 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from syncline.parallel.trial import why_trial_differs
-from syncline.torch_private import step_hooks
+from syncline.torch_private import COMPILED_FROM, step_hooks
 
-__all__ = ["find_shared", "why_not_separable"]
+__all__ = ["STEP_COMPILED", "find_shared", "why_not_separable"]
 
 STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
 """Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
 HOOKS = ("_optimizer_", "_syncline_")
 """What the names of the hooks that every optimizer has, and of our own marks, begin with."""
-WRAPPERS = ("torch.optim.lr_scheduler", "syncline.")
-"""Modules whose wrappers around ``step`` call it once and leave its meaning alone."""
+STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
+WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
+"""Modules whose wrappers around ``step`` call it once and leave its meaning alone. That of
+``torch._compile`` keeps the compiler out."""
 
 
 def why_not_separable(optimizer: Optimizer) -> str | None:
@@ -90,6 +92,8 @@ def _why_step_replaced(optimizer: Optimizer) -> str | None:
         if function is type(optimizer).step:
             return None
         module = getattr(function, "__globals__", {}).get("__name__", "")
+        if hasattr(function, COMPILED_FROM):
+            return STEP_COMPILED
         if not module.startswith(WRAPPERS):
             name = getattr(function, "__qualname__", type(function).__qualname__)
             return f"its step was replaced by {name}"

@@ -156,8 +156,8 @@ class StageEngine:
             )
         if flushes > rounds / 2:
             return (
-                "parameters are read between each step and the next forward pass (as averaging "
-                "weights does), which waits for the whole exchange"
+                "parameters are read between each step and the next forward pass, which waits for "
+                "the whole exchange (an average of the weights can wait: model.after_updates)"
             )
         return None
 
