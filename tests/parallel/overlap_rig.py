@@ -275,8 +275,8 @@ MOST_MESSAGES = 64
 class HeldTransport:
     """Lets messages complete only once the training thread waits for them.
 
-    What is pending when ``step`` is called would otherwise be a matter of luck. No more messages are
-    under way than the plan lets.
+    What is pending when ``step`` is called would otherwise be a matter of luck. More messages under
+    way than the plan lets are an error.
     """
 
     def __init__(self, inner: DenseTransport) -> None:
