@@ -3,17 +3,19 @@
 Predictions by our simulator, not measurements: what is compared is the planners. An all-reduce
 costs what the cheapest of the ring, halving and doubling and the pipelined tree costs at its size,
 with 20 us of latency. The Espresso traces have no forward pass; each layer's is taken to be half of
-its backward pass.
+its backward pass. With ``--clip`` every update waits for the norm of all gradients, as clipping does.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import msgspec
 from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.progress import track
@@ -30,7 +32,7 @@ from syncline.planners.table import CANDIDATES, PUBLISHED
 from syncline.simulator.predict import predict
 from syncline.traces.formats import read_trace
 
-PICTURE = Path(__file__).parent / "results" / "planners_on_traces.png"
+RESULTS = Path(__file__).parent / "results"
 BANDWIDTHS_GBIT = (1, 10, 25, 100)
 WORKERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LATENCY_S = 20e-6
@@ -97,7 +99,7 @@ def print_table(rows: list[dict[str, Any]], workers: int) -> None:
     Console(width=180).print(table)
 
 
-def draw(rows: list[dict[str, Any]], traces: list[str]) -> None:
+def draw(rows: list[dict[str, Any]], traces: list[str], name: str) -> None:
     """Draw each planner's distance to the bound against workers, by trace and bandwidth.
 
     Dashed: plans that training can run today; the others wait on need or interrupt messages.
@@ -137,17 +139,23 @@ def draw(rows: list[dict[str, Any]], traces: list[str]) -> None:
         if line == len(traces) - 1:
             panel.set_xlabel("workers")
         if column == 0:
-            name = trace.rpartition("/")[2].partition("_2xA100")[0]
-            panel.set_ylabel(f"{name}\niteration / bound")
+            short = trace.rpartition("/")[2].partition("_2xA100")[0]
+            panel.set_ylabel(f"{short}\niteration / bound")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(PLANNERS), frameon=False)
-    figure.savefig(PICTURE, dpi=70)
+    figure.savefig(RESULTS / f"{name}.png", dpi=70)
 
 
 def main() -> None:
     if not TRACES.is_dir():
         raise SystemExit(f"no traces at {TRACES}; see docs/results.md for what they are")
+    parser = argparse.ArgumentParser(description="All planners on other projects' traces.")
+    parser.add_argument("--clip", action="store_true", help="every update waits for a norm")
+    clip = parser.parse_args().clip
+    name = "planners_on_traces_clip" if clip else "planners_on_traces"
     traces = profiles()
+    if clip:
+        traces = [msgspec.structs.replace(profile, norm="2") for profile in traces]
     points = list(itertools.product(traces, BANDWIDTHS_GBIT, WORKERS))
     shown = track(points, "simulating", disable=not sys.stdout.isatty())
     rows = [row_of(*point) for point in shown]
@@ -162,8 +170,8 @@ def main() -> None:
         f"overlap over the bound: median {gaps[len(gaps) // 2]:.3%}, 90 % of the cases within "
         f"{gaps[len(gaps) * 9 // 10]:.3%}, at most {gaps[-1]:.3%}"
     )
-    draw(rows, [profile.model for profile in traces])
-    save("planners_on_traces", {"rows": rows})
+    draw(rows, [profile.model for profile in traces], name)
+    save(name, {"rows": rows})
 
 
 if __name__ == "__main__":
