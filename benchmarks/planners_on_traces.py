@@ -3,7 +3,7 @@
 Predictions by our simulator, not measurements: what is compared is the planners. An all-reduce
 costs what the cheapest of the ring, halving and doubling and the pipelined tree costs at its size,
 with 20 us of latency. The Espresso traces have no forward pass; each layer's is taken to be half of
-its backward pass. With ``--clip`` every update waits for the norm of all gradients, as clipping does.
+its backward pass. With ``--clip`` every update waits for the norm of all gradients.
 """
 
 from __future__ import annotations

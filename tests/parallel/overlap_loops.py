@@ -561,9 +561,15 @@ def averaged(side: Side) -> None:
     _averaged(side, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
 
-@feature("the same with an `avg_fn` of the user's own, with buffers", OVERLAPS)
+@feature("the same with buffers, and with a mean of all steps", OVERLAPS)
 def averaged_with_buffers(side: Side) -> None:
-    _averaged(side, avg_fn=lambda mean, p, _: 0.9 * mean + 0.1 * p, use_buffers=True)
+    _averaged(side, use_buffers=True)
+
+
+@feature("the same with an `avg_fn` of the user's own", SETTLES)
+def averaged_by_own_function(side: Side) -> None:
+    steps = iter(range(1, 1000))
+    _averaged(side, avg_fn=lambda mean, p, _: mean + (p - mean) / next(steps))
 
 
 @feature("the same, used every tenth step", OVERLAPS)
@@ -576,25 +582,42 @@ def averaged_and_used_at_once(side: Side) -> None:
     _averaged(side, every=1, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
 
-@feature("another average of weights and buffers, through `model.after_updates`", OVERLAPS)
-def averaged_by_another(side: Side) -> None:
+@feature("an average of the weights through `model.average`", OVERLAPS)
+def averaged_by_us(side: Side) -> None:
     ddp, optimizer = begin(side)
-    shadow = {name: value.clone() for name, value in ddp.module.state_dict().items()}
-
-    def update() -> None:
-        for name, value in ddp.module.state_dict().items():
-            if value.is_floating_point():
-                shadow[name].lerp_(value, 0.1)
-
+    shadow = [p.detach().clone() for p in ddp.parameters()]
     for step in side.steps:
         optimizer.zero_grad()
         loss_of(ddp, step).backward()
         optimizer.step()
-        side.after_updates(ddp, update, shadow.values())
-        if step % 5 == 0:
-            loss_of(ddp, step)
+        side.average(ddp, shadow, 0.1 / (1 + step))
+        if step % 10 == 1:
             side.note("average", shadow)
     side.note("average", shadow)
+    side.finish(ddp, optimizer)
+
+
+@feature("weights changed after they were averaged, in every place", OVERLAPS)
+def averaged_and_changed(side: Side) -> None:
+    ddp, optimizer = begin(side)
+    mean = AveragedModel(ddp.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def renormed(module: Any, _: Any) -> None:
+        module.weight.data = torch.renorm(module.weight.data, 2, 0, 0.9)
+
+    ddp.module.leave.register_forward_pre_hook(renormed)
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss = loss_of(ddp, step)
+        with torch.no_grad():
+            ddp.module.enter.bias.clamp_(-0.1, 0.1)
+        loss.backward()
+        optimizer.step()
+        mean.update_parameters(ddp.module)
+        if step % 5 == 0:
+            with torch.no_grad():
+                ddp.module.leave.weight.clamp_(-0.2, 0.2)
+    side.note("average", mean.state_dict())
     side.finish(ddp, optimizer)
 
 

@@ -97,14 +97,11 @@ class Side:
     def settle(self, ddp: TorchDDP) -> None:
         """Call ``settle``, where there is such a thing."""
 
-    def after_updates(
-        self,
-        ddp: TorchDDP,  # noqa: ARG002 - as the other side
-        function: Callable[[], None],
-        writes: Iterable[torch.Tensor],  # noqa: ARG002 - as the other side
-    ) -> None:
-        """Call ``after_updates``, or the function where there is no such thing."""
-        function()
+    def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
+        """Call ``average``, or do the same where there is no such thing."""
+        with torch.no_grad():
+            for mean, parameter in zip(averages, ddp.module.parameters(), strict=True):
+                mean.lerp_(parameter, weight)
 
     def note(self, label: str, *values: Any) -> None:
         """Note values, which must be the same on both sides."""
@@ -197,11 +194,9 @@ class Ours(Side):
         assert isinstance(ddp, DistributedDataParallel)
         ddp.settle()
 
-    def after_updates(
-        self, ddp: TorchDDP, function: Callable[[], None], writes: Iterable[torch.Tensor]
-    ) -> None:
+    def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
         assert isinstance(ddp, DistributedDataParallel)
-        ddp.after_updates(function, writes)
+        ddp.average(averages, weight)
 
     def close(self) -> None:
         for ddp in self.wrapped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from syncline.parallel.agreement import (
     require_same_state,
     require_same_training,
 )
+from syncline.parallel.averages import average, average_with_torch
 from syncline.parallel.compression import Compressing, refused_compression
 from syncline.parallel.deferral import Deferral
 from syncline.parallel.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.guard import Guard
 from syncline.parallel.log import warn
-from syncline.parallel.postponed import after_updates, postpone_averages
 from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets
@@ -353,7 +353,7 @@ class DistributedDataParallel(TorchDDP):
             self._stop_deferring(_why_not_compiled(self.module))
         if is_tensor_parallel(self._exchanged.values()):
             self._stop_deferring(TENSOR_PARALLEL)
-        postpone_averages()
+        average_with_torch()
         engine = self._engine
         if engine is not None:
             engine.deferral.guard = wrapped.guard
@@ -380,24 +380,25 @@ class DistributedDataParallel(TorchDDP):
         if deferral is not None:
             deferral.settle()
 
-    def after_updates(
-        self, function: Callable[[], object], writes: nn.Module | Iterable[torch.Tensor]
-    ) -> None:
-        """Call a function that reads all parameters, once the updates asked for so far are made.
+    def average(self, averages: Iterable[torch.Tensor], weight: float) -> None:
+        """Move averages of the weights towards the weights: by this part of the difference.
 
-        That is for averages of weights after each step: called at once, such a function would wait
-        for the whole exchange. It is called in the next forward pass, as soon as all parameters are
-        updated, and sees the model's buffers as they are now; at once if no update is due. Averages
-        by ``torch.optim.swa_utils.AveragedModel`` need no such call.
+        Other code that averages reads all parameters, and so waits for the whole exchange. This
+        moves each average right after the deferred update of its parameter.
+        ``torch.optim.swa_utils.AveragedModel`` does so without this call.
 
         Args:
-            function: for example ``lambda: ema.update(model.module)``.
-            writes: all tensors that it writes, or the module that holds them (``ema.module``).
-                A read of one of them first makes the updates and the call.
+            averages: a tensor for each of ``module.parameters()``, in their order. A read of one
+                waits for the update of its parameter.
+            weight: of the parameters, 1 - decay.
         """
-        if isinstance(writes, nn.Module):
-            writes = [*writes.parameters(), *writes.buffers()]
-        after_updates(function, self.module, writes)
+
+        @torch.no_grad()
+        def update(some: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+            for mean, parameter in zip(some, parameters, strict=True):
+                mean.lerp_(parameter.to(mean), weight)
+
+        average(averages, self.module.parameters(), update)
 
     # ------------------------------------------------------------------ compression
 

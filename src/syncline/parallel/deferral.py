@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,11 +15,17 @@ from torch.autograd.graph import increment_version
 from syncline.errors import SynclineError
 from syncline.model.profile import Norm
 from syncline.parallel.clipping import Change
-from syncline.parallel.deferred_step import DeferredStep
+from syncline.parallel.deferred_step import DeferredStep, TorchState
 from syncline.parallel.engine import Engine
 from syncline.parallel.guard import Guard, lift
-from syncline.parallel.pending import hand_over, is_pending, own_class, release, suspend
-from syncline.parallel.postponed import Postponed
+from syncline.parallel.pending import (
+    hand_over,
+    is_pending,
+    own_class,
+    release,
+    suspend,
+    suspend_average,
+)
 from syncline.parallel.recording import GateTimes
 from syncline.sparse.gradients import flat
 
@@ -35,6 +41,13 @@ class _Due(NamedTuple):
     step: DeferredStep
     gradient: torch.Tensor
     """The view of the bucket that holds the parameter's gradient."""
+
+
+class _Averaging(NamedTuple):
+    """One update of averages."""
+
+    update: Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+    torch_state: TorchState
 
 
 class Deferral:
@@ -63,8 +76,8 @@ class Deferral:
         self._gradients: dict[int, torch.Tensor] = {}
         """Pending gradients."""
         self._due: dict[int, _Due] = {}
-        self._postponed: list[Postponed] = []
-        """Calls that wait for the due updates; empty if none is due."""
+        self._averages: dict[int, list[tuple[_Averaging, torch.Tensor]]] = {}
+        """Of parameters whose updates are due: averages to be updated after that, in this order."""
         self._read: set[int] = set()
         """Pending gradients whose values are there; see :func:`own_class`."""
         self._changes: dict[int, list[Change]] = {}
@@ -93,11 +106,6 @@ class Deferral:
     def anything_due(self) -> bool:
         """Whether any update was asked for and is not made yet."""
         return bool(self._due)
-
-    @property
-    def anything_postponed(self) -> bool:
-        """Whether any call waits for the due updates."""
-        return bool(self._postponed)
 
     def take_gates(self) -> list[GateTimes]:
         """Return the times of the gates since the last call."""
@@ -158,7 +166,7 @@ class Deferral:
         gradient = self._gradients.get(self.index_of.get(id(parameter), -1))
         return gradient is not None and gradient is parameter.grad
 
-    def is_due(self, parameter: nn.Parameter) -> bool:
+    def is_due(self, parameter: torch.Tensor) -> bool:
         """Say whether a parameter's update was asked for and is not made yet."""
         return self.index_of.get(id(parameter), -1) in self._due
 
@@ -174,9 +182,21 @@ class Deferral:
             self._suspend(parameter, index)
         step.suspend(len(chosen))
 
-    def postpone(self, call: Postponed) -> None:
-        """Make a call after the due updates, of which there are some."""
-        self._postponed.append(call)
+    def average(
+        self,
+        averages: Mapping[int, torch.Tensor],
+        update: Callable[[list[torch.Tensor], list[torch.Tensor]], None],
+    ) -> None:
+        """Update averages of parameters, whose updates are due, right after these.
+
+        Args:
+            averages: by the index of the parameter; plain tensors.
+            update: updates averages with their parameters; called for some at a time.
+        """
+        averaging = _Averaging(update, TorchState.now(self.parameters[0].device.type))
+        for index, average in averages.items():
+            self._averages.setdefault(index, []).append((averaging, average))
+            suspend_average(average, self, index)
 
     # ------------------------------------------------------------------ the forward pass
 
@@ -189,8 +209,6 @@ class Deferral:
     def end_forward(self) -> None:
         """Call after it."""
         self.in_forward = False
-        if self._postponed:
-            self.settle()  # of parameters that it did not use; others may be changed from here on
 
     def note_compiled(self, indices: Iterable[int]) -> None:
         """Note that compiled code without a gate reads some parameters."""
@@ -444,14 +462,24 @@ class Deferral:
             zeroed = [chosen[index].gradient for index in self._zeroed & chosen.keys()]
             if zeroed:
                 step.zero(zeroed)
+            # Before anyone can change a parameter again.
+            self._average(chosen)
         except BaseException as error:
             self._spoil(chosen, error)
             raise
         self._zeroed -= chosen.keys()
-        if self._postponed and not self._due:
-            calls, self._postponed = self._postponed, []
-            for call in calls:
-                call.make()
+
+    def _average(self, indices: Iterable[int]) -> None:
+        found: dict[int, tuple[_Averaging, list[torch.Tensor], list[torch.Tensor]]] = {}
+        for index in self._averages.keys() & set(indices):
+            for averaging, average in self._averages.pop(index):
+                release(average)
+                entry = found.setdefault(id(averaging), (averaging, [], []))
+                entry[1].append(average)
+                entry[2].append(self.parameters[index])
+        for averaging, averages, parameters in found.values():
+            with averaging.torch_state.restored(parameters[0].device.type):
+                averaging.update(averages, parameters)
 
     def _spoil(self, chosen: dict[int, _Due], error: BaseException) -> None:
         """Let every read fail from now on: which parameters were updated is unknown."""

@@ -113,8 +113,8 @@ class DeferredOptimizer:
             return False
         deferral.require_whole()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if deferral.anything_postponed or any(map(deferral.is_due, parameters)):
-            deferral.settle()  # the second step on one exchange, or after an average
+        if deferral.anything_due and any(map(deferral.is_due, parameters)):
+            deferral.settle()  # the second step on one exchange
         reason = self._why_now(deferral, args, kwargs, compiled=compiled)
         if reason is not None:
             if reason:

@@ -31,9 +31,9 @@ from syncline.torch_private import (
 __all__ = [
     "CLASS",
     "Owner",
+    "PendingAverage",
     "PendingGradient",
     "PendingParameter",
-    "PendingResult",
     "PendingState",
     "finish",
     "finish_all",
@@ -41,10 +41,10 @@ __all__ = [
     "hand_over",
     "is_pending",
     "own_class",
-    "owners_of",
+    "owner_of",
     "release",
     "suspend",
-    "suspend_result",
+    "suspend_average",
     "tensors_in",
 ]
 
@@ -54,15 +54,11 @@ CLASS = "_syncline_class"
 """The attribute of a pending tensor that holds its own class."""
 
 
-class ParameterOwner(Protocol):
-    """An object that can finish pending values other than gradients."""
+class Owner(Clipped, Protocol):
+    """An object that can finish pending values."""
 
     def read_parameters(self, indices: list[int]) -> None:
         """Make the due updates of the parameters."""
-
-
-class Owner(ParameterOwner, Clipped, Protocol):
-    """An object that can finish pending values."""
 
     def read_gradients(self, indices: list[int]) -> None:
         """Wait for the exchange of the gradients."""
@@ -184,8 +180,8 @@ class PendingParameter(_Pending, nn.Parameter):
         return self.detach()
 
 
-class PendingResult(_Pending, torch.Tensor):
-    """A tensor, not a parameter, that a postponed call writes."""
+class PendingAverage(_Pending, torch.Tensor):
+    """An average, not itself a parameter, of a parameter whose update is due."""
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
@@ -209,11 +205,11 @@ def suspend(tensor: torch.Tensor, owner: Owner, index: int) -> None:
         tensor.__class__ = PendingGradient
 
 
-def suspend_result(tensor: torch.Tensor, owner: ParameterOwner) -> None:
-    """Make reads of a plain tensor or parameter that a postponed call writes wait for it."""
-    fields = tensor.__dict__
-    fields[_OWNER], fields[_INDEX], fields[CLASS] = owner, 0, type(tensor)
-    tensor.__class__ = PendingParameter if isinstance(tensor, nn.Parameter) else PendingResult
+def suspend_average(average: torch.Tensor, owner: Owner, index: int) -> None:
+    """Make reads of an average, a plain tensor or parameter, wait for its parameter's update."""
+    fields = average.__dict__
+    fields[_OWNER], fields[_INDEX], fields[CLASS] = owner, index, type(average)
+    average.__class__ = PendingParameter if isinstance(average, nn.Parameter) else PendingAverage
 
 
 def hand_over(gradient: torch.Tensor, owner: Owner) -> None:
@@ -248,7 +244,7 @@ def own_class(tensors: Iterable[Any]) -> Iterator[None]:
 
 def finish(tensor: Any) -> None:
     """Wait for a pending tensor."""
-    owner, index = _owner_of(tensor), tensor.__dict__[_INDEX]
+    owner, index = owner_of(tensor), tensor.__dict__[_INDEX]
     if isinstance(tensor, PendingGradient):
         owner.read_gradients([index])
     else:
@@ -262,7 +258,12 @@ def finish_all(value: Any) -> None:
             finish(tensor)
 
 
-def _owner_of(tensor: torch.Tensor) -> Owner:
+def owner_of(tensor: torch.Tensor) -> Owner:
+    """Return what finishes a pending tensor.
+
+    Raises:
+        UserError: it is a gradient of a model that was dropped.
+    """
     owner: Any = tensor.__dict__[_OWNER]
     if isinstance(owner, weakref.ref):
         owner = owner()
@@ -295,11 +296,6 @@ def _pending_in(value: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(value) if is_pending(tensor)]
 
 
-def owners_of(tensors: Iterable[torch.Tensor]) -> list[Owner]:
-    """Return the different owners of those tensors that are pending."""
-    return [owner for owner, _, _ in _by_owner(filter(is_pending, tensors))]
-
-
 def _owned(gradients: Sequence[torch.Tensor]) -> list[_Owned] | None:
     """Return the owners of gradients; None if some are not pending."""
     if not all(isinstance(tensor, PendingGradient) for tensor in gradients):
@@ -310,7 +306,7 @@ def _owned(gradients: Sequence[torch.Tensor]) -> list[_Owned] | None:
 def _by_owner(tensors: Iterable[torch.Tensor]) -> list[_Owned]:
     owners: dict[int, _Owned] = {}
     for tensor in tensors:
-        owner = _owner_of(tensor)
+        owner = owner_of(tensor)
         found = owners.get(id(owner))
         if found is None:
             found = owners[id(owner)] = owner, [], []

@@ -157,7 +157,7 @@ class StageEngine:
         if flushes > rounds / 2:
             return (
                 "parameters are read between each step and the next forward pass, which waits for "
-                "the whole exchange (an average of the weights can wait: model.after_updates)"
+                "the whole exchange (for an average of the weights there is model.average)"
             )
         return None
 
