@@ -16,6 +16,7 @@
 #include "pace.hpp"
 #include "simulator.hpp"
 #include "sparse_bindings.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 
@@ -36,7 +37,7 @@ std::vector<std::int64_t> merge(const std::vector<std::int64_t>& ready_ns,
                                 const std::vector<std::int64_t>& size_bytes,
                                 const std::vector<SegmentTuple>& segments) {
     const syncline::CostCurve curve = make_curve(segments);
-    nb::gil_scoped_release unlocked;
+    const syncline::Unlocked unlocked;
     return syncline::merge_optimally(ready_ns, size_bytes, curve);
 }
 
@@ -61,7 +62,7 @@ preemptive_order(const std::vector<std::int64_t>& ready_ns,
     for (std::size_t i = 0; i < ready_ns.size(); ++i) {
         jobs.push_back({ready_ns[i], cost_ns[i], tail_ns[i]});
     }
-    nb::gil_scoped_release unlocked;
+    const syncline::Unlocked unlocked;
     const syncline::PreemptiveOrder order = syncline::preemptive_order(jobs);
     std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t>> pieces;
     pieces.reserve(order.pieces.size());
@@ -77,7 +78,7 @@ std::vector<std::int64_t> fuse_balanced(const std::vector<std::int64_t>& ready_n
                                         std::int64_t base_ns,
                                         const std::vector<SegmentTuple>& segments) {
     const syncline::CostCurve curve = make_curve(segments);
-    nb::gil_scoped_release unlocked;
+    const syncline::Unlocked unlocked;
     return syncline::fuse_balanced(ready_ns, size_bytes, tail_ns, base_ns, curve);
 }
 
@@ -120,7 +121,7 @@ Slices overlap(const std::vector<std::int64_t>& ready_ns, const std::vector<std:
         make_gradients(ready_ns, elements, element_bytes, tail_ns, in_flight, segments);
     std::vector<syncline::Messages> from;
     for (const Slices& seed : seeds) from.push_back(make_messages(gradients, seed));
-    nb::gil_scoped_release unlocked;
+    const syncline::Unlocked unlocked;
     Slices slices;
     for (const syncline::Message& message :
          syncline::plan_overlap(gradients, from, {goal_ns, budget, exact_elements})) {
@@ -155,7 +156,7 @@ std::tuple<std::vector<std::int32_t>, std::vector<HalfTuple>> halves(
     const syncline::HalvesRound round = make_halves(from);
     syncline::HalvesPlan plan;
     {
-        nb::gil_scoped_release unlocked;
+        const syncline::Unlocked unlocked;
         plan = syncline::plan_halves(round, seeds, budget);
     }
     std::vector<HalfTuple> order;
@@ -220,7 +221,7 @@ nb::tuple simulate(const std::vector<std::tuple<std::int32_t, bool>>& lanes,
     }
     syncline::Schedule schedule;
     {
-        nb::gil_scoped_release unlocked;
+        const syncline::Unlocked unlocked;
         schedule = syncline::simulate(graph);
     }
     return nb::make_tuple(numpy(std::move(schedule.start_ns)), numpy(std::move(schedule.stop_ns)));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace syncline {
@@ -17,6 +18,9 @@ constexpr std::size_t bulk_bytes = 1 << 20;
 constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono::microseconds(20)};
 // As many polls as take as long as one pass over everything.
 constexpr int looks = 16;
+// How long a rank that has given up waits for peers to hear why.
+constexpr std::chrono::seconds longest_farewell{2};
+constexpr std::chrono::microseconds between_looks{50};
 
 }  // namespace
 
@@ -117,6 +121,14 @@ void Group::close() {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return !driven_; });  // another thread may drive, and be in the sleeper
     mailbox_.close();
+    const auto ended = [](const Peer& peer) { return peer.link == nullptr || peer.link->ended(); };
+    for (const Peer& peer : links_) {
+        if (peer.link != nullptr) peer.link->end();
+    }
+    const auto deadline = Clock::now() + longest_farewell;
+    while (!std::ranges::all_of(links_, ended) && Clock::now() < deadline) {
+        if (!transport_->progress()) std::this_thread::sleep_for(between_looks);
+    }
     for (Peer& peer : links_) peer.link.reset();
 }
 

@@ -26,6 +26,7 @@
 #include "program.hpp"
 #include "shared_link.hpp"
 #include "ucx_link.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 
@@ -212,7 +213,7 @@ class NativeGroup {
     // Return once all are connected. Throws PeerFailure.
     static void connect(const std::vector<std::pair<std::int32_t, UcxLink*>>& far,
                         UcxWorker& worker, Clock::time_point deadline) {
-        const nb::gil_scoped_release release;
+        const syncline::Unlocked unlocked;
         constexpr std::chrono::milliseconds look{10};
         for (const auto& [peer, link] : far) {
             while (!link->connected()) {
@@ -274,8 +275,8 @@ class NativeCall {
 // As ctypes.memmove, which takes half a microsecond to be called.
 void move(std::uintptr_t to, std::uintptr_t from, std::size_t bytes) {
     constexpr std::size_t long_enough = 64 * 1024;  // to let other threads have the interpreter
-    std::optional<nb::gil_scoped_release> release;
-    if (bytes > long_enough) release.emplace();
+    std::optional<syncline::Unlocked> unlocked;
+    if (bytes > long_enough) unlocked.emplace();
     std::memmove(writable(to), memory(from), bytes);
 }
 
@@ -336,14 +337,14 @@ void bind_groups(nb::module_& module) {
              nb::arg("rank"), nb::arg("neighbours"), nb::arg("remotes"), nb::arg("worker").none(),
              nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("remote_window"),
              nb::arg("pause_s"), nb::arg("spin_s"), nb::arg("timeout_s"))
-        .def("wait", &NativeGroup::wait, nb::call_guard<nb::gil_scoped_release>())
+        .def("wait", &NativeGroup::wait, nb::call_guard<syncline::Unlocked>())
         .def_prop_ro("forked", &NativeGroup::forked)
-        .def("send", &NativeGroup::send, nb::call_guard<nb::gil_scoped_release>())
-        .def("receive", &NativeGroup::receive, nb::call_guard<nb::gil_scoped_release>())
-        .def("lose", &NativeGroup::lose, nb::call_guard<nb::gil_scoped_release>())
-        .def("idle", &NativeGroup::idle, nb::call_guard<nb::gil_scoped_release>())
-        .def("failed", &NativeGroup::failed, nb::call_guard<nb::gil_scoped_release>())
-        .def("close", &NativeGroup::close, nb::call_guard<nb::gil_scoped_release>())
+        .def("send", &NativeGroup::send, nb::call_guard<syncline::Unlocked>())
+        .def("receive", &NativeGroup::receive, nb::call_guard<syncline::Unlocked>())
+        .def("lose", &NativeGroup::lose, nb::call_guard<syncline::Unlocked>())
+        .def("idle", &NativeGroup::idle, nb::call_guard<syncline::Unlocked>())
+        .def("failed", &NativeGroup::failed, nb::call_guard<syncline::Unlocked>())
+        .def("close", &NativeGroup::close, nb::call_guard<syncline::Unlocked>())
         .def("add_arena", &NativeGroup::add_arena)
         .def("forget_arena", &NativeGroup::forget_arena);
     nb::class_<NativeCall>(module, "NativeCall")
@@ -353,7 +354,7 @@ void bind_groups(nb::module_& module) {
              nb::arg("group"), nb::arg("program"), nb::arg("count"), nb::arg("variant"),
              nb::arg("collective"), nb::arg("dtype"), nb::arg("reduction"), nb::arg("result_start"),
              nb::arg("result_stop"))
-        .def("start", &NativeCall::start, nb::call_guard<nb::gil_scoped_release>());
+        .def("start", &NativeCall::start, nb::call_guard<syncline::Unlocked>());
     module.def("segment_bytes",
                [](std::int32_t peers, std::size_t fragment_bytes, std::uint32_t window) {
                    return segment_bytes(SegmentLayout{peers, fragment_bytes, window});

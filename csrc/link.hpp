@@ -100,6 +100,11 @@ class Link {
     virtual void give_up(const Verdict&) {}
     // The verdict of the peer, if it has given up.
     [[nodiscard]] virtual std::optional<Verdict> given_up() { return std::nullopt; }
+
+    // Begin to end the link: from here on it takes nothing more from the peer.
+    virtual void end() {}
+    // Whether the link may go: the peer knows why this rank has given up, if it has.
+    [[nodiscard]] virtual bool ended() { return true; }
 };
 
 // Moves fragments of several links, if these need progress.

@@ -19,6 +19,7 @@
 #include "selection.hpp"
 #include "sparse_merge.hpp"
 #include "sparse_vector.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 
@@ -72,7 +73,7 @@ nb::tuple select_largest(const std::vector<Addresses>& addresses, float momentum
     }
     syncline::Selection selection;
     {
-        nb::gil_scoped_release unlocked;
+        const syncline::Unlocked unlocked;
         selection = syncline::select(parts, momentum, {k, least, most, hint}, clear,
                                      instructions_of(instructions));
     }
@@ -82,7 +83,7 @@ nb::tuple select_largest(const std::vector<Addresses>& addresses, float momentum
 }
 
 std::size_t first_not_finite(std::uintptr_t values, std::size_t count, int instructions) {
-    nb::gil_scoped_release unlocked;
+    const syncline::Unlocked unlocked;
     return syncline::first_not_finite(reinterpret_cast<const float*>(values), count,
                                       instructions_of(instructions));
 }
@@ -97,7 +98,7 @@ nb::tuple sparse_merge(const Array<std::uint32_t>& indices_a, const Array<float>
     const syncline::SparseView b = view_of(indices_b, values_b);
     syncline::Kept result;
     {
-        nb::gil_scoped_release unlocked;
+        const syncline::Unlocked unlocked;
         result = syncline::keep_largest(syncline::sum_of(a, b), parts);
     }
     return nb::make_tuple(
@@ -110,7 +111,7 @@ nb::tuple sparse_divide(const Array<std::uint32_t>& indices, const Array<float>&
     const syncline::SparseView entries = view_of(indices, values);
     syncline::Divided result;
     {
-        nb::gil_scoped_release unlocked;
+        const syncline::Unlocked unlocked;
         result = syncline::divided(entries, span_of(chosen));
     }
     return nb::make_tuple(
@@ -121,7 +122,7 @@ nb::tuple sparse_divide(const Array<std::uint32_t>& indices, const Array<float>&
 auto code_indices(const Array<std::uint32_t>& indices) {
     syncline::RecycledVector<std::byte> bytes;
     {
-        nb::gil_scoped_release unlocked;
+        const syncline::Unlocked unlocked;
         bytes = syncline::coded(span_of(indices));
     }
     return numpy<std::byte, std::uint8_t>(std::move(bytes));
@@ -134,7 +135,7 @@ nb::tuple decode_indices(const Array<std::uint8_t>& bytes, std::size_t count,
     syncline::RecycledVector<std::uint32_t> indices(count);
     std::size_t taken = 0;
     {
-        nb::gil_scoped_release unlocked;
+        const syncline::Unlocked unlocked;
         taken = syncline::decode(std::as_bytes(span_of(bytes)), universe, indices);
     }
     return nb::make_tuple(numpy(std::move(indices)), taken);

@@ -135,19 +135,10 @@ UcxLink::~UcxLink() {
         const auto deadline = Clock::now() + longest_close;
         while (any() && Clock::now() < deadline) worker_->progress();
     };
-    ending_ = true;
+    end();
+    closing_ = true;
     if (broken_.empty() && !gave_up_) say({Word::left});
-    // What is under way must not write to memory that is gone: cancel it, and see it end.
     handle(false);
-    for (const Come& each : come_) {
-        if (each.held != nullptr) ucx_.am_data_release(worker_->handle(), each.held);
-    }
-    messages_.cancel();
-    for (const Receipt& receipt : receipts_) {
-        if (receipt.fetching != nullptr) {
-            ucx_.request_cancel(worker_->handle(), receipt.fetching);
-        }
-    }
     if (listening_ != nullptr) ucx_.request_cancel(worker_->handle(), listening_);
     // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
     // a peer that knows that this rank has given up receives nothing more.
@@ -180,6 +171,28 @@ UcxLink::~UcxLink() {
     for (const Receipt& receipt : receipts_) {
         if (receipt.fetching != nullptr) ucx_.request_free(receipt.fetching);
     }
+}
+
+// What is under way must not write to memory that is gone: cancel it. The destructor sees it end.
+void UcxLink::end() {
+    if (std::exchange(ending_, true)) return;
+    for (const Come& each : come_) {
+        if (each.held != nullptr) ucx_.am_data_release(worker_->handle(), each.held);
+    }
+    come_.clear();
+    messages_.cancel();
+    for (const Receipt& receipt : receipts_) {
+        if (receipt.fetching != nullptr) {
+            ucx_.request_cancel(worker_->handle(), receipt.fetching);
+        }
+    }
+}
+
+// Without an answer, the notice may be lost: closing an endpoint may reset the connection, and UCX
+// reads nothing more from a connection that it finds reset when it sends.
+bool UcxLink::ended() {
+    hear();
+    return !gave_up_ || verdict_ || left_ || !broken_.empty();
 }
 
 void UcxLink::handle(bool on) {
@@ -258,7 +271,7 @@ void UcxLink::hear() {
         messages_.hear(heard_.taken_messages);
         greeted_ = greeted_ || heard_.word == Word::ready;
         left_ = left_ || heard_.word == Word::left;
-        if (!ending_) listen();
+        if (!closing_) listen();
     }
 }
 
@@ -347,6 +360,7 @@ void UcxLink::receive(const Target& target, const Call& call) {
 }
 
 ucs_status_t UcxLink::come(const Call& call, void* data, std::size_t bytes, bool held) {
+    if (ending_) return UCS_OK;  // dropped
     if (is_message(call)) return messages_.come(call, data, bytes, held);
     const auto* values = static_cast<const std::byte*>(data);
     if (held) {

@@ -75,6 +75,8 @@ class UcxLink final : public Link {
     [[nodiscard]] bool connected();
     void give_up(const Verdict& verdict) override;
     [[nodiscard]] std::optional<Verdict> given_up() override;
+    void end() override;
+    [[nodiscard]] bool ended() override;
 
   private:
     friend class UcxMessages;
@@ -159,8 +161,9 @@ class UcxLink final : public Link {
     bool ready_ = false;          // said so
     bool greeted_ = false;        // the peer has said so
     bool left_ = false;           // the peer has
-    bool ending_ = false;         // this link
     bool gave_up_ = false;        // this rank
+    bool ending_ = false;         // this link takes no more fragments
+    bool closing_ = false;        // and no more notices
 
     std::deque<Sending> sends_;
     std::uint64_t sent_ = 0;

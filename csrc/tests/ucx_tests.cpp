@@ -125,6 +125,17 @@ void what_is_not_through_is_cut_off() {
     CHECK(pair.ucx.forced && pair.ucx.freed_in_progress == 0);
 }
 
+// Closing may reset the connection, and a peer that finds it reset reads no notice any more.
+void a_rank_that_gives_up_waits_until_the_peer_knows() {
+    Pair pair;
+    CHECK(pair.link->ended());
+    pair.link->give_up({2, false});
+    pair.link->end();
+    CHECK(!pair.link->ended());
+    pair.ucx.on_error.cb(pair.ucx.on_error.arg, nullptr, UCS_ERR_CONNECTION_RESET);
+    CHECK(pair.link->ended());
+}
+
 void what_is_through_is_closed_in_peace() {
     Pair pair;
     pair.ucx.on_progress = [&] { pair.ucx.end_all(UCS_OK); };
@@ -137,6 +148,7 @@ void what_is_through_is_closed_in_peace() {
 int main() {
     a_link_that_ends_listens_no_more();
     what_is_not_through_is_cut_off();
+    a_rank_that_gives_up_waits_until_the_peer_knows();
     what_is_through_is_closed_in_peace();
     if (failed > 0) return 1;
     std::puts("ucx tests passed");

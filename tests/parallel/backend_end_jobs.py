@@ -7,7 +7,9 @@ avoided") where one of them drops the last reference, as stock PowerSGD's callba
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,12 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncline import _native
 from syncline.parallel.backend import Options, ProcessGroup, register
 from tests.parallel.mortal import Place
 
 TIMEOUT = timedelta(seconds=60)
 DEADLINE_S = 30.0
 COUNT = 1000
+LONG = 1_000_000
+BUSY_S = 0.5
 
 
 def store_of(place: Place) -> Any:
@@ -94,6 +99,31 @@ def ends_with_a_callback_to_come(place: Place) -> None:
     ]
     place.tell("begun")
     place.tell("ended")
+
+
+class SlowToGo:
+    """Keeps the interpreter busy with its own end."""
+
+    def __init__(self) -> None:
+        self.sleep = time.sleep  # modules may be gone by then
+
+    def __del__(self) -> None:
+        self.sleep(BUSY_S)
+
+
+def ends_with_a_thread_in_native_code(_: Place) -> None:
+    """End the script while a thread goes in and out of native code that releases Python's lock."""
+    source, target = torch.ones(LONG), torch.ones(LONG)
+    begun = threading.Event()
+
+    def copy_for_ever() -> None:
+        while True:
+            _native.move(target.data_ptr(), source.data_ptr(), source.nbytes)
+            begun.set()
+
+    threading.Thread(target=copy_for_ever, daemon=True).start()
+    assert begun.wait(DEADLINE_S)
+    sys.slow_to_go = SlowToGo()  # type: ignore[attr-defined]
 
 
 def destroyed_in_a_callback(place: Place) -> None:

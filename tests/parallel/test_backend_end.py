@@ -38,3 +38,10 @@ def test_a_script_may_end_with_a_callback_to_come(mortals: Mortals, tmp_path: Pa
         folder.mkdir()
         for ended in mortals.run(jobs.ends_with_a_callback_to_come, 2, folder=folder):
             assert ended.code == 0, ended
+
+
+def test_a_thread_may_come_back_from_native_code_as_the_interpreter_ends(
+    mortals: Mortals, tmp_path: Path
+) -> None:
+    [ended] = mortals.run(jobs.ends_with_a_thread_in_native_code, 1, folder=tmp_path)
+    assert (ended.code, ended.err) == (0, "")

@@ -19,6 +19,7 @@ from torch.autograd.profiler import record_function
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Pending
 from syncline.parallel.flight_recorder import Record
+from syncline.parallel.until_exit import until_exit
 from syncline.torch_private import RecordFunction, end_range, untraced
 
 __all__ = ["BackendWork", "Completer", "Future", "profiled"]
@@ -148,11 +149,11 @@ class BackendWork(dist.Work):
             )
             self._future = future
         if isinstance(future, Future):
-            future.complete(self._waited_for)
+            future.complete(self._waited_for, self.pending)
         else:
             threading.Thread(
                 target=_complete,
-                args=(future, self._waited_for),
+                args=(future, self._waited_for, self.pending),
                 name="syncline future of a message",
                 daemon=True,
             ).start()
@@ -221,9 +222,9 @@ class Future(torch.futures.Future[Any]):
         super().__init__()
         self._completer = completer
 
-    def complete(self, value: Callable[[], Any]) -> None:
-        """Complete it in order with what ``value`` returns or raises."""
-        self._completer.run(partial(_complete, self, value))
+    def complete(self, value: Callable[[], Any], awaited: Sequence[Pending] = ()) -> None:
+        """Complete it with what ``value`` returns or raises, once ``awaited`` have ended."""
+        self._completer.run(partial(_complete, self, value, awaited))
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Return a future of the result of ``callback``."""
@@ -232,14 +233,20 @@ class Future(torch.futures.Future[Any]):
         return after
 
 
-def _complete(future: torch.futures.Future[Any], value: Callable[[], Any]) -> None:
-    """Complete a future with what ``value`` returns or raises."""
-    try:
-        result = value()
-    except Exception as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+def _complete(
+    future: torch.futures.Future[Any], value: Callable[[], Any], awaited: Sequence[Pending]
+) -> None:
+    """Complete a future with what ``value`` returns or raises once ``awaited`` have ended."""
+    for pending in awaited:
+        with contextlib.suppress(SynclineError):  # value() raises it
+            pending.wait()
+    with until_exit:
+        try:
+            result = value()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
 OPERATORS = {
