@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.run import Rate
@@ -482,3 +483,16 @@ def replans_after_drift() -> dict[str, Any]:
     phases = train(ddp, optimizer, 160)
     texts = [event.text for event in ddp.run_record().events]
     return {"phases": list(dict.fromkeys(phases)), "events": texts}
+
+
+def unfit_averages() -> list[str]:
+    """Return what is said of averages that are too few, and of one that has another shape."""
+    ddp = DistributedDataParallel(Plain(), plan=plain_plan(), check=False)
+    fitting = [p.detach().clone() for p in ddp.parameters()]
+    said = []
+    for averages in (fitting[1:], [torch.zeros(2), *fitting[1:]]):
+        try:
+            ddp.average(averages, 0.1)
+        except UserError as error:
+            said.append(str(error))
+    return said

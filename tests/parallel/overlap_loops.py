@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from functools import partial
@@ -594,6 +595,52 @@ def averaged_by_us(side: Side) -> None:
         if step % 10 == 1:
             side.note("average", shadow)
     side.note("average", shadow)
+    side.finish(ddp, optimizer)
+
+
+@feature("the same, used after the wrapper is gone", OVERLAPS)
+def averaged_and_dropped(side: Side) -> None:
+    ddp, optimizer = begin(side)
+    shadow = [p.detach().clone() for p in ddp.parameters()]
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+        side.average(ddp, shadow, 0.1)
+    side.wrapped.clear()
+    del ddp, optimizer
+    gc.collect()
+    side.note("average", shadow)
+
+
+class Taught(nn.Module):
+    """A model that also runs its own average, as BYOL's and MoCo's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = Net()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            taught = self.teacher(x)
+        student: torch.Tensor = self.student(x)
+        return student + 0.1 * taught
+
+
+@feature("an average of one half of the model in its other half (BYOL, MoCo)", SETTLES)
+def averaged_inside(side: Side) -> None:
+    model = Taught()
+    ddp = side.wrap(model, loss_of)
+    optimizer = side.overlap(ddp, SGD(model.student.parameters(), lr=0.1, momentum=0.9))
+    pairs = list(zip(model.teacher.parameters(), model.student.parameters(), strict=True))
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, p in pairs:
+                mean.mul_(0.9).add_(p, alpha=0.1)
     side.finish(ddp, optimizer)
 
 

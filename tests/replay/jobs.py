@@ -107,13 +107,14 @@ def to_plain(lap: Any) -> dict[str, Any]:
 
 
 def overlapped() -> tuple[list[str], float]:
-    """Return the kinds of spans of a lap whose exchange goes on under the forward pass."""
+    """Return the kinds of spans of laps whose exchange goes on under the forward pass."""
     plan = plan_of("tictac", profile(1.0))
     assert plan.wait == "need"
-    [lap] = run_contest(
-        profile(1.0), [planned(plan)], rounds=1, iterations=ITERATIONS, warmup=WARMUP
+    # On a loaded machine, all messages of an iteration may be late, and none lie in it.
+    laps = run_contest(
+        profile(1.0), [planned(plan)], rounds=3, iterations=ITERATIONS, warmup=WARMUP
     )[plan.planner]
-    return sorted({span.kind for span in lap.timeline.spans}), lap.iteration_s
+    return sorted({span.kind for lap in laps for span in lap.timeline.spans}), laps[0].iteration_s
 
 
 def left_behind() -> tuple[set[str], int]:

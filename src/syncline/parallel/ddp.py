@@ -391,14 +391,30 @@ class DistributedDataParallel(TorchDDP):
             averages: a tensor for each of ``module.parameters()``, in their order. A read of one
                 waits for the update of its parameter.
             weight: of the parameters, 1 - decay.
+
+        Raises:
+            UserError: the averages do not fit the parameters.
         """
+        averages, parameters = list(averages), list(self.module.parameters())
+        if len(averages) != len(parameters):
+            raise UserError(
+                f"expected an average for each of the {len(parameters)} parameters, found "
+                f"{len(averages)}; give one for each of module.parameters(), in their order"
+            )
+        for number, (mean, parameter) in enumerate(zip(averages, parameters, strict=True)):
+            if mean.shape != parameter.shape:
+                raise UserError(
+                    f"expected shape {tuple(parameter.shape)} of average {number}, as its "
+                    f"parameter has, found {tuple(mean.shape)}; give one for each of "
+                    "module.parameters(), in their order"
+                )
 
         @torch.no_grad()
         def update(some: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
             for mean, parameter in zip(some, parameters, strict=True):
                 mean.lerp_(parameter.to(mean), weight)
 
-        average(averages, self.module.parameters(), update)
+        average(averages, parameters, update)
 
     # ------------------------------------------------------------------ compression
 
