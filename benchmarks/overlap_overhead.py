@@ -44,9 +44,9 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.parallel import stage_engine
 from syncline.parallel.ddp import DistributedDataParallel
-from syncline.parallel.deferral import Deferral
-from syncline.parallel.deferred_optimizer import DeferredOptimizer
-from syncline.parallel.dense_transport import DenseTransport, Work
+from syncline.parallel.engine.dense_transport import DenseTransport, Work
+from syncline.parallel.overlap.deferral import Deferral
+from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.rounds import Rounds
 from syncline.parallel.stage_runner import StageRunner
 from syncline.planners.overlap import Overlap

@@ -37,10 +37,11 @@ ALLOWED: dict[str, set[str]] = {
     "measure": TOOLS | {"torch_private"},
     "report": TOOLS,
     "testbed": DATA | {"processes"},
+    "backend": RUNTIME,
     "parallel": RUNTIME,
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
-    "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
+    "bench": RUNTIME | {"backend", "parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
     "cli": RUNTIME
     | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}

@@ -117,7 +117,7 @@ def __getattr__(name: str) -> Any:
 
 if sys.modules.get("torch") is not None:  # None: its import is blocked
     # Where torch comes later, it finds the backend through its entry point "torch.backends".
-    importlib.import_module("syncline.parallel.backend").register()
+    importlib.import_module("syncline.backend.process_group").register()
 
 
 def __dir__() -> list[str]:

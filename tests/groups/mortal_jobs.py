@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from syncline.backend.process_group import Options, register
 from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.ucx import new_worker
-from syncline.parallel.backend import Options, register
 from tests.groups.jobs import elements
 from tests.parallel.mortal import Place
 

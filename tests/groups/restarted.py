@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 import syncline
+from syncline.backend.process_group import Options
 from syncline.measure.exchange import new_group_like
-from syncline.parallel.backend import Options
 from syncline.sparse.session import own_group
 
 STEPS, KILLED_AT = 6, 3

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from syncline.model.plan import Message
-from syncline.parallel.layout import (
+from syncline.parallel.engine.layout import (
     difference_from_plan,
     needs_engine,
     unbucketable,

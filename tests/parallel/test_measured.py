@@ -13,7 +13,7 @@ from syncline.measure.clock import Clock, CpuClock
 from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
 from syncline.model.plan import Message, MessageCollective, Plan, Tensor, Wait
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
-from syncline.parallel.recording import (
+from syncline.parallel.engine.recording import (
     BucketStamps,
     GateTimes,
     MessageTimes,

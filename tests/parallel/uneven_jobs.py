@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
 from syncline.parallel.ddp import DistributedDataParallel
-from tests.parallel.overlap_models import Net, loss_of
+from tests.parallel.overlap.overlap_models import Net, loss_of
 
 Loop = Callable[[Any, torch.optim.Optimizer, int], None]
 

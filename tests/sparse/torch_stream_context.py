@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from syncline.parallel import compression
+from syncline.parallel.engine import compression
 from syncline.sparse import session
 from syncline.sparse.stream_context import StreamContext
 from syncline.sparse.torch_memory import TorchMemory

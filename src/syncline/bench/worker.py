@@ -66,9 +66,9 @@ def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
     import torch
     import torch.distributed as dist
 
+    from syncline.backend.process_group import Options
     from syncline.bench.implementations import Native, TorchGroup, ZeroCopy
     from syncline.groups import Elements, Group
-    from syncline.parallel.backend import Options
 
     torch.set_num_threads(1)
     store = dist.FileStore(setup.store, setup.ranks)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from torch import nn
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.measure.exchange import describe_error, gather_json
 from syncline.model.document import Document
-from syncline.parallel.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.torch_private import device_types, ignored_by_ddp
 
 __all__ = [

@@ -27,12 +27,12 @@ from syncline.parallel.agreement import (
     require_same_state,
     require_same_training,
 )
-from syncline.parallel.averages import average, average_with_torch
-from syncline.parallel.compression import Compressing, refused_compression
-from syncline.parallel.deferral import Deferral
-from syncline.parallel.deferred_optimizer import DeferredOptimizer
-from syncline.parallel.guard import Guard
+from syncline.parallel.engine.compression import Compressing, refused_compression
 from syncline.parallel.log import warn
+from syncline.parallel.overlap.averages import average, average_with_torch
+from syncline.parallel.overlap.deferral import Deferral
+from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.overlap.guard import Guard
 from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets

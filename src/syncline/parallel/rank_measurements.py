@@ -26,7 +26,7 @@ from syncline.model.profile import Norm, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.recipe import Compression
 from syncline.model.run import Rate
-from syncline.parallel.recording import Recorded
+from syncline.parallel.engine.recording import Recorded
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners.ddp import Ddp
 from syncline.planners.wfbp import Single

@@ -14,8 +14,8 @@ from syncline.measure.exchange import new_group_like, telling_lost_peers
 from syncline.model.plan import Plan
 from syncline.model.profile import Norm
 from syncline.model.quantities import NS_PER_S
-from syncline.parallel.layout import difference_from_plan, needs_engine
-from syncline.parallel.recording import BucketRecorder, Recorded
+from syncline.parallel.engine.layout import difference_from_plan, needs_engine
+from syncline.parallel.engine.recording import BucketRecorder, Recorded
 from syncline.parallel.rounds import accumulator, take_off, thawed
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.watches import PACE_EVERY, PaceSample

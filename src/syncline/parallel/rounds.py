@@ -14,11 +14,11 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import PeerError
-from syncline.parallel.compression import Compressor
-from syncline.parallel.deferral import Deferral
-from syncline.parallel.dense_transport import bucket_elements
-from syncline.parallel.engine import Engine
+from syncline.parallel.engine.compression import Compressor
+from syncline.parallel.engine.dense_transport import bucket_elements
+from syncline.parallel.engine.engine import Engine
 from syncline.parallel.gradient_views import GradientViews
+from syncline.parallel.overlap.deferral import Deferral
 from syncline.sparse.gradients import flat
 from syncline.torch_private import queue_callback
 

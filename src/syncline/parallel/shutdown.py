@@ -20,8 +20,8 @@ from syncline.errors import PeerError, SynclineError
 from syncline.measure.keepalive import BEFORE_RELEASED
 
 if TYPE_CHECKING:
-    from syncline.parallel.deferral import Deferral
-    from syncline.parallel.engine import Engine
+    from syncline.parallel.engine.engine import Engine
+    from syncline.parallel.overlap.deferral import Deferral
 
 __all__ = ["finish_on_shutdown"]
 

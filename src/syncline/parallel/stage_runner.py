@@ -13,9 +13,9 @@ from syncline.measure.segments import read_iteration
 from syncline.measure.statistics import median, standard_error
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
-from syncline.parallel.layout import needs_engine
+from syncline.parallel.engine.layout import needs_engine
+from syncline.parallel.engine.recording import Recorded
 from syncline.parallel.rank_measurements import Stage, StageResult
-from syncline.parallel.recording import Recorded
 from syncline.parallel.reducer import ReducerBuckets
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch

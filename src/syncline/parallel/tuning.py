@@ -21,6 +21,7 @@ from syncline.model.profile import Baseline, Norm, Profile
 from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
+from syncline.parallel.engine.recording import recorded_timeline
 from syncline.parallel.forecasts import Forecasts, forecast
 from syncline.parallel.log import logger
 from syncline.parallel.rank_measurements import (
@@ -29,7 +30,6 @@ from syncline.parallel.rank_measurements import (
     Stage,
     StageResult,
 )
-from syncline.parallel.recording import recorded_timeline
 from syncline.parallel.watches import FlushWatch
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners.auto import CONFIDENCE, Auto

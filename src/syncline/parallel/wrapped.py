@@ -13,10 +13,10 @@ from torch import nn
 from syncline.measure.clock import Clock, clock_for
 from syncline.measure.profiler import dtype_name
 from syncline.model.quantities import BYTES_PER_ELEMENT
-from syncline.parallel.compression import Compressing
-from syncline.parallel.deferred_optimizer import DeferredOptimizer
-from syncline.parallel.guard import Guard
-from syncline.parallel.layout import BYTES_PER_MIB
+from syncline.parallel.engine.compression import Compressing
+from syncline.parallel.engine.layout import BYTES_PER_MIB
+from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.overlap.guard import Guard
 from syncline.planners.ddp import Ddp
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import why_no_buckets

@@ -110,7 +110,7 @@ def drop_states(folder: Path, kept: Sequence[str] | None) -> None:
 
 
 class _Rounded(Value, frozen=True, kw_only=True):
-    """The state of an exchange in 16 bits; see ``syncline.parallel.compression``."""
+    """The state of an exchange in 16 bits; see ``syncline.parallel.engine.compression``."""
 
     compression: str
     steps: Annotated[int, Meta(ge=0)]

@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from syncline.backend.tensors import elements_of
 from syncline.collectives.table import PROGRAMS, Collective, Pipelined
 from syncline.errors import UserError, did_you_mean
 from syncline.groups import Choice, Elements, Group, Pending
-from syncline.parallel.tensors import elements_of
 
 __all__ = ["BLOCK_BYTES", "FAMILIES", "ROOT", "Channel", "Gradients", "Values"]
 

@@ -1,0 +1,1 @@
+"""A ``torch.distributed`` backend over the native groups."""

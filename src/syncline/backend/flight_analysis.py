@@ -1,0 +1,122 @@
+"""``python -m syncline.backend.flight_analysis PREFIX``: torch's analyser on our dumps."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.distributed.flight_recorder.components.builder import build_db
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+
+from syncline.backend.flight_recorder import FORM_VERSION
+from syncline.errors import FileError, UserError, quoted, shortened
+
+__all__ = ["analyse", "load", "main", "unfinished"]
+
+Dump = dict[str, Any]
+
+
+def load(prefix: str) -> dict[str, Dump]:
+    """Return the dumps of a job, by their files.
+
+    Args:
+        prefix: as it was given to the ranks.
+
+    Raises:
+        UserError: there is none.
+        FileError: one cannot be read.
+    """
+    dumps = {}
+    for path in sorted(glob.glob(f"{glob.escape(prefix)}*.json")):  # noqa: PTH207 - no folder
+        try:
+            with open(path) as file:  # noqa: PTH123
+                dump = json.load(file)
+        except (OSError, ValueError, RecursionError) as error:
+            raise FileError(f"{path}: {error}") from None
+        if not isinstance(dump, dict) or dump.get("version") != FORM_VERSION:
+            raise FileError(
+                f"{path}: expected a dump of the flight recorder of version {FORM_VERSION}"
+            )
+        dumps[path] = dump
+    if not dumps:
+        raise UserError(f"no file {prefix}*.json; give the prefix that the ranks were given")
+    return dumps
+
+
+def unfinished(dumps: Mapping[str, Dump]) -> list[str]:
+    """Return a line for each operation that a rank has begun and not completed."""
+    return [
+        f"rank {dump['rank']}: {entry['profiling_name'].partition(':')[2]} of sizes "
+        f"{entry['input_sizes']} in group {quoted(entry['process_group'][0])}, "
+        f"{'message' if entry['is_p2p'] else 'collective'} number "
+        f"{entry['p2p_seq_id' if entry['is_p2p'] else 'collective_seq_id']}: {entry['state']}"
+        for dump in dumps.values()
+        for entry in dump["entries"]
+        if entry["state"] != "completed"
+    ]
+
+
+def analyse(dumps: Mapping[str, Dump]) -> Any:
+    """Return what torch's analyser makes of dumps, which also logs what does not match.
+
+    It is given collectives alone: it expects every rank of a group to take part in a message. Of
+    each group it is given those that all ranks still have.
+    """
+    first: dict[tuple[str, str], int] = {}
+    for dump in dumps.values():
+        seen = set()
+        for entry in dump["entries"]:
+            group = _group_of(dump, entry)
+            if not entry["is_p2p"] and group not in seen:
+                seen.add(group)
+                first[group] = max(first.get(group, 0), entry["collective_seq_id"])
+    aligned = {}
+    for path, dump in dumps.items():
+        entries = [
+            {**entry, "record_id": 0}  # so that torch leaves out none: it aligns by these
+            for entry in dump["entries"]
+            if not entry["is_p2p"] and entry["collective_seq_id"] >= first[_group_of(dump, entry)]
+        ]
+        aligned[path] = {**dump, "entries": entries}
+    return build_db(aligned, JobConfig().parse_args(["--allow-incomplete-ranks"]), FORM_VERSION)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what ranks had not completed, and what torch's analyser finds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prefix", help="of the dumps, as it was given to the ranks")
+    prefix = parser.parse_args(arguments).prefix
+    try:
+        dumps = load(prefix)
+        try:
+            lines = unfinished(dumps)
+            print("\n".join(lines) or "every operation that was begun is completed")
+            analyse(dumps)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            AttributeError,
+            AssertionError,
+        ) as error:
+            raise FileError(
+                f"{prefix}*.json: these are not the dumps of one job: {shortened(repr(error))}"
+            ) from None
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _group_of(dump: Dump, entry: Dump) -> tuple[str, str]:
+    name = entry["process_group"][0]
+    return name, dump["pg_config"][name]["ranks"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

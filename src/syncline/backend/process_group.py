@@ -1,0 +1,760 @@
+"""``torch.distributed.init_process_group("syncline")``: torch's collectives on our groups."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.backend.flight_recorder import Dumper, FlightRecorder, Record, from_torch
+from syncline.backend.monitored_barrier import MonitoredBarrier
+from syncline.backend.tensors import (
+    MOVED,
+    REDUCED,
+    as_dense,
+    copying,
+    elements_of,
+    parts_of,
+    plain,
+    reduction_of,
+)
+from syncline.backend.work import BackendWork, Completer, profiled
+from syncline.errors import PeerError, UserError
+from syncline.groups import Elements, Group, Pending, Transport
+from syncline.groups.choices import Wanted
+from syncline.groups.group import Parted
+from syncline.torch_private import known_groups, profiling, untraced
+
+__all__ = ["NAME", "Options", "ProcessGroup", "register"]
+
+NAME = "syncline"
+# Its stubs have overloads for calls that C++ alone makes.
+TorchsProcessGroup: Any = dist.ProcessGroup
+
+
+def register() -> None:
+    """Make the backend known to torch; doing so again changes nothing."""
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _created, extended_api=True, devices=["cpu"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What ``pg_options`` of ``init_process_group`` and ``new_group`` may say.
+
+    See :class:`~syncline.groups.Group` for what the values mean.
+    """
+
+    transport: Transport = "auto"
+    """Such as ``"ucx"``: no shared memory, also inside a host."""
+    choices: Wanted = "measured"
+    """Which algorithm is taken for which size; those of rank 0 count."""
+    flight_recorder_prefix: str | None = None
+    """When an operation fails, each rank writes its last ones to a file of this name, followed by
+    the rank and ``.json``. None: torch's variable TORCH_FR_DUMP_TEMP_FILE, if it is set."""
+    flight_recorder_entries: int | None = None
+    """How many operations are kept. None: torch's variable TORCH_FR_BUFFER_SIZE, else 2000."""
+
+
+def _created(group: Any, options: Options | None) -> ProcessGroup:
+    if not isinstance(options, Options | None):
+        raise UserError(
+            f"backend syncline expects pg_options of syncline.backend.process_group.Options, found "
+            f"{type(options).__name__}; give those, or leave them out"
+        )
+    return ProcessGroup(
+        group.store, group.group_rank, group.group_size, group.timeout, options or Options()
+    )
+
+
+@untraced
+class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
+    """A process group of torch that runs on a :class:`~syncline.groups.Group`.
+
+    Args:
+        store: where the ranks meet; torch gives each group a part of its own.
+        rank: this rank in the group.
+        size: how many ranks it has.
+        timeout: deadline of every wait.
+        options: how the ranks are joined, and what they run.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, options: Options
+    ) -> None:
+        super().__init__(rank, size)
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._store = store
+        self._options = options
+        self._name = self._description = ""
+        prefix, entries = from_torch(
+            options.flight_recorder_prefix, options.flight_recorder_entries, os.environ
+        )
+        # Without dumps, nobody reads the records.
+        self.flight_recorder = FlightRecorder(entries if prefix is not None else 0)
+        """The last operations."""
+        self._on_failure: Callable[[], str] = str
+        self._dump_no_more: Callable[[], object] = str
+        self._outer = self._joined("calls")
+        self._inner: Group | None = None
+        self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
+        self._completer = Completer()
+        # Runs also when the group is collected, even on that thread.
+        self._complete_no_more = weakref.finalize(self, self._completer.close)
+        if prefix is not None and entries > 0:
+            this = weakref.ref(self)
+            dumper = Dumper(
+                prefix, store, self._outer.meeting, rank, size, lambda: _recorded(this())
+            )
+            self._dump_no_more = weakref.finalize(self, dumper.close)
+            self._on_failure = self._outer.on_failure = dumper.failed
+
+    @property
+    def _group(self) -> Group:
+        """The group that a collective runs on.
+
+        Collectives begun by a future's callback have a group of their own: mixed with those of the
+        main thread, they would have another order on every rank.
+        """
+        if threading.get_ident() != self._completer.ident:
+            return self._outer
+        if self._inner is None:
+            self._inner = self._joined("calls of futures")
+        return self._inner
+
+    def _joined(self, name: str) -> Group:
+        group = Group(
+            self._store,
+            self._rank,
+            self._size,
+            name=name,
+            timeout_s=self._timeout.total_seconds(),
+            transport=self._options.transport,
+            choices=self._options.choices,
+        )
+        group.on_failure = self._on_failure
+        return group
+
+    @property
+    def choices_source(self) -> str:
+        """Where the choice of algorithms comes from: built-in, or a date and a file."""
+        return self._outer.chooser.source
+
+    # ------------------------------------------------------------------ what it is
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name to give to ``init_process_group``."""
+        return NAME
+
+    # Torch's own class has these in its backends; this group has none.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name that torch has given to the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Set the name."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the description that torch has given to the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Set the description."""
+        self._description = description
+
+    @property
+    def timeout(self) -> timedelta:
+        """Deadline of every wait."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the deadline of waits that begin from now on."""
+        if timeout <= timedelta(0):
+            raise UserError(f"expected a timeout above 0, found {timeout}")
+        self._timeout = timeout
+        for group in (self._inner, self._outer):
+            if group is not None:
+                group.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: every rank counts from 0, as on Gloo."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many operations this rank has begun."""
+        return self.flight_recorder.begun
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        """Return the backend of a device: this group, for the CPU."""
+        if torch.device(device).type != "cpu":
+            raise UserError(f"backend syncline runs on the CPU, not on {device}")
+        return self
+
+    def get_group_store(self) -> Any:
+        """Return the store through which the ranks have met."""
+        return self._store
+
+    def _has_hooks(self) -> bool:
+        """Return False: no hooks are called on completion, as on Gloo."""
+        return False
+
+    def size(self) -> int:
+        """Return how many ranks there are."""
+        return self._size
+
+    def rank(self) -> int:
+        """Return this rank."""
+        return self._rank
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._complete_no_more()
+        self._dump_no_more()
+        for group in (self._inner, self._outer):
+            if group is not None:
+                group.close()
+
+    def abort(self) -> None:
+        """Leave the group, even if operations are under way."""
+        self.shutdown()
+
+    # ------------------------------------------------------------------ collectives
+
+    # If ``asyncOp`` says that the caller waits at once, and no preparation is needed, the call
+    # waits here and returns no work object, which torch allows: making one takes as long as a
+    # collective of 4 KiB.
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackendWork | None:
+        """Reduce each tensor over all ranks, in place."""
+        reduction, attended = reduction_of(opts, tensors), _attended(opts)
+        if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
+            record = self.flight_recorder.begin("all_reduce", tensors)
+            pending = self._group.all_reduce(given, None, reduction, attended=True)
+            return _waited(pending, record)
+        return self._begun(
+            "all_reduce",
+            tensors,
+            lambda: self._each(
+                tensors,
+                lambda given: self._group.all_reduce(given, reduction=reduction, attended=attended),
+            ),
+        )
+
+    def allreduce_coalesced(
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> BackendWork | None:
+        """Reduce each tensor over all ranks, in place."""
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> BackendWork | None:
+        """Copy the root's tensors to all ranks."""
+        root, attended = opts.rootRank, _attended(opts)
+        if attended and _alone(tensors) and (given := plain(tensors[0], MOVED)):
+            record = self.flight_recorder.begin("broadcast", tensors)
+            return _waited(self._group.broadcast(given, root=root, attended=True), record)
+        return self._begun(
+            "broadcast",
+            tensors,
+            lambda: self._each(
+                tensors,
+                lambda given: self._group.broadcast(given, root=root, attended=attended),
+                copies=True,
+                changes=self._rank != root,
+            ),
+        )
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> BackendWork | None:
+        """Reduce each tensor over all ranks; the root gets the result, in place."""
+        reduction, root, attended = reduction_of(opts, tensors), opts.rootRank, _attended(opts)
+        if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
+            record = self.flight_recorder.begin("reduce", tensors)
+            pending = self._group.reduce(given, None, reduction, root=root, attended=True)
+            return _waited(pending, record)
+        return self._begun(
+            "reduce",
+            tensors,
+            lambda: self._each(
+                tensors,
+                lambda given: self._group.reduce(
+                    given, reduction=reduction, root=root, attended=attended
+                ),
+                changes=self._rank == root,
+            ),
+        )
+
+    def barrier(self, opts: Any = None) -> BackendWork | None:
+        """Return once all ranks have called this."""
+        attended = _attended(opts)
+        mark = bytearray(1)  # cheaper than a tensor
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mark))
+        given = Elements(address, 1, "uint8", mark)
+        if attended and not profiling():
+            record = self.flight_recorder.begin("barrier")
+            return _waited(self._group.all_reduce(given, attended=True), record)
+        return self._begun(
+            "barrier",
+            [],
+            lambda: BackendWork(
+                [self._group.all_reduce(given, attended=attended)], [], self._completer
+            ),
+        )
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Return once all ranks have called this; rank 0 names those that have not.
+
+        Args:
+            timeout: how long to wait for them; None: the group's timeout.
+            wait_all_ranks: name all that are missing, not only the first.
+
+        Raises:
+            PeerError: a rank did not come, or rank 0 did not answer.
+        """
+        record = self.flight_recorder.begin("barrier")
+        limit = self._timeout if timeout is None else timeout
+        try:
+            self._monitored_barrier.wait(limit.total_seconds(), wait_all_ranks)
+        except PeerError as error:
+            raise PeerError(f"{error}{self._on_failure()}") from None
+        if record is not None:
+            record.end()
+
+    def all_gather_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> BackendWork | None:
+        """Collect every rank's tensor in one, in the order of ranks."""
+        attended = _attended(opts)
+        if (
+            attended
+            and not profiling()
+            and (part := plain(given, MOVED))
+            and (whole := plain(output, MOVED))
+        ):
+            record = self.flight_recorder.begin("_all_gather_base", [given], [output])
+            return _waited(self._group.all_gather(part, whole, attended=True), record)
+        return self._begun(
+            "_all_gather_base",
+            [given],
+            lambda: self._gather_single(output, given, attended),
+            outputs=[output],
+        )
+
+    _allgather_base = all_gather_single
+
+    def _gather_single(
+        self, output: torch.Tensor, given: torch.Tensor, attended: bool
+    ) -> BackendWork:
+        return self._into(
+            output,
+            given,
+            lambda result, part: self._group.all_gather(part, result, attended=attended),
+            copies=True,
+        )
+
+    def allgather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> BackendWork:
+        """Collect every rank's tensor in a list, in the order of ranks."""
+        del opts
+
+        def begin() -> BackendWork:
+            works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
+            return self._together(works, outputs)
+
+        return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
+
+    def allgather_coalesced(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any = None,
+    ) -> BackendWork:
+        """Collect several tensors; ``outputs[r]`` are those of rank r."""
+        del opts
+
+        def begin() -> BackendWork:
+            works = [
+                self._gather_all([of_rank[number] for of_rank in outputs], tensor)
+                for number, tensor in enumerate(inputs)
+            ]
+            return self._together(works, outputs)
+
+        return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> BackendWork:
+        """Collect several tensors, each in one."""
+
+        def begin() -> BackendWork:
+            pairs = zip(outputs, inputs, strict=True)
+            works = [self._gather_single(*pair, _attended(opts)) for pair in pairs]
+            return self._together(works, outputs)
+
+        return self._begun("all_gather_into_tensor_coalesced", inputs, begin, outputs=outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> BackendWork | None:
+        """Reduce a tensor over all ranks; rank r gets the r-th part."""
+        reduction, attended = reduction_of(opts, [given]), _attended(opts)
+        if (
+            attended
+            and not profiling()
+            and (whole := plain(given, REDUCED))
+            and (part := plain(output, REDUCED))
+        ):
+            record = self.flight_recorder.begin("_reduce_scatter_base", [given], [output])
+            pending = self._group.reduce_scatter(whole, part, reduction, attended=True)
+            return _waited(pending, record)
+        return self._begun(
+            "_reduce_scatter_base",
+            [given],
+            lambda: self._scatter_single(output, given, reduction, attended),
+            outputs=[output],
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _scatter_single(
+        self, output: torch.Tensor, given: torch.Tensor, reduction: str, attended: bool
+    ) -> BackendWork:
+        return self._into(
+            output,
+            given,
+            lambda result, whole: self._group.reduce_scatter(
+                whole, result, reduction, attended=attended
+            ),
+        )
+
+    def reduce_scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any = None,
+    ) -> BackendWork:
+        """Reduce a list of tensors over all ranks; rank r gets the r-th."""
+
+        def begin() -> BackendWork:
+            works = []
+            for output, parts in zip(outputs, inputs, strict=True):
+                reduction = reduction_of(opts, parts)
+                if len({part.numel() for part in parts}) == 1:
+                    whole = torch.cat([part.reshape(-1) for part in parts])
+                    works.append(self._scatter_single(output, whole, reduction, _attended(opts)))
+                else:
+                    works.append(self._reduce_to_each(output, parts, reduction))
+            return self._together(works, outputs)
+
+        return self._begun("reduce_scatter", _flat(inputs), begin, outputs=outputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> BackendWork:
+        """Reduce several tensors over all ranks; rank r gets the r-th part of each."""
+
+        def begin() -> BackendWork:
+            works = [
+                self._scatter_single(output, given, reduction_of(opts, [given]), _attended(opts))
+                for output, given in zip(outputs, inputs, strict=True)
+            ]
+            return self._together(works, outputs)
+
+        return self._begun("reduce_scatter_tensor_coalesced", inputs, begin, outputs=outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def gather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> BackendWork:
+        """Collect every rank's tensor at the root."""
+
+        def begin() -> BackendWork:
+            works = []
+            for number, tensor in enumerate(inputs):
+                sent = {opts.rootRank: tensor}
+                taken = dict(enumerate(outputs[number])) if self._rank == opts.rootRank else {}
+                works.append(self._to_each("gather", sent, taken))
+            return self._together(works, outputs)
+
+        return self._begun("gather", inputs, begin, outputs=_flat(outputs))
+
+    def scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any,
+    ) -> BackendWork:
+        """Give every rank one of the root's tensors."""
+
+        def begin() -> BackendWork:
+            works = []
+            for number, tensor in enumerate(outputs):
+                sent = dict(enumerate(inputs[number])) if self._rank == opts.rootRank else {}
+                works.append(self._to_each("scatter", sent, {opts.rootRank: tensor}))
+            return self._together(works, outputs)
+
+        return self._begun("scatter", _flat(inputs), begin, outputs=outputs)
+
+    def alltoall(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> BackendWork:
+        """Send the r-th tensor to rank r; get the r-th from it."""
+        del opts
+        return self._begun(
+            "all_to_all",
+            inputs,
+            lambda: self._to_each(
+                "all-to-all", dict(enumerate(inputs)), dict(enumerate(outputs)), outputs
+            ),
+            outputs=outputs,
+        )
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_sizes: Sequence[int] | None = None,
+        input_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> BackendWork:
+        """Send the r-th part to rank r; get the r-th from it. Sizes are of the first dimension."""
+        del opts
+        taken = parts_of(output, output_sizes, self._size)
+        sent = parts_of(given, input_sizes, self._size)
+        return self._begun(
+            "all_to_all",
+            [given],
+            lambda: self._to_each(
+                "all-to-all", dict(enumerate(sent)), dict(enumerate(taken)), [output]
+            ),
+            outputs=[output],
+        )
+
+    alltoall_base = all_to_all_single
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackendWork:
+        """Send tensors to one rank."""
+        return self._begun("send", tensors, lambda: self._send(tensors, peer, tag), peer=peer)
+
+    def _send(
+        self,
+        tensors: list[torch.Tensor],
+        peer: int,
+        tag: int = 0,
+        part_of: Parted | None = None,
+    ) -> BackendWork:
+        return self._each(
+            tensors,
+            lambda given: self._group.send(given, peer=peer, tag=tag, part_of=part_of),
+            copies=True,
+            changes=False,
+            ordered=False,
+        )
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackendWork:
+        """Receive what a rank sends next."""
+        return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag), peer=peer)
+
+    def _receive(
+        self,
+        tensors: list[torch.Tensor],
+        peer: int | None,
+        tag: int = 0,
+        part_of: Parted | None = None,
+    ) -> BackendWork:
+        return self._each(
+            tensors,
+            lambda result: self._group.receive(result, peer=peer, tag=tag, part_of=part_of),
+            copies=True,
+            ordered=False,
+        )
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> BackendWork:
+        """Receive from whichever rank sends first; ``BackendWork._source_rank()`` says which."""
+        return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag), peer=-1)
+
+    # ------------------------------------------------------------------ inside
+
+    def _begun(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        begin: Callable[[], BackendWork],
+        *,
+        outputs: Sequence[torch.Tensor] | None = None,
+        peer: int | None = None,
+    ) -> BackendWork:
+        """Begin an operation that the flight recorder and the profiler see."""
+        record = self.flight_recorder.begin(name, tensors, outputs, peer)
+
+        def recorded() -> BackendWork:
+            work = begin()
+            if record is None:
+                return work
+            record.tasks = [pending.task for pending in work.pending]
+            work.record = record
+            return work
+
+        return profiled(name, tensors, recorded) if profiling() else recorded()
+
+    def _each(
+        self,
+        tensors: Sequence[torch.Tensor],
+        start: Callable[[Elements], Pending],
+        *,
+        copies: bool = False,
+        changes: bool = True,
+        ordered: bool = True,
+    ) -> BackendWork:
+        """Start a collective or a message on each tensor, in place if it changes them."""
+        finishes: list[Callable[[], None]] = []
+        pending = []
+        for tensor in tensors:
+            given = plain(tensor, MOVED if copies else REDUCED)
+            if given is None:
+                prepared = as_dense(tensor)
+                if changes and prepared is not tensor:
+                    finishes.append(copying(tensor, prepared))
+                given = elements_of(prepared, copies=copies)
+            pending.append(start(given))
+        return BackendWork(pending, tensors, self._completer if ordered else None, finishes)
+
+    def _into(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        start: Callable[[Elements, Elements], Pending],
+        *,
+        copies: bool = False,
+    ) -> BackendWork:
+        """Start a collective from one tensor into another."""
+        result = as_dense(output)
+        finishes = [] if result is output else [copying(output, result)]
+        pending = start(
+            elements_of(result, copies=copies), elements_of(as_dense(given), copies=copies)
+        )
+        return BackendWork([pending], [output], self._completer, finishes)
+
+    def _gather_all(self, parts: Sequence[torch.Tensor], given: torch.Tensor) -> BackendWork:
+        if all(part.numel() == given.numel() for part in parts):
+            whole = given.new_empty(len(parts) * given.numel())
+            work = self._gather_single(whole, given.reshape(-1), attended=False)
+            chunks = whole.view(len(parts), given.numel())
+            pairs = zip(parts, chunks, strict=True)
+            return work.then(
+                [copying(part, chunk.view(part.shape)) for part, chunk in pairs], parts
+            )
+        copying(parts[self._rank], given.reshape(parts[self._rank].shape))()
+        works = [
+            self._each([part], partial(self._group.broadcast, root=rank), copies=True)
+            for rank, part in enumerate(parts)
+        ]
+        return self._together(works, parts)
+
+    def _reduce_to_each(
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], reduction: str
+    ) -> BackendWork:
+        """Reduce parts that differ in size."""
+        dense = [part.contiguous().clone() for part in parts]
+        works = [
+            self._each([part], partial(self._group.reduce, reduction=reduction, root=rank))
+            for rank, part in enumerate(dense)
+        ]
+        own = dense[self._rank].view(output.shape)
+        return self._together(works, [output]).then([copying(output, own)], [output])
+
+    def _together(self, works: Sequence[BackendWork], results: Any) -> BackendWork:
+        pending = [pending for work in works for pending in work.pending]
+        finishes = [finish for work in works for finish in work.finishes]
+        return BackendWork(pending, results, self._completer, finishes)
+
+    def _to_each(
+        self,
+        part_of: Parted,
+        sent: dict[int, torch.Tensor],
+        taken: dict[int, torch.Tensor],
+        results: Any = None,
+    ) -> BackendWork:
+        """Send a tensor to each of some ranks, and receive one from each of some."""
+        if self._rank in sent and self._rank in taken:
+            copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
+        works = [
+            self._send([t], peer, part_of=part_of) for peer, t in sent.items() if peer != self._rank
+        ]
+        works += [
+            self._receive([t], peer, part_of=part_of)
+            for peer, t in taken.items()
+            if peer != self._rank
+        ]
+        return self._together(works, results if results is not None else list(taken.values()))
+
+
+def _waited(pending: Pending, record: Record | None) -> BackendWork | None:
+    """Wait; return None, which torch takes for a finished call."""
+    if record is None:
+        pending.wait()
+        return None
+    record.tasks = (pending.task,)
+    pending.wait()
+    record.end()
+    return None
+
+
+def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup, list[int]]]]:
+    """Return this process's rank, and its groups with their global ranks.
+
+    Args:
+        group: the one that has failed; torch may not know it.
+    """
+    known = known_groups()
+    groups = [
+        (each, dist.get_process_group_ranks(each))
+        for each in known
+        if isinstance(each, ProcessGroup)
+    ]
+    if group is not None and group not in known:
+        groups.append((group, list(range(group.size()))))
+    own = group.rank() if group is not None else 0
+    return dist.get_rank() if dist.is_initialized() else own, groups
+
+
+def _flat(lists: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for tensors in lists for tensor in tensors]
+
+
+def _alone(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether this is one tensor and no profiler runs."""
+    return len(tensors) == 1 and not profiling()
+
+
+def _attended(opts: Any) -> bool:
+    """Say whether the caller waits at once, so that no other thread is woken."""
+    return not getattr(opts, "asyncOp", True)

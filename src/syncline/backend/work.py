@@ -1,0 +1,288 @@
+"""``BackendWork``: what torch waits for, its future, and the profiler's ranges around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
+
+from syncline.backend.flight_recorder import Record
+from syncline.backend.until_exit import until_exit
+from syncline.errors import SynclineError, UserError
+from syncline.groups import Pending
+from syncline.torch_private import RecordFunction, end_range, untraced
+
+__all__ = ["BackendWork", "Completer", "Future", "profiled"]
+
+
+@untraced
+class BackendWork(dist.Work):
+    """Collectives or messages under way, and functions to call with their results.
+
+    Args:
+        pending: the collectives or messages.
+        results: the tensors.
+        completer: completes the future in order. None: a new thread completes it, for a message
+            between two ranks: it may arrive after messages whose futures are asked for later.
+        finishes: called by the first wait that succeeds.
+    """
+
+    def __init__(
+        self,
+        pending: Sequence[Pending],
+        results: Any,
+        completer: Completer | None,
+        finishes: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        super().__init__()
+        self._completer = completer
+        self.pending = pending
+        self.finishes = finishes
+        self._results = results
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+        self._error: BaseException | None = None
+        self.record: Record | None = None
+        """The record of the flight recorder."""
+        self.profiled: torch.futures.Future[None] | None = None
+        """Its completion ends the profiler's range. It comes before any wait returns, because the
+        program may stop the profiler then, which frees the range."""
+
+    def is_completed(self) -> bool:
+        """Say whether the results are in place, or never will be."""
+        if not all(pending.ended for pending in self.pending):
+            return False
+        with contextlib.suppress(SynclineError):  # exception() has it
+            self.wait()
+        return True
+
+    def is_success(self) -> bool:
+        """Say whether nothing went wrong so far."""
+        return self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error, if the operation has failed."""
+        return self._error
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return once the results are in place.
+
+        Args:
+            timeout: how long at most; after less than the group's own timeout the work stays under
+                way, and may be waited for again.
+
+        Raises:
+            PeerError: a rank has ended, or did not answer in time.
+            MismatchError: the ranks called different collectives.
+            UserError: this is a fork of the process that began it.
+        """
+        # torch passes 0 for no timeout.
+        deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
+        try:
+            for pending in self.pending:
+                if deadline_s is None:
+                    pending.wait()
+                else:
+                    pending.wait(max(deadline_s - time.monotonic(), 0.0))
+        except BaseException as error:
+            if any(pending.ended and not pending.done for pending in self.pending):
+                self._error = error
+                with self._lock:
+                    self._end_range()
+            raise
+        with self._lock:
+            for finish in self.finishes:
+                finish()
+            self.finishes = ()
+            self._end_range()
+        if self.record is not None:
+            self.record.end()
+            self.record = None
+        return True
+
+    def _end_range(self) -> None:
+        if self.profiled is not None and not self.profiled.done():
+            self.profiled.set_result(None)
+
+    def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> BackendWork:
+        """Return the same work with more functions to call, and other results."""
+        return BackendWork(self.pending, results, self._completer, [*self.finishes, *finishes])
+
+    def synchronize(self) -> None:
+        """Return once the results are in place."""
+        self.wait()
+
+    def _source_rank(self) -> int:
+        """Return the sender of a received message, once it has arrived.
+
+        Raises:
+            RuntimeError: as in torch, if nothing was received.
+        """
+        peer = self.pending[0].peer if self.pending else None
+        if peer is None:
+            raise RuntimeError("the source rank is known of a receive alone, once it is done")
+        return peer
+
+    source_rank = _source_rank
+
+    def result(self) -> Any:
+        """Return the tensors."""
+        return self._results
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the tensors."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future: torch.futures.Future[Any] = (
+                torch.futures.Future() if self._completer is None else Future(self._completer)
+            )
+            self._future = future
+        if isinstance(future, Future):
+            future.complete(self._waited_for, self.pending)
+        else:
+            threading.Thread(
+                target=_complete,
+                args=(future, self._waited_for, self.pending),
+                name="syncline future of a message",
+                daemon=True,
+            ).start()
+        return future
+
+    def _waited_for(self) -> Any:
+        self.wait()
+        return self._results
+
+
+class Completer:
+    """A thread that completes a group's futures and runs their callbacks.
+
+    Both happen in the order in which the program asked for them, so in the same order on all ranks,
+    whenever messages arrive. A callback may begin collectives itself and wait for them, as
+    PowerSGD's does.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._process = os.getpid()
+        self.ident = 0
+        """The thread's identifier while it runs: every call checks whether it is on this thread."""
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run a job after the earlier ones; on the thread itself, at once.
+
+        Raises:
+            UserError: this is a fork, which does not have the thread.
+        """
+        if os.getpid() != self._process:
+            raise UserError(
+                "a fork was to complete a future of a group that its parent joined; use the future "
+                "in the parent, or make a new group in the fork"
+            )
+        if threading.get_ident() == self.ident:
+            job()
+            return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="syncline futures", daemon=True
+                )
+                self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread once it has nothing left to do."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        self.ident = threading.get_ident()
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+        self.ident = 0  # another thread may get the same
+
+
+@untraced
+class Future(torch.futures.Future[Any]):
+    """A future whose callbacks run on its group's thread, even if it is complete already."""
+
+    def __init__(self, completer: Completer) -> None:
+        super().__init__()
+        self._completer = completer
+
+    def complete(self, value: Callable[[], Any], awaited: Sequence[Pending] = ()) -> None:
+        """Complete it with what ``value`` returns or raises, once ``awaited`` have ended."""
+        self._completer.run(partial(_complete, self, value, awaited))
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """Return a future of the result of ``callback``."""
+        after = Future(self._completer)
+        after.complete(lambda: callback(self))
+        return after
+
+
+def _complete(
+    future: torch.futures.Future[Any], value: Callable[[], Any], awaited: Sequence[Pending]
+) -> None:
+    """Complete a future with what ``value`` returns or raises once ``awaited`` have ended."""
+    for pending in awaited:
+        with contextlib.suppress(SynclineError):  # value() raises it
+            pending.wait()
+    with until_exit:
+        try:
+            result = value()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+OPERATORS = {
+    "all_reduce": "allreduce_",
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+    "barrier": "barrier",
+    "all_gather": "allgather_",
+    "_all_gather_base": "_allgather_base_",
+    "all_gather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
+    "reduce_scatter": "reduce_scatter_",
+    "_reduce_scatter_base": "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "all_to_all": "alltoall_",
+    "send": "send",
+    "recv": "recv_",
+}
+"""Torch's own operators by the names of backends' operations. Torch calls them only for backends in
+C++."""
+
+
+def profiled(name: str, tensors: Sequence[Any], begin: Callable[[], BackendWork]) -> BackendWork:
+    """Begin an operation under two ranges of the running profiler.
+
+    They are like Gloo's: ``c10d::allreduce_`` is the call, with the sizes of its tensors, and
+    ``syncline:all_reduce`` lasts until the results are in place.
+    """
+    given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    with RecordFunction(f"c10d::{OPERATORS[name]}", given):
+        until_done = record_function(f"syncline:{name}")
+        until_done.__enter__()
+        work = begin()
+        ended: torch.futures.Future[None] = torch.futures.Future()
+        end_range(until_done, ended)
+        work.profiled = ended
+        work.get_future()  # waits for it where the program does not, or does so later
+    return work

@@ -1,0 +1,286 @@
+"""Exchanging slices of a buffer over a process group, on the CPU or on a CUDA stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from syncline.measure.keepalive import keepalive
+from syncline.model.plan import MessageCollective
+from syncline.parallel.engine.layout import Shares
+from syncline.parallel.engine.ring import Ring
+from syncline.torch_private import all_gather_base
+
+__all__ = [
+    "CudaDenseTransport",
+    "DenseTransport",
+    "RingDenseTransport",
+    "Work",
+    "bucket_elements",
+    "transport_for",
+]
+
+
+def bucket_elements(bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
+    """Return a bucket's flat buffer with one entry for each element of its gradients.
+
+    The reducer hands over complex gradients as real numbers, two for each element. A factor must
+    multiply the complex ones, as in the reducer: zeros and infinities differ otherwise.
+    """
+    buffer: torch.Tensor = bucket.buffer()
+    if bucket.parameters()[0].is_complex() and not buffer.is_complex():
+        return torch.view_as_complex(buffer.view(-1, 2))
+    return buffer
+
+
+class Work(NamedTuple):
+    """A collective under way."""
+
+    wait: Callable[[], None]
+    """Blocks a thread of the host, any, until the result is in place; raises RuntimeError if a peer
+    failed or did not answer within the group's timeout."""
+    wait_on_stream: Callable[[], None]
+    """Makes the current stream of the device wait for it, not the host: nothing on the CPU."""
+
+
+class DenseTransport:
+    """Exchanges slices in place: every worker ends with the average over all workers.
+
+    Args:
+        group: a process group that nobody else uses: collectives must be issued in the same order
+            on all ranks. Its methods are called directly, so that what is under way can end after
+            the user has destroyed all groups.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.workers = group.size()
+        self.rank = group.rank()
+        self._share = 1.0 / self.workers
+
+    bounded = True
+    """Whether messages occupy the host while under way, so that it must bound their number."""
+
+    def mark(self) -> Any:
+        """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
+        return None
+
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+        """Make a slice ready to be sent; once, and as early as it is complete.
+
+        It reads and writes the whole slice, which takes several per cent as long as sending it: do
+        it while another message is under way.
+
+        Args:
+            buffer: the slice; before a sum it is divided by the number of workers.
+            collective: what will be done with it.
+        """
+        # The multiplication of the reducer itself comes before its sum: so must ours, or results
+        # differ in the last bit.
+        if collective != "all-gather":
+            buffer.mul_(self._share)
+
+    def send(
+        self,
+        buffer: torch.Tensor,
+        collective: MessageCollective,
+        shares: Shares,
+        after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
+    ) -> Work:
+        """Begin to exchange a contiguous slice.
+
+        Args:
+            buffer: the slice, of n elements, prepared; averaged in place. For an all-gather, each
+                worker's shares hold averages already.
+            collective: what to do with it.
+            shares: for halves, the workers' shares in it (:mod:`syncline.parallel.engine.layout`).
+            after: the marks after which its content is complete.
+        """
+        if collective == "all-reduce":
+            return Work(_waiter(self.group.allreduce([_given(buffer)])), _nothing)
+        if collective == "reduce-scatter":
+            return self._scatter(buffer, shares)
+        return self._gather(buffer, shares)
+
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
+        """Begin to collect integers from every worker; the second result reads them afterwards."""
+        work, rows = self.gather_rows(lambda: torch.tensor(own, dtype=torch.int64))
+        return work, rows.tolist
+
+    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect a row of numbers from every worker.
+
+        Args:
+            own: returns this worker's, once the messages sent before are complete.
+
+        Returns:
+            The work, and the rows in the order of the ranks, which are there after it.
+        """
+        sent = own()
+        rows = sent.new_empty(self.workers, *sent.shape)
+        work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
+        return Work(_waiter(work), _nothing), rows
+
+    def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
+        """Send every worker its share, and sum what arrives in the order of the ranks.
+
+        As much is sent as in a ring. An all-to-all is what every backend has.
+        """
+        sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
+        own = sizes[self.rank]
+        arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
+        shares_in = [own] * self.workers
+        work = self.group.alltoall_base(_given(arrived), _given(buffer), shares_in, sizes)
+        wait = _waiter(work)
+
+        def complete() -> None:
+            wait()
+            if own:
+                start = shares[self.rank][0][0]
+                rows, share = arrived.view(self.workers, own), buffer[start : start + own]
+                # Two are added as an all-reduce adds them, which keeps the sign of zeros.
+                if self.workers == 2:
+                    torch.add(rows[0], rows[1], out=share)
+                else:
+                    torch.sum(rows, 0, out=share)
+
+        return Work(complete, _nothing)
+
+    def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
+        """Send every worker all shares, each padded to the longest."""
+        longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
+        sent = buffer.new_empty(longest)
+        arrived = [torch.empty_like(sent) for _ in shares]
+        _copy(shares[self.rank], buffer, sent, into=False)
+        wait = _waiter(self.group.allgather([[_given(part) for part in arrived]], [_given(sent)]))
+
+        def complete() -> None:
+            wait()
+            for worker, pieces in enumerate(shares):
+                if worker != self.rank:
+                    _copy(pieces, buffer, arrived[worker], into=True)
+
+        return Work(complete, _nothing)
+
+
+class RingDenseTransport(DenseTransport):
+    """Sends halves in a ring of point-to-point messages, which needs a backend that has these."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._ring = Ring(group)
+
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+        """Make a slice ready to be sent; a ring multiplies what it sums itself."""
+        if collective == "all-reduce":
+            super().prepare(buffer, collective)
+
+    def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
+        return Work(self._ring.reduce_scatter(buffer, shares, self._share), _nothing)
+
+    def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
+        return Work(self._ring.all_gather(buffer, shares), _nothing)
+
+
+class CudaDenseTransport(DenseTransport):
+    """Sends on a stream of its own; the user of the result waits on another.
+
+    The static order is the order of that stream, so the host holds nothing back.
+    """
+
+    bounded = False
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        super().__init__(group)
+        self._stream = torch.cuda.Stream(device)
+        self._cuda = device
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event on the current stream."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._cuda))
+        return event
+
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+        """Do nothing: on its stream everything has its turn, so that is part of sending."""
+
+    def send(
+        self, buffer: torch.Tensor, collective: MessageCollective, shares: Shares, after: Any
+    ) -> Work:
+        """Begin to exchange a slice once the device has reached the marks."""
+        with torch.cuda.stream(self._stream):
+            for event in after:
+                self._stream.wait_event(event)
+            super().prepare(buffer, collective)
+            return self._on_stream(super().send(buffer, collective, shares, after))
+
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
+        """Begin to collect integers; the host reads them once the copy is complete."""
+        with torch.cuda.stream(self._stream):
+            sent = torch.tensor(own, dtype=torch.int64, pin_memory=True)
+            there = sent.to(self._cuda, non_blocking=True)
+            received = there.new_empty(self.workers, len(own))
+            # On this stream: a copy on another would wait for the computation there.
+            all_gather_base(self.group, received, there).wait()
+            numbers = torch.empty_like(received, device="cpu", pin_memory=True)
+            numbers.copy_(received, non_blocking=True)
+            return self._on_stream(Work(_nothing, _nothing)), numbers.tolist
+
+    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect a row of numbers from every worker, on its stream."""
+        with torch.cuda.stream(self._stream):
+            sent = own()
+            rows = sent.new_empty(self.workers, *sent.shape)
+            all_gather_base(self.group, rows, sent).wait()
+            return self._on_stream(Work(_nothing, _nothing)), rows
+
+    def _on_stream(self, work: Work) -> Work:
+        # Waiting for the work makes this stream wait, not the host. The copies and sums after it
+        # run on this stream too, so the event is after all of it.
+        work.wait()
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return Work(
+            done.synchronize,
+            lambda: torch.cuda.current_stream(self._cuda).wait_event(done),
+        )
+
+
+def transport_for(group: dist.ProcessGroup, device: torch.device) -> DenseTransport:
+    """Return the transport for gradients on ``device``."""
+    if device.type == "cuda":
+        return CudaDenseTransport(group, device)
+    return RingDenseTransport(group) if dist.get_backend(group) == "gloo" else DenseTransport(group)
+
+
+def _given(elements: torch.Tensor) -> torch.Tensor:
+    """Return what a collective takes: pairs of real numbers for complex ones."""
+    return keepalive(torch.view_as_real(elements) if elements.is_complex() else elements)
+
+
+def _waiter(work: Any) -> Callable[[], None]:
+    def wait() -> None:
+        work.wait()
+
+    return wait
+
+
+def _nothing() -> None:
+    pass
+
+
+def _copy(
+    pieces: Sequence[tuple[int, int]], buffer: torch.Tensor, packed: torch.Tensor, *, into: bool
+) -> None:
+    """Copy pieces of a buffer to or from a tensor that holds them one after the other."""
+    offset = 0
+    for start, stop in pieces:
+        part = packed[offset : offset + stop - start]
+        if into:
+            buffer[start:stop].copy_(part)
+        else:
+            part.copy_(buffer[start:stop])
+        offset += stop - start

@@ -1,0 +1,658 @@
+"""The engine: exchanges gradients as a plan says, while the training thread computes.
+
+What runs in which thread:
+
+| thread | runs | waits for |
+|---|---|---|
+| training | ``begin``, ``tensor_ready``, ``bucket_ready``; ``wait`` and what calls it | messages |
+| "syncline issuer" | ``_issue``: the roll call, then each message and norms, in order | gradients |
+| "syncline completer" | ``_complete``: waits for each message, then notes its end | peers |
+
+Under one lock, the training thread and the completer wake the issuer (``_for_issuer``), the issuer
+and the completer wake the training thread (``_for_trainer``), and the issuer hands works to the
+completer through ``_issued_queue``.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
+from syncline.measure.exchange import describe_error
+from syncline.model.plan import Plan
+from syncline.parallel.engine.compression import Compressor
+from syncline.parallel.engine.dense_transport import DenseTransport, Work
+from syncline.parallel.engine.layout import BucketLayout, shares_of
+from syncline.parallel.engine.norms import ShareNorms
+from syncline.parallel.engine.pacing import Pacing
+from syncline.parallel.engine.recording import MessageTimes
+
+__all__ = ["Engine"]
+
+SLACK_S = 30.0
+"""A wait of the training thread ends at most this long after the group's own timeout: the backend
+should report first, as it knows which peer it was."""
+CLOSING_S = 10.0
+
+
+class _Round:
+    """One iteration's exchange."""
+
+    def __init__(self, number: int, layout: BucketLayout, *, norms: bool) -> None:
+        self.number = number
+        self.missing = [len(tensors) for tensors in layout.tensors]
+        """Of each message: tensors that are not ready."""
+        self.ready = [False] * len(layout.touching)
+        self.left = [len(messages) for messages in layout.completing]
+        """Of each tensor: messages that have not arrived."""
+        self.works: list[Work | None] = [None] * len(layout.places)
+        """Of each issued message; None again once the host has seen it complete."""
+        self.ready_ns = [0] * len(layout.places)
+        self.issued_ns = [0] * len(layout.places)
+        self.finished_ns = [0] * len(layout.places)
+        self.marks: list[list[Any]] = [[] for _ in layout.places]
+        self.unsent = self.unfinished = len(layout.places) + norms
+        self.norms: _Norms | None = None
+        """Once they are issued."""
+        self.taken = False
+
+
+def _times(round_: _Round) -> list[MessageTimes]:
+    rows = zip(round_.ready_ns, round_.issued_ns, round_.finished_ns, strict=True)
+    return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
+
+
+class _Norms:
+    """The exchange of norms of one round."""
+
+    def __init__(self, work: Work, rows: torch.Tensor) -> None:
+        self.work = work
+        self.rows = rows
+        self.finished = False
+
+
+class _Drain:
+    """Asks the threads to end once nothing more can be sent."""
+
+
+class _Issued(NamedTuple):
+    round: _Round
+    message: int | None
+    """None for the roll call."""
+    work: Work
+    then: Callable[[], None] | None
+
+
+class Engine:
+    """Runs a plan's messages in their static order, round after round, on two threads of its own.
+
+    The issuer sends each message once its gradients are ready, the one before it has been issued
+    and fewer than ``plan.in_flight`` are under way. The completer waits until they are complete.
+    The training thread says what is ready and asks for what it needs. All ranks issue the same
+    collectives in the same order, so ranks never wait for each other in a circle.
+
+    Every round begins with a roll call, during the backward pass: ranks that count different rounds
+    or updates have parted, and raise instead of averaging gradients of different parameters.
+
+    Args:
+        plan: the messages.
+        layout: their places in the buckets.
+        transport: exchanges slices.
+        compressor: what exchanges lossy messages, if the plan has any.
+        timeout_s: deadline of every wait for peers; that of the transport's group.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: BucketLayout,
+        transport: DenseTransport,
+        *,
+        compressor: Compressor | None = None,
+        timeout_s: float,
+    ) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.workers = transport.workers
+        self.rank = transport.rank
+        self._transport = transport
+        self._compressor = compressor
+        self.timeout_s = timeout_s
+        self._process = os.getpid()
+        self._shares = shares_of(plan)
+        self._share_norms = ShareNorms(plan, layout) if plan.norm is not None else None
+        self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
+        self._norms_after = self._sums[-1] if self._share_norms is not None else None
+        bounded = transport.bounded or compressor is not None
+        self._credits = plan.in_flight if bounded else len(plan.messages) + 1
+        if compressor is not None:
+            # Lossy messages are sent one at a time; the next is prepared meanwhile.
+            self._credits += 1
+        self._host_waits = [transport.bounded or m.payload != "dense" for m in plan.messages]
+        """Of each message: whether the host sees it complete, or only the device."""
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._lock = threading.Lock()
+        self._for_issuer = threading.Condition(self._lock)
+        self._for_trainer = threading.Condition(self._lock)
+        self._round: _Round | None = None
+        self._before: deque[_Round] = deque(maxlen=1)
+        """The round before the present one."""
+        self._rounds = 0
+        self._roll: tuple[int, ...] = ()
+        self._in_flight = 0
+        self._pacing = Pacing([message.stop - message.start for message in plan.messages])
+        self._awaited = -1
+        """The message that the issuer waits to become ready."""
+        self._closing = False
+        self._draining = False
+        self._error: SynclineError | None = None
+        self._issued_queue: queue.SimpleQueue[_Issued | _Drain | None] = queue.SimpleQueue()
+        self.threads = [
+            threading.Thread(
+                target=self._guarded, args=(work,), name=f"syncline {name}", daemon=True
+            )
+            for name, work in (("issuer", self._issue), ("completer", self._complete))
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    # ------------------------------------------------------------------ the training thread
+
+    def know(self, bucket: int, buffer: torch.Tensor) -> None:
+        """Register a bucket's flat buffer; all must be known before the first round."""
+        self._buffers[bucket] = buffer
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether a round has begun that is not finished."""
+        return self._round is not None and self._round.unfinished > 0
+
+    def require_whole(self) -> None:
+        """Make sure, outside a backward pass, that the last one reached every gradient.
+
+        Raises:
+            PeerError: it did not.
+        """
+        if self._round is not None and any(self._round.missing):
+            self._require_ready(self._round, range(len(self.plan.messages)))
+
+    def check(self) -> None:
+        """Raise the error that an exchange has raised, if one has."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def fail(self, error: SynclineError) -> None:
+        """Let every wait from now on raise ``error``, unless an earlier one does already."""
+        if os.getpid() != self._process:
+            self._error = self._error or error
+            return  # the fork has no thread that could release the lock
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            self._closing = True
+            self._for_trainer.notify_all()
+            self._for_issuer.notify_all()
+        self._issued_queue.put(None)
+
+    def begin(self, roll: Iterable[int] = ()) -> None:
+        """Begin a round; the one before it must be finished.
+
+        Args:
+            roll: numbers that must be equal on all ranks, such as how many updates each has made.
+        """
+        self._require_own_process()
+        with self._lock:
+            self.check()
+            assert self._round is None or self._round.unsent == 0
+            if self._round is not None:
+                self._before.append(self._round)
+            self._rounds += 1
+            self._roll = (self._rounds, *roll)
+            self._round = _Round(self._rounds, self.layout, norms=self._share_norms is not None)
+            self._for_issuer.notify()
+
+    def tensor_ready(self, tensor: int) -> None:
+        """Note that a tensor's gradient is in its bucket."""
+        round_ = self._round
+        assert round_ is not None
+        if not round_.ready[tensor]:
+            round_.ready[tensor] = True
+            self._touch(round_, self.layout.touching[tensor])
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Note that all of a bucket's tensors are ready."""
+        for tensor in self.layout.buckets[bucket]:
+            self.tensor_ready(tensor)
+
+    def _touch(self, round_: _Round, messages: Sequence[int]) -> None:
+        complete = [message for message in messages if round_.missing[message] == 1]
+        if complete:
+            # Before the messages count as complete: the issuer may look before it is notified.
+            mark, now_ns = self._transport.mark(), time.perf_counter_ns()
+            for message in complete:
+                round_.marks[message].append(mark)
+                round_.ready_ns[message] = now_ns
+        for message in messages:
+            round_.missing[message] -= 1
+        if self._awaited in complete:
+            with self._lock:
+                self._for_issuer.notify()
+
+    def arrived(self, tensor: int) -> bool:
+        """Say whether a tensor's exchanged gradient is in place, and may be changed."""
+        round_ = self._round
+        return round_ is None or (not round_.left[tensor] and self._has_norms(round_))
+
+    def _has_norms(self, round_: _Round) -> bool:
+        """Say whether this rank's part of the norms has been computed, if any."""
+        return self._share_norms is None or round_.norms is not None
+
+    def wait(self, tensors: Iterable[int]) -> None:
+        """Return once the exchanged gradients of some tensors are in place, and may be changed.
+
+        On CUDA the current stream waits, and the host only until their messages are issued; until
+        they are complete if those are lossy, which pass through the host.
+
+        Raises:
+            PeerError: a rank failed or did not answer within the timeout.
+            MismatchError: the ranks have parted.
+        """
+        self.check()
+        round_ = self._round
+        if round_ is None:
+            return
+        messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
+        self._require_ready(round_, messages)
+        self._wait_for(
+            lambda: all(self._settled(round_, m) for m in messages) and self._has_norms(round_),
+            messages,
+        )
+        if self._transport.bounded:
+            return
+        if round_.norms is not None:
+            round_.norms.work.wait_on_stream()
+        for message in messages:
+            if not self._host_waits[message]:
+                work = round_.works[message]
+                assert work is not None
+                work.wait_on_stream()
+
+    def norms(self) -> torch.Tensor:
+        """Return the norms of all tensors' exchanged gradients, of the order that the plan says.
+
+        Every rank gets the same; on CUDA the current stream waits for them.
+
+        Returns:
+            float64 of shape ``(tensors,)``.
+
+        Raises:
+            PeerError: a rank failed or did not answer within the timeout.
+            MismatchError: the ranks have parted.
+        """
+        self.check()
+        round_ = self._round
+        assert round_ is not None
+        assert self._share_norms is not None
+        self._require_ready(round_, range(len(self.plan.messages)))
+        bounded = self._transport.bounded
+        self._wait_for(
+            lambda: round_.norms is not None and (round_.norms.finished or not bounded), ()
+        )
+        norms = round_.norms
+        assert norms is not None
+        norms.work.wait_on_stream()
+        return self._share_norms.norms(norms.rows)
+
+    def local_norm(self, tensor: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the norm of a gradient as it is now; see :meth:`ShareNorms.local`."""
+        assert self._share_norms is not None
+        return self._share_norms.local(tensor, gradient)
+
+    def _settled(self, round_: _Round, message: int) -> bool:
+        """Say whether the host need not wait for a message any more."""
+        if self._host_waits[message]:
+            return round_.finished_ns[message] > 0
+        return round_.works[message] is not None
+
+    def wait_all(self) -> None:
+        """Return once the round is finished; see :meth:`wait`."""
+        self.wait(range(len(self.layout.touching)))
+        round_ = self._round
+        if round_ is not None and self._transport.bounded:
+            # A reduce-scatter completes no tensor; the all-gather after it does.
+            self._wait_for(lambda: round_.unfinished == 0, ())
+        elif round_ is not None:
+            self._wait_for(lambda: round_.unsent == 0, ())
+
+    def finish(self) -> None:
+        """Return once nothing is under way, on the host either."""
+        round_ = self._round
+        if round_ is not None:
+            self.wait_all()
+            self._wait_for(lambda: round_.unfinished == 0, ())
+
+    def times(self) -> list[MessageTimes]:
+        """Return the times of the finished messages of the last two rounds, in ns."""
+        return [
+            times for round_ in (*self._before, self._round) if round_ for times in _times(round_)
+        ]
+
+    def last_round(self) -> list[MessageTimes]:
+        """Return the times of the last finished round's messages; nothing before the first."""
+        for round_ in (self._round, *reversed(self._before)):
+            if round_ is not None and not round_.unfinished:
+                return _times(round_)
+        return []
+
+    def finishes(self, patience_s: float) -> bool:
+        """Wait while messages go on completing, at most ``patience_s`` apart.
+
+        Returns:
+            Whether nothing is under way any more.
+
+        Raises:
+            PeerError: a rank failed.
+            MismatchError: the ranks have parted.
+        """
+        self.check()
+        round_ = self._round
+        if round_ is None or not round_.unfinished:
+            return True
+        self._require_own_process()
+        self._require_ready(round_, range(len(self.plan.messages)))
+        left = round_.unfinished
+
+        def moved() -> bool:
+            return self._error is not None or round_.unfinished < left
+
+        with self._lock:
+            while left:
+                in_time = self._for_trainer.wait_for(moved, patience_s)
+                self.check()
+                if not in_time:
+                    return False
+                left = round_.unfinished
+        return True
+
+    def close(self, patience_s: float = CLOSING_S) -> None:
+        """End the threads, and wait for each at most ``patience_s``.
+
+        Messages under way are abandoned; call :meth:`finish` first.
+        """
+        if os.getpid() != self._process:
+            return  # the threads run in the parent only
+        with self._lock:
+            self._closing = True
+            self._for_issuer.notify()
+        for thread in self.threads:
+            thread.join(patience_s)
+
+    def drain(self) -> None:
+        """Let the threads end by themselves, once every message of the round that can be is sent.
+
+        Takes no lock: it may be called by the garbage collector, on any thread.
+        """
+        self._issued_queue.put(_Drain())
+
+    def _require_ready(self, round_: _Round, messages: Iterable[int]) -> None:
+        for message in messages:
+            if round_.missing[message] and self._error is None:
+                tensors = self.layout.tensors[message]
+                name = next(self.plan.tensors[t].name for t in tensors if not round_.ready[t])
+                raise PeerError(
+                    f"rank {self.rank}: the last backward pass did not reach the gradient of "
+                    f"{name!r}, so the ranks have parted: was there an exception in it, or was "
+                    "this parameter not used (then give find_unused_parameters=True)? Resume all "
+                    "ranks from the last checkpoint"
+                )
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UserError(
+                f"rank {self.rank}: this process was forked while gradients were exchanged, and "
+                "its copy of the model would wait for them for ever; call settle() on the model "
+                "before the fork, or leave the model alone in the forked process"
+            )
+
+    def _wait_for(self, done: Callable[[], bool], messages: Sequence[int]) -> None:
+        """Wait while messages go on being issued and completing, with a deadline between them."""
+        if done():
+            return
+        self._require_own_process()
+        round_ = self._round
+        assert round_ is not None
+        over = moved = False
+
+        def changed() -> bool:
+            nonlocal over, moved
+            over = self._error is not None or done()
+            moved = (round_.unsent, round_.unfinished) != left
+            return over or moved
+
+        with self._lock:
+            while not over:
+                left = (round_.unsent, round_.unfinished)
+                if not self._for_trainer.wait_for(changed, self.timeout_s + SLACK_S):
+                    break
+            self.check()
+        if not over:
+            names = ", ".join(self.plan.label(self.layout.tensors[m]) for m in messages[:3])
+            raise PeerError(
+                f"rank {self.rank}: the exchange of {names or 'the gradients'} did not end within "
+                f"{self.timeout_s:.0f} s of the last message that moved; a peer has stopped, see "
+                "the other ranks' output, and resume from the last checkpoint"
+            )
+
+    # ------------------------------------------------------------------ the engine's threads
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.lose(error)
+
+    def lose(self, error: Exception) -> None:
+        """Let every wait from now on raise an error that explains to the user what went wrong."""
+        self.fail(self._explained(error))
+
+    def _explained(self, error: Exception) -> SynclineError:
+        if isinstance(error, SynclineError):
+            return error
+        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+            kind = SynclineError if isinstance(error, RuntimeError) else InternalError
+            ours = kind(f"rank {self.rank}: the exchange of gradients failed: {error!r}")
+            ours.__cause__ = error
+            return ours
+        return PeerError(
+            f"rank {self.rank} lost a peer while gradients were exchanged: "
+            f"{describe_error(error, self.timeout_s)}; the updates that are due are lost on this "
+            "rank: see the other ranks' output, and resume all ranks from the last checkpoint"
+        )
+
+    def _issue(self) -> None:
+        while True:
+            with self._lock:
+                self._for_issuer.wait_for(
+                    lambda: (
+                        self._closing
+                        or self._draining
+                        or (self._round is not None and not self._round.taken)
+                    )
+                )
+                round_ = self._round
+                if self._closing or round_ is None or round_.taken:
+                    break
+                round_.taken = True
+            self._call_roll(round_)
+            for number in range(len(self.plan.messages)):
+                if not self._issue_message(round_, number):
+                    break
+                if number == self._norms_after and not self._issue_norms(round_):
+                    break
+        self._issued_queue.put(None)
+
+    def _summed(self, round_: _Round, number: int) -> bool:
+        """Say whether the sums that an all-gather sends are complete: several may be under way."""
+        return all(round_.finished_ns[source] for source in self.layout.sources[number])
+
+    def _issue_message(self, round_: _Round, number: int) -> bool:
+        """Send a message once it may be; return False if the engine is closing."""
+        message = self.plan.messages[number]
+        with self._lock:
+            self._awaited = number
+            self._for_issuer.wait_for(
+                lambda: (
+                    self._closing
+                    or (self._draining and round_.missing[number] > 0)
+                    or (
+                        not round_.missing[number]
+                        and (self._summed(round_, number) or not self._transport.bounded)
+                    )
+                )
+            )
+            self._awaited = -1
+            if self._closing or round_.missing[number]:
+                return False
+        place = self.layout.places[number]
+        elements = self._buffers[place.bucket][place.start : place.stop]
+        if message.payload == "dense":
+            self._transport.prepare(elements, message.collective)
+        if not self._may_send():
+            return False
+        if message.delay_s:
+            held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
+            if held_s > 0:
+                time.sleep(held_s)
+        round_.issued_ns[number] = time.perf_counter_ns()
+        with self._lock:
+            self._pacing.sent(number, round_.issued_ns[number])
+        if message.payload != "dense":
+            assert self._compressor is not None
+            work = self._compressor.send(number, elements, round_.marks[number])
+        else:
+            work = self._transport.send(
+                elements, message.collective, self._shares[number], round_.marks[number]
+            )
+        with self._lock:
+            round_.works[number] = work
+            round_.unsent -= 1
+            self._in_flight += 1
+            if not self._transport.bounded:
+                self._for_trainer.notify_all()
+        self._issued_queue.put(_Issued(round_, number, work, None))
+        return True
+
+    def _issue_norms(self, round_: _Round) -> bool:
+        """Exchange norms once all sums are complete; return False if the engine is closing."""
+        share_norms = self._share_norms
+        assert share_norms is not None
+
+        def own() -> torch.Tensor:
+            return share_norms.row(self.rank, self._buffers, self._complete_sums(round_))
+
+        if self._transport.bounded:
+            row = own()
+            if self._closing:
+                return False
+            norms = _Norms(*self._transport.gather_rows(lambda: row))
+        else:
+            norms = _Norms(*self._transport.gather_rows(own))
+
+        def finished() -> None:
+            with self._lock:
+                norms.finished = True
+                round_.unfinished -= 1
+                self._for_trainer.notify_all()
+
+        with self._lock:
+            round_.norms = norms
+            round_.unsent -= 1
+            self._for_trainer.notify_all()
+        self._issued_queue.put(_Issued(round_, None, norms.work, finished))
+        return True
+
+    def _complete_sums(self, round_: _Round) -> Iterator[int]:
+        """Yield each sum once it is complete, until all are or the engine is closing."""
+
+        def complete(number: int) -> bool:
+            return not self._transport.bounded or round_.finished_ns[number] > 0
+
+        for number in self._sums:
+            with self._lock:
+                while not (self._closing or complete(number)):
+                    self._for_issuer.wait()
+                if self._closing:
+                    return
+            yield number
+
+    def _may_send(self) -> bool:
+        """Wait until one more message may be under way; return False if the engine is closing."""
+        with self._lock:
+            self._for_issuer.wait_for(lambda: self._closing or self._in_flight < self._credits)
+            self._keep_pace()
+            return not self._closing
+
+    def _keep_pace(self) -> None:
+        """Wait, holding the lock, until the next message may follow the one under way."""
+        while self._transport.bounded and self._compressor is None and not self._closing:
+            left_ns = self._pacing.opens_ns() - time.perf_counter_ns()
+            if left_ns <= 0:
+                return
+            self._for_issuer.wait(min(left_ns / 1e9, self.timeout_s))
+
+    def _complete(self) -> None:
+        while True:
+            issued = self._issued_queue.get()
+            if issued is None:
+                return
+            if isinstance(issued, _Drain):
+                with self._lock:
+                    self._draining = True
+                    self._for_issuer.notify()
+                continue
+            issued.work.wait()
+            if issued.message is None:
+                assert issued.then is not None
+                issued.then()
+                del issued  # nothing that is complete is kept while the next is waited for
+                continue
+            round_, number = issued.round, issued.message
+            del issued
+            with self._lock:
+                if self._host_waits[number]:
+                    round_.works[number] = None
+                round_.finished_ns[number] = time.perf_counter_ns()
+                self._pacing.completed(number, round_.issued_ns[number], round_.finished_ns[number])
+                if self.plan.messages[number].collective != "reduce-scatter":
+                    for tensor in self.layout.tensors[number]:
+                        round_.left[tensor] -= 1
+                round_.unfinished -= 1
+                self._in_flight -= 1
+                self._for_issuer.notify()
+                self._for_trainer.notify_all()
+
+    def _call_roll(self, round_: _Round) -> None:
+        own = self._roll
+        work, tell = self._transport.gather_numbers(own)
+
+        def compare() -> None:
+            everyone = tell()
+            for rank, answer in enumerate(everyone):
+                if tuple(answer) != tuple(everyone[0]):
+                    raise MismatchError(
+                        f"rank {self.rank}: the ranks have parted: in exchange {everyone[0][0]} "
+                        f"rank 0 has made {sum(everyone[0][1:])} updates, in its exchange "
+                        f"{answer[0]} "
+                        f"rank {rank} has made {sum(answer[1:])}; one of them skipped a step or a "
+                        "backward pass. Resume from the last checkpoint"
+                    )
+
+        self._issued_queue.put(_Issued(round_, None, work, compare))

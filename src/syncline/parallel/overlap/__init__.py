@@ -1,0 +1,1 @@
+"""Updates that wait for the next forward pass, parameter by parameter."""

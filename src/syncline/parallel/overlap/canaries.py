@@ -1,0 +1,252 @@
+"""``StepCheck``: makes the optimizer's step on small parameters before every deferred step."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.parallel.overlap.separable import own_attributes, why_not_separable
+from syncline.parallel.overlap.trial import corner, kind_of_parameter, moving, normal, same, small
+from syncline.torch_private import foreach_copy_
+
+__all__ = ["StepCheck", "kind_of"]
+
+RIVAL_SCALE = 1e3
+"""The size of the rivals' gradients; the canaries' own are about 1."""
+CYCLE = 8
+"""In each eighth check rivals have infinite gradients, for which some optimizers skip a step."""
+MOST_TRIALS = 32
+"""At most this many kinds of settings are tried: some (a label) never repeat."""
+MOST_ITEMS = 16
+"""Of longer containers only the length counts."""
+
+
+class StepCheck:
+    """Checks before each deferred step that the optimizer still updates each parameter alone.
+
+    The trial that an optimizer has passed is repeated when its settings change in kind. That is
+    enough for the classes of ``torch.optim``: each updates every parameter by itself, with any
+    settings. The step of any other class is made on :class:`Canaries` first.
+
+    Args:
+        optimizer: has passed the trial.
+        step: makes the step of its class.
+    """
+
+    def __init__(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
+        self._optimizer = optimizer
+        self._step = step
+        self._tried = {_kinds(optimizer)}
+        self._known = _is_of_torch(optimizer)
+        self._canaries: Canaries | None = None
+
+    def skip(self) -> None:
+        """Call when a step is made without a check, or the state is replaced."""
+        self._canaries = None
+
+    def why_not(self) -> str | None:
+        """Say why this step cannot be made parameter by parameter, or None if it can.
+
+        All updates that the optimizer was asked for have been made.
+        """
+        kinds = _kinds(self._optimizer)
+        if kinds not in self._tried:
+            self._canaries = None
+            if len(self._tried) < MOST_TRIALS:
+                reason = why_not_separable(self._optimizer)
+                if reason is not None:
+                    return reason
+                self._tried.add(kinds)
+        return None if self._known else self._why_coupled()
+
+    def _why_coupled(self) -> str | None:
+        if self._canaries is not None:
+            return self._canaries.why_coupled()
+        # Comparing on the CPU waits for no device. What has no state of which a corner can be used
+        # (one in blocks) begins without: then it is as old as the canaries.
+        cpu = torch.device("cpu")
+        parameters = (p for group in self._optimizer.param_groups for p in group["params"])
+        places = (None,) if all(p.device == cpu for p in parameters) else (cpu, None)
+        failure = ""
+        for device, with_state in itertools.product(places, (True, False)):
+            try:
+                canaries = Canaries(self._optimizer, self._step, device, with_state=with_state)
+                reason = canaries.why_coupled()
+            # The step of an unknown optimizer may raise anything; all of it ends in the answer.
+            except Exception as error:
+                failure = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+            else:
+                self._canaries = canaries
+                return reason
+        return f"its step failed on a small example ({failure})"
+
+
+class _Canary(NamedTuple):
+    """Small parameters that stand for those of one kind in one kind of group."""
+
+    group: int
+    alone: nn.Parameter
+    """Is stepped beside other canaries only."""
+    beside: nn.Parameter
+    """Equal to it, and stepped beside rivals too."""
+    rival: nn.Parameter
+    """Has other values, and gradients of another size."""
+
+
+class Canaries:
+    """Small parameters that are stepped with an optimizer before each of its deferred steps.
+
+    Two equal ones for each kind of parameter in each kind of group: one set is stepped by itself,
+    the other beside rivals with far larger gradients. Where the updates of parameters depend on
+    each other the two sets come out differently, and no update of the model has been made yet.
+
+    Their state is as many steps old as the real one, so what a step does from a certain step on is
+    seen in the step in which it begins.
+
+    Args:
+        optimizer: all updates that it was asked for have been made.
+        step: makes the step of its class.
+        device: where they shall be, instead of where the parameters are.
+        with_state: begin with a corner of the real state; otherwise with none.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        step: Callable[[], object],
+        device: torch.device | None,
+        *,
+        with_state: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self._step = step
+        self._checks = 0
+        self._canaries: list[_Canary] = []
+        self._state: defaultdict[Any, Any] = defaultdict(dict)
+        self._written: list[torch.Tensor] = []
+        self._values: tuple[list[torch.Tensor], ...] = ([], [], [])
+        """Values written before a check: an even one, an odd one, one with infinite gradients."""
+        generator = torch.Generator().manual_seed(0)
+        for group, real in _representatives(optimizer):
+            alone, beside, rival = (small(real, generator, device) for _ in range(3))
+            beside.data.copy_(alone.data)
+            self._canaries.append(_Canary(group, alone, beside, rival))
+            gradient = normal(alone, generator)
+            great = RIVAL_SCALE * normal(alone, generator)
+            infinite = torch.full_like(great, math.inf)
+            self._add(alone, gradient, -gradient / 2, gradient)
+            self._add(beside, gradient, -gradient / 2, gradient)
+            self._add(rival, great, -great / 2, infinite)
+            if with_state and real in optimizer.state:
+                for parameter in (alone, beside, rival):
+                    self._state[parameter] = corner(optimizer.state[real], device)
+
+    def _add(self, parameter: nn.Parameter, *gradients: torch.Tensor) -> None:
+        parameter.grad = torch.empty_like(parameter)
+        self._written += [parameter.data, parameter.grad]
+        initial = parameter.detach().clone()
+        for values, gradient in zip(self._values, gradients, strict=True):
+            values += [initial, gradient]
+
+    def why_coupled(self) -> str | None:
+        """Step the canaries; say how those beside rivals differ from those alone, or None."""
+        self._checks += 1
+        infinite = self._checks % CYCLE == 0
+        values = self._values[2 if infinite else self._checks % 2]
+        foreach_copy_(self._written, values)
+        self._step_all(lambda canary: (canary.alone,))
+        self._step_all(lambda canary: (canary.beside, canary.rival))
+        for canary in self._canaries:
+            if not _agree(canary.alone.detach(), canary.beside.detach()):
+                return "it updates a parameter otherwise when others are stepped with it"
+            # An optimizer without state makes no entry; the copy below makes an empty one.
+            if not _agree(self._state.get(canary.alone, {}), self._state.get(canary.beside, {})):
+                return "it leaves another state of a parameter when others are stepped with it"
+        if infinite:  # what that left in their state would hide what other gradients do
+            for canary in self._canaries:
+                self._state[canary.rival] = copy.deepcopy(self._state[canary.alone])
+        return None
+
+    def _step_all(self, chosen: Callable[[_Canary], Sequence[nn.Parameter]]) -> None:
+        members: dict[int, list[nn.Parameter]] = {}
+        for canary in self._canaries:
+            members.setdefault(canary.group, []).extend(chosen(canary))
+        fields = vars(self._optimizer)
+        groups, state = fields["param_groups"], fields["state"]
+        fields["param_groups"] = [
+            moving({**groups[number], "params": members[number]}) for number in sorted(members)
+        ]
+        fields["state"] = self._state
+        try:
+            self._step()
+        finally:
+            fields["param_groups"], fields["state"] = groups, state
+
+
+def kind_of(value: object) -> object:
+    """Return what of a setting must change before a step may take another path through its code.
+
+    Of a number: its type, its sign, and whether it is finite. So a schedule of the learning rate
+    changes nothing, and a threshold that is set, or was infinite, does. Of a tensor: its type,
+    shape, dtype and device. Of a container: its length, keys, and the kinds inside. A truth value,
+    a text and None are kinds themselves; of anything else, its type and name are one.
+    """
+    if value is None or isinstance(value, bool | str | bytes):
+        return type(value), value
+    if isinstance(value, int | float):
+        return type(value), value > 0, value < 0, math.isfinite(value)
+    if isinstance(value, torch.Tensor):
+        return type(value), value.shape, value.dtype, value.device
+    if isinstance(value, list | tuple | Mapping) and len(value) > MOST_ITEMS:
+        return type(value), len(value)
+    if isinstance(value, list | tuple):
+        return type(value), *map(kind_of, value)
+    if isinstance(value, Mapping):
+        return type(value), *((key, kind_of(item)) for key, item in value.items())
+    return type(value), getattr(value, "__qualname__", None)
+
+
+def _kinds(optimizer: Optimizer) -> tuple[object, ...]:
+    """Return the kinds of all settings: of the groups, and of the optimizer's own attributes."""
+    groups = ((len(group["params"]), _kind_of_group(group)) for group in optimizer.param_groups)
+    return *groups, kind_of(own_attributes(optimizer))
+
+
+def _kind_of_group(group: Mapping[str, Any]) -> object:
+    return tuple((key, kind_of(value)) for key, value in group.items() if key != "params")
+
+
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    step = inspect.unwrap(type(optimizer).step)
+    modules = type(optimizer).__module__, getattr(step, "__module__", None) or ""
+    return all(f"{module}.".startswith("torch.optim.") for module in modules)
+
+
+def _representatives(optimizer: Optimizer) -> Iterator[tuple[int, nn.Parameter]]:
+    """Yield a trained parameter of each kind in each kind of group, with the group's number."""
+    seen = set()
+    for number, group in enumerate(optimizer.param_groups):
+        of_group = _kind_of_group(group)
+        for parameter in group["params"]:
+            kind = of_group, kind_of_parameter(parameter)
+            if parameter.requires_grad and kind not in seen:
+                seen.add(kind)
+                yield number, parameter
+
+
+def _agree(ours: Any, theirs: Any) -> bool:
+    """Say whether two values are the same, at once where tensors are equal."""
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        return torch.equal(ours, theirs) or same(ours, theirs)
+    if type(ours) is dict and type(theirs) is dict and ours.keys() == theirs.keys():
+        return all(_agree(value, theirs[key]) for key, value in ours.items())
+    return same(ours, theirs)

@@ -1,0 +1,236 @@
+"""Clipping and unscaling of gradients that are being exchanged, without waiting for them.
+
+Gradient clipping and loss scaling read every gradient between the backward pass and the step. But a
+norm needs the sums alone, which come before the gradients themselves (:mod:`.norms`), and what
+changes each element by itself can be done when a gradient has arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from syncline.model.profile import Norm
+from syncline.parallel.engine.norms import ORDERS
+from syncline.torch_private import (
+    foreach_clamp_max_,
+    foreach_clamp_min_,
+    foreach_div_,
+    foreach_mul_,
+    foreach_norm,
+    unscale_,
+)
+
+__all__ = ["CLIPPING", "Change", "Clipped", "clipped"]
+
+
+class Change(NamedTuple):
+    """An operation on each element of a gradient, by itself, that is due."""
+
+    function: Callable[..., Any]
+    """Takes a gradient or, if ``of_many``, a list of them."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    of_many: bool
+    factor: float | torch.Tensor | None
+    """What it multiplies with; None if it does something else."""
+
+    def make(self, gradients: list[torch.Tensor]) -> None:
+        """Change gradients that have arrived."""
+        if not gradients or self._does_nothing:
+            return
+        if self.of_many:
+            self.function(gradients, *self.args, **self.kwargs)
+            return
+        for gradient in gradients:
+            self.function(gradient, *self.args, **self.kwargs)
+
+    @property
+    def _does_nothing(self) -> bool:
+        """Whether it multiplies with 1, as clipping does below its limit; False on a GPU."""
+        factor = self.factor
+        if isinstance(factor, torch.Tensor):
+            return factor.device.type == "cpu" and float(factor) == 1.0
+        return factor == 1.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it multiplies with a power of two, so that norms can be multiplied instead."""
+        if self.factor is None:
+            return False
+        factor = abs(float(self.factor))
+        return math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == 0.5
+
+
+class Clipped(Protocol):
+    """An object that has pending gradients, by index."""
+
+    def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
+        """Return norms of pending gradients; None if they are not exchanged."""
+
+    def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
+        """Return whether all elements are finite numbers, a bool; None if that is not exchanged."""
+
+    def change(self, indices: list[int], change: Change) -> None:
+        """Change pending gradients, once they have arrived."""
+
+
+INPLACE: dict[Any, str] = {
+    torch.Tensor.mul_: "multiply",
+    torch.Tensor.__imul__: "multiply",
+    torch.Tensor.multiply_: "multiply",
+    torch.Tensor.div_: "divide",
+    torch.Tensor.__itruediv__: "divide",
+    torch.Tensor.divide_: "divide",
+    torch.Tensor.clamp_: "other",
+    torch.Tensor.clip_: "other",
+    torch.Tensor.clamp_min_: "other",
+    torch.Tensor.clamp_max_: "other",
+    torch.Tensor.nan_to_num_: "other",
+}
+"""Functions of one gradient and numbers, which change each element by itself."""
+FOREACH: dict[Any, str] = {
+    foreach_mul_: "multiply",
+    foreach_div_: "divide",
+    foreach_clamp_min_: "other",
+    foreach_clamp_max_: "other",
+}
+"""The same of a list of gradients."""
+NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
+CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
+"""The functions that :func:`clipped` knows."""
+
+Group = tuple[Clipped, list[int], list[torch.Tensor]]
+"""Pending gradients of one owner, with their indices."""
+Groups = Callable[[Sequence[torch.Tensor]], Sequence[Group] | None]
+"""Returns the owners of some gradients, or None if some are not pending."""
+
+
+def clipped(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    groups: Groups,
+) -> Any:
+    """Do what a function asks of pending gradients without waiting for them, if that is possible.
+
+    Args:
+        function: one of torch's.
+        args: its arguments; its first is a gradient, or a list of them.
+        kwargs: and by keyword.
+        groups: finds the owners of gradients.
+
+    Returns:
+        A tuple with its result; None if the gradients must be waited for.
+    """
+    if not args:
+        return None
+    many = isinstance(args[0], (list, tuple))
+    gradients = list(args[0]) if many else [args[0]]
+    kind = (FOREACH if many else INPLACE).get(function)
+    if kind is None:
+        norm = _norm_of(function, args[1:], kwargs)
+        if norm is not None:
+            return _norms(norm, gradients, groups, many=many)
+        if function is unscale_:
+            return _unscale(gradients, args[1:], kwargs, groups)
+        return None
+    if not all(map(_is_number, args[1:])) or not all(map(_is_number, kwargs.values())):
+        return None
+    owned = groups(gradients)
+    if owned is None:
+        return None
+    for owner, indices, _ in owned:
+        owner.change(indices, _change(kind, function, args[1:], kwargs, of_many=many))
+    return (args[0],)
+
+
+def _change(
+    kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, of_many: bool
+) -> Change:
+    args = tuple(map(_kept, args))
+    kwargs = {name: _kept(value) for name, value in kwargs.items()}
+    factor = None
+    if kind != "other" and not kwargs and len(args) == 1:
+        factor = args[0] if kind == "multiply" else _inverse(args[0])
+    return Change(function, args, kwargs, of_many, factor)
+
+
+def _norms(
+    norm: Norm,
+    gradients: list[torch.Tensor],
+    groups: Groups,
+    *,
+    many: bool,
+) -> Any:
+    owned = groups(gradients)
+    if owned is None:
+        return None
+    found: dict[int, torch.Tensor] = {}
+    for owner, indices, members in owned:
+        norms = owner.norms(indices, norm)
+        if norms is None:
+            return None
+        found.update(zip(map(id, members), norms, strict=True))
+    results = [found[id(gradient)] for gradient in gradients]
+    return (results if many else results[0],)
+
+
+def _unscale(
+    gradients: list[torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    groups: Groups,
+) -> Any:
+    owned = groups(gradients)
+    if owned is None or len(args) != 2 or kwargs:
+        return None
+    found_inf, inverse = args
+    finite = [owner.all_finite(indices) for owner, indices, _ in owned]
+    if any(each is None for each in finite):
+        return None
+    factor = inverse.clone()
+    change = Change(foreach_mul_, (factor,), {}, True, factor)
+    for owner, indices, _ in owned:
+        owner.change(indices, change)
+    for each in finite:
+        assert each is not None
+        found_inf.copy_(torch.maximum(found_inf, (~each).to(found_inf)))
+    return (None,)
+
+
+def _norm_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Norm | None:
+    """Return which norm of the whole of each gradient a function asks for, if any."""
+    if function is not foreach_norm and function not in NORMS:
+        return None
+    name = "p" if function in NORMS[1:] else "ord"
+    others = [value for key, value in kwargs.items() if key != name]
+    if len(args) > 1 or not all(value is None or value is False for value in others):
+        return None
+    order = args[0] if args else kwargs.get(name, 2)
+    if order in ("fro", None):
+        order = 2
+    for norm, value in ORDERS.items():
+        if isinstance(order, (int, float)) and order == value:
+            return norm
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is torch.Tensor:  # not one that is pending itself
+        return value.dim() == 0 and not value.requires_grad and not value.is_complex()
+    return value is None or isinstance(value, (int, float))
+
+
+def _inverse(number: Any) -> Any:
+    if isinstance(number, torch.Tensor):
+        return number.reciprocal()
+    return 1 / number if number else None
+
+
+def _kept(value: Any) -> Any:
+    """Return an argument that stays as it is until a change is made."""
+    return value.clone() if isinstance(value, torch.Tensor) else value

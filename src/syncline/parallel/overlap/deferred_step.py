@@ -1,0 +1,204 @@
+"""``DeferredStep``: one call of ``step``, to be made later as it would have been at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import nn
+
+from syncline.parallel.overlap.pending import PendingState
+from syncline.torch_private import (
+    disable_dispatch_modes,
+    dispatch_modes,
+    foreach_zero_,
+    function_mode_count,
+    function_modes,
+    interpreter_stack,
+    no_interpreter_stack,
+    pop_function_mode,
+    push_function_mode,
+    set_tracing_state,
+    step_hooks,
+    tracing_state,
+)
+
+__all__ = ["DeferredStep", "TorchState", "is_hooked", "step_of"]
+
+
+class DeferredStep:
+    """One call of ``step``: the hyper-parameters and torch's switches as they were then.
+
+    A learning-rate scheduler changes them before the update is made.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, state: PendingState) -> None:
+        self._optimizer = optimizer
+        self._state = state
+        self._due = 0
+        """Parameters whose update is due."""
+        self._groups = [
+            {key: _copied(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        members = [p for group in optimizer.param_groups for p in group["params"]]
+        self._group_of = {
+            id(p): number
+            for number, group in enumerate(optimizer.param_groups)
+            for p in group["params"]
+        }
+        self._device = members[0].device.type
+        self._torch_state = TorchState.now(self._device)
+
+    def suspend(self, parameters: int) -> None:
+        """Note how many parameters' updates are due."""
+        self._due = parameters
+        self._state.hide()
+
+    def make(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
+        """Make due updates of some of the parameters, with these gradients."""
+        self._state.show()
+        self.apply(parameters, gradients)
+        self._due -= len(parameters)
+        if self._due:
+            self._state.hide()
+
+    def torch_state(self) -> AbstractContextManager[None]:
+        """Restore torch's switches within the block."""
+        return self._torch_state.restored(self._device)
+
+    def zero(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Set gradients to zero, as after the whole step."""
+        with self.torch_state():
+            foreach_zero_(list(gradients))
+
+    def apply(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
+        """Update some of the parameters with these gradients, as the whole step would have."""
+        optimizer = self._optimizer
+        members: dict[int, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            members.setdefault(self._group_of[id(parameter)], []).append(parameter)
+        groups = [{**self._groups[n], "params": members[n]} for n in sorted(members)]
+        # The user may have replaced the gradients since; the step uses those of its time.
+        present = [parameter.grad for parameter in parameters]
+        real_groups = optimizer.param_groups
+        with self.torch_state():
+            try:
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
+                optimizer.param_groups = groups
+                step_of(optimizer)(optimizer)
+            finally:
+                optimizer.param_groups = real_groups
+                for parameter, before in zip(parameters, present, strict=True):
+                    parameter.grad = before
+
+
+class TorchState(NamedTuple):
+    """Torch's switches that may change what an operation does.
+
+    A deferred update is made in the middle of a forward pass: under autocasting, inside
+    ``inference_mode``, under a default device, inside a ``vmap`` or under the recording of
+    selective checkpointing. None of that was meant for the optimizer.
+    """
+
+    gradients: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype | None], ...]
+    """Of each kind of device: the type that autocasting casts to; None where it is off."""
+    function_modes: tuple[Any, ...]
+    """Outermost first; a default device is one."""
+    dispatch_modes: int
+    transformed: bool
+    """Whether a transformation of ``torch.func`` runs."""
+    traced: bool
+    """Whether ``torch.jit.trace`` runs."""
+
+    @classmethod
+    def now(cls, device: str) -> Self:
+        """Return what is switched on.
+
+        Args:
+            device: the kind of device that matters beside the CPU.
+        """
+        modes = function_mode_count()
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            (_casting("cpu"),) if device == "cpu" else (_casting("cpu"), _casting(device)),
+            tuple(function_modes()) if modes else (),
+            dispatch_modes(),
+            interpreter_stack() is not None,
+            tracing_state() is not None,
+        )
+
+    def restored(self, device: str) -> AbstractContextManager[None]:
+        """Restore these switches within the block.
+
+        Modes that see every operation (``TorchDispatchMode``), traces and transformations are
+        switched off: they would see only a part of the updates.
+        """
+        now = TorchState.now(device)
+        if now == self and not (now.dispatch_modes or now.transformed or now.traced):
+            return nullcontext()
+        return self._restored(now)
+
+    @contextmanager
+    def _restored(self, now: TorchState) -> Iterator[None]:
+        with ExitStack() as stack:
+            if now.transformed:
+                stack.enter_context(no_interpreter_stack())
+            if now.traced:
+                stack.callback(set_tracing_state, tracing_state())
+                set_tracing_state(None)
+            if now.dispatch_modes:
+                stack.enter_context(disable_dispatch_modes())
+            if now.function_modes != self.function_modes:
+                stack.enter_context(_replaced_modes(self.function_modes))
+            if now.inference or now.gradients != self.gradients:
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.set_grad_enabled(self.gradients))
+            if now.autocast != self.autocast:
+                for kind, dtype in self.autocast:
+                    stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+            yield
+
+
+def _casting(kind: str) -> tuple[str, torch.dtype | None]:
+    return kind, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+@contextmanager
+def _replaced_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+    """Replace the stack of ``TorchFunctionMode``."""
+    before = [pop_function_mode() for _ in function_modes()]
+    for mode in wanted:
+        push_function_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in wanted:
+            pop_function_mode()
+        for mode in reversed(before):
+            push_function_mode(mode)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+
+def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether hooks other than ours expect whole steps."""
+    hooks = (hook for _, registered in step_hooks(optimizer) for hook in registered.values())
+    return any(not str(getattr(h, "__module__", "")).startswith("syncline.") for h in hooks)
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
+    """Return the class's step, without hooks that were registered after it was called."""
+    step = type(optimizer).step
+    if is_hooked(optimizer):
+        step = getattr(step, "__wrapped__", step)
+    return step

@@ -1,0 +1,178 @@
+"""Whether an optimizer's step can be run parameter by parameter with the result of one whole step.
+
+An overlapped update applies the user's optimizer to a few parameters at a time, in the order in
+which the forward pass needs them. That is the user's step only if each parameter's update depends
+on nothing but its own gradient, its own state and the hyper-parameters. No list of known
+optimizers says so of a new one; its own step does, run on two small twins.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from syncline.parallel.overlap.trial import why_trial_differs
+from syncline.torch_private import COMPILED_FROM, step_hooks
+
+__all__ = ["STEP_COMPILED", "find_shared", "why_not_separable"]
+
+STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
+"""Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
+HOOKS = ("_optimizer_", "_syncline_")
+"""What the names of the hooks that every optimizer has, and of our own marks, begin with."""
+STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
+WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
+"""Modules whose wrappers around ``step`` call it once and leave its meaning alone. That of
+``torch._compile`` keeps the compiler out."""
+
+
+def why_not_separable(optimizer: Optimizer) -> str | None:
+    """Say why an optimizer's step cannot be run parameter by parameter, or None if it can.
+
+    Nothing of the optimizer is changed, its parameters and state are not copied, and the random
+    generators are left as they were. A step that is called with a closure is for the caller to
+    refuse.
+
+    The trial cannot see what depends on sizes above three elements a dimension, on more than five
+    steps, or on hyper-parameters that are not set yet
+    (``canaries.StepCheck`` goes on looking); and what ``step`` reaches
+    through global variables it would reach in the trial too.
+
+    Returns:
+        A part of a sentence, such as ``"its step changes 'k' of parameter group 0"``.
+    """
+    return (
+        _why_not_called_alone(optimizer)
+        or _why_sharing(optimizer)
+        or why_trial_differs(optimizer, own_attributes(optimizer))
+    )
+
+
+def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return what an optimizer keeps beside what every optimizer has."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in STANDARD and not name.startswith(HOOKS)
+    }
+
+
+def _why_not_called_alone(optimizer: Optimizer) -> str | None:
+    """Say what else than the class's ``step()`` an update calls, or what that needs."""
+    for needed in ("param_groups", "state", "defaults"):
+        if needed not in vars(optimizer):
+            return f"its {needed} are not its own: it seems to wrap another optimizer"
+    for parameter in list(inspect.signature(type(optimizer).step).parameters.values())[1:]:
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not variadic:
+            return f"{type(optimizer).__name__}.step needs the argument {parameter.name!r}"
+    for where, hooks in step_hooks(optimizer):
+        for hook in hooks.values():
+            # Our own observer notes when a step begins and ends, whatever it updates.
+            if not str(getattr(hook, "__module__", "")).startswith("syncline."):
+                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                return f"the hook {name} on the step of {where} expects whole steps"
+    return _why_step_replaced(optimizer)
+
+
+def _why_step_replaced(optimizer: Optimizer) -> str | None:
+    """Say that an object's own ``step`` does something else than its class's."""
+    layer = vars(optimizer).get("step")
+    while layer is not None:
+        function = getattr(layer, "__func__", layer)
+        if function is type(optimizer).step:
+            return None
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        if hasattr(function, COMPILED_FROM):
+            return STEP_COMPILED
+        if not module.startswith(WRAPPERS):
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            return f"its step was replaced by {name}"
+        layer = getattr(function, "__wrapped__", None)
+    return None
+
+
+def _why_sharing(optimizer: Optimizer) -> str | None:
+    """Say what an optimizer keeps that its parameters may share."""
+    for name, value in own_attributes(optimizer).items():
+        if (found := find_shared(value, optimizer)) is not None:
+            return f"its attribute {name!r} holds {found}, which parameters may share"
+    parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    groups = [(f"parameter group {i}", group) for i, group in enumerate(optimizer.param_groups)]
+    for where, group in [*groups, ("the defaults", optimizer.defaults)]:
+        for key, value in group.items():
+            if key == "params":
+                continue
+            found = find_shared(value, optimizer, hyper=lambda t: id(t) not in parameters)
+            if found is not None:
+                return f"{key!r} of {where} holds {found}, which parameters may share"
+    entries: list[object] = list(optimizer.state)
+    for entry in entries:
+        if not isinstance(entry, torch.Tensor):
+            return f"its state has the entry {entry!r}, which belongs to no parameter"
+    return None
+
+
+MOST_OBJECTS = 100_000
+LEAVES = (type, types.ModuleType, types.CodeType, logging.Logger, str, bytes, int, float, complex)
+"""What is not looked into: it belongs to the program, not to the value."""
+
+
+def find_shared(
+    value: object,
+    owner: Optimizer,
+    *,
+    hyper: Callable[[torch.Tensor], bool] = lambda _: False,
+) -> str | None:
+    """Say what in ``value`` several parameters of an optimizer could share, or None.
+
+    Looks into containers, objects, closures and weak references, and at nothing twice.
+
+    Args:
+        value: where to look.
+        owner: the optimizer that keeps it; it may refer to itself.
+        hyper: whether a tensor of one element counts as a hyper-parameter.
+
+    Returns:
+        ``"a tensor"``, ``"another optimizer"``, ``"a process group"`` or, where there are over
+        100,000 objects, ``"too much to look through"``.
+    """
+    seen = {id(owner)}
+    # Held until the end: the id of a freed object could be that of the next.
+    held: list[object] = []
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or isinstance(found, LEAVES):
+            continue
+        if isinstance(found, torch.Tensor):
+            if found.numel() == 1 and hyper(found):
+                continue
+            return "a tensor"
+        if isinstance(found, Optimizer):
+            return "another optimizer"
+        if isinstance(found, dist.ProcessGroup):
+            return "a process group"
+        if len(held) == MOST_OBJECTS:
+            return "too much to look through"
+        seen.add(id(found))
+        held.append(found)
+        waiting += _parts(found)
+    return None
+
+
+def _parts(value: object) -> list[Any]:
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if isinstance(value, types.FunctionType):  # its globals are the whole program
+        return [value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__]
+    return gc.get_referents(value)
