@@ -19,7 +19,7 @@ FORMATS = DATA | {"traces"}
 CORE = FORMATS | {"_native"}
 EXACT = CORE | {"simulator", "collectives"}
 TOOLS = EXACT | {"planners"}
-RUNTIME = TOOLS | {"measure", "report", "groups", "sparse", "torch_private"}
+RUNTIME = TOOLS | {"measure", "report", "groups", "backend", "sparse", "torch_private"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -37,11 +37,11 @@ ALLOWED: dict[str, set[str]] = {
     "measure": TOOLS | {"torch_private"},
     "report": TOOLS,
     "testbed": DATA | {"processes"},
-    "backend": RUNTIME,
+    "backend": CORE | {"collectives", "groups", "torch_private"},
     "parallel": RUNTIME,
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
-    "bench": RUNTIME | {"backend", "parallel", "processes", "workers", "testbed"},
+    "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
     "cli": RUNTIME
     | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}

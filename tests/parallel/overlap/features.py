@@ -67,7 +67,7 @@ def feature(
 def features() -> dict[str, Feature]:
     """Return all rows by their text."""
     for name in GROUPS:
-        importlib.import_module(f"tests.parallel.{name}")
+        importlib.import_module(f"tests.parallel.overlap.{name}")
     found = {f.text: f for group in GROUPS for f in _FOUND if f.group == group}
     assert len(found) == len(_FOUND), "two rows have the same text"
     return found
