@@ -182,6 +182,11 @@ STEP_CALLED = "_opt_called"
 """What a scheduler looks for on an optimizer, to warn if it is stepped before."""
 
 
+def is_made_by_torch(optimizer: object) -> bool:
+    """Say whether ``Optimizer.__init__`` has made an optimizer: some classes around one skip it."""
+    return "_zero_grad_profile_name" in vars(optimizer)
+
+
 def step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Mapping[int, Any]]]:
     """Return the hooks that see an optimizer's whole step, each with whose they are."""
     return [
@@ -248,6 +253,30 @@ def bucket_sizes(ddp: Ddp) -> list[int]:
     data = logging_data(ddp)
     listed = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
     return [int(size) for size in listed.split(", ") if size]
+
+
+def active_ddp() -> Ddp | None:
+    """Return the wrapper whose forward pass runs, the innermost of several."""
+    active: Ddp | None = Ddp._get_active_ddp_module()
+    return active
+
+
+def has_comm_hook(ddp: Ddp) -> bool:
+    """Say whether a communication hook was registered."""
+    return bool(ddp._comm_hooks)
+
+
+def arguments_of(ddp: Ddp) -> dict[str, Any]:
+    """Return the arguments that a wrapper was made with and that Syncline reads, by name."""
+    own_cap = (
+        {} if ddp.bucket_bytes_cap_default else {"bucket_cap_mb": ddp.bucket_bytes_cap / 2**20}
+    )
+    return own_cap | {
+        "process_group": ddp.process_group,
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+        "static_graph": ddp.static_graph,
+    }
 
 
 def is_joining(ddp: Ddp) -> bool:

@@ -7,11 +7,12 @@ import inspect
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import telling_lost_peers
@@ -31,7 +32,7 @@ from syncline.parallel.engine.compression import Compressing, refused_compressio
 from syncline.parallel.log import warn
 from syncline.parallel.overlap.averages import average, average_with_torch
 from syncline.parallel.overlap.deferral import Deferral
-from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer, innermost
 from syncline.parallel.overlap.guard import Guard
 from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
@@ -46,12 +47,17 @@ from syncline.planners.ddp import Ddp
 from syncline.sparse.session import Scaler
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
+    active_ddp,
+    arguments_of,
     disable_dynamo,
     eval_frame_callback,
+    has_comm_hook,
+    ignored_by_ddp,
     is_compiled,
     is_joining,
     is_tensor_parallel,
     logging_data,
+    reducer_parameters,
 )
 
 __all__ = ["DistributedDataParallel"]
@@ -73,6 +79,11 @@ def _why_not_compiled(module: nn.Module) -> str:
     )
 
 
+WRAPPED_TWICE = (
+    "the model is wrapped in two DistributedDataParallel at once, one of them Syncline's, so that "
+    "both would exchange its gradients; give the framework the model itself and let its adapter "
+    "wrap it, or wrap it only here (docs/frameworks.md)"
+)
 TENSOR_PARALLEL = (
     "the model is tensor-parallel, too: it computes with distributed tensors made of its "
     "parameters' memory, and reads of these cannot be seen"
@@ -99,10 +110,12 @@ class DistributedDataParallel(TorchDDP):
         compression: exchange gradients lossily: a ``Recipe`` for sparse exchange, or
             ``"bfloat16"`` or ``"float16"`` for values of 16 bits. Measured and checked like any
             plan, so the first steps are dense; with ``check=False`` every step is compressed.
+        overlap_optimizers: call :meth:`overlap` for every optimizer of this model's parameters
+            when it makes its first step.
 
     Raises:
-        UserError: an unknown planner, one whose plans can only be simulated, or arguments that
-            exclude each other.
+        UserError: an unknown planner, one whose plans can only be simulated, arguments that
+            exclude each other, or a model that a wrapper exchanges already.
         MismatchError: the plan or profile is for another model or worker count, or the plan is one
             that can only be simulated or that no buckets of DDP can be.
 
@@ -121,50 +134,77 @@ class DistributedDataParallel(TorchDDP):
         network: Network | None = None,
         check: bool = True,
         compression: Compression | None = None,
+        overlap_optimizers: bool = False,
         **kwargs: Any,
     ) -> None:
         bound = inspect.signature(TorchDDP.__init__).bind(self, module, *args, **kwargs)
-        self._arguments = {
+        arguments = {
             name: value for name, value in bound.arguments.items() if name not in ("self", "module")
         }
-        require_same_training(
-            module,
-            {
-                "planner": planner,
-                "plan": plan,
-                "profile": profile,
-                "network": network,
-                "check": check,
-                "compression": compression,
-            },
-            self._arguments,
-            _refusal(planner, plan, profile, network, self._arguments)
-            or refused_compression(module, compression, plan, planner=planner, check=check),
-        )
+        options = _Options(planner, plan, profile, network, check, compression, overlap_optimizers)
+        options.require_same(module, arguments)
+        self._in_torch = True
+        with telling_lost_peers("while the model was sent to all ranks"):
+            super().__init__(module, **arguments)
+        self._begin(arguments, options)
+
+    @classmethod
+    def convert(cls, ddp: TorchDDP, **options: Any) -> Self:
+        """Let a model that is wrapped in torch's class be exchanged by plan, too.
+
+        The object stays the same, so that a framework which has made it and refers to it goes on.
+        Call on all ranks, before the first forward pass.
+
+        Args:
+            ddp: of torch's own class.
+            options: ``planner``, ``plan`` and so on, as for this class.
+
+        Raises:
+            UserError: as for the constructor; or it is of another class, or has a hook.
+            MismatchError: as for the constructor; or the ranks differ.
+        """
+        if type(ddp) is not TorchDDP:
+            raise UserError(
+                "expected a model wrapped in torch.nn.parallel.DistributedDataParallel, found a "
+                f"{type(ddp).__name__}"
+            )
+        if has_comm_hook(ddp):
+            raise UserError(
+                "the wrapped model has a communication hook, which replaces the exchange that "
+                "Syncline plans; leave the hook out, or torch's class as it is"
+            )
+        arguments, chosen = arguments_of(ddp), _Options(**options)
+        chosen.require_same(ddp.module, arguments)
+        ddp.__class__ = cls
+        assert isinstance(ddp, cls)
+        ddp._begin(arguments, chosen)
+        return ddp
+
+    def _begin(self, arguments: dict[str, Any], options: _Options) -> None:
+        """Prepare planning, once torch's class has wrapped the model."""
+        plan, compression = options.plan, options.compression
+        self._arguments = arguments
         self._runner: StageRunner | None = None
         """None where nothing is measured and planned: DDP's own buckets stay."""
-        self._in_torch = True
+        self._in_torch = False
         self._in_join = False
         self._has_joined = False
-        self._compared = False
-        """Whether the ranks have compared what they train with."""
-        with telling_lost_peers("while the model was sent to all ranks"):
-            super().__init__(module, **self._arguments)
-        self._in_torch = False
+        self._comparisons = 2 if options.overlap_optimizers else 1
+        """How many times the ranks will still compare what they train with."""
         self._exchanged = {
             name: parameter
-            for name, parameter in module.named_parameters()
+            for name, parameter in self.module.named_parameters()
             if parameter.requires_grad and name not in self.parameters_to_ignore
         }
         self._wrapped = Wrapped(self, self._arguments, self._exchanged)
         if plan is not None and compression is not None:
             plan = compressed(plan, compression)
         self._settings = Settings(
-            planner=planner,
+            planner=options.planner,
             plan=plan,
-            profile=profile,
-            network=network,
-            check=check,
+            profile=options.profile,
+            network=options.network,
+            check=options.check,
             compression=compression,
             ddp=self._wrapped.own_buckets(),
         )
@@ -186,7 +226,10 @@ class DistributedDataParallel(TorchDDP):
             torch_may_hook=self._torch_may_hook,
         )
         self._runner = StageRunner(self._wrapped, self._tuning, self._reducer_buckets)
-        if plan is not None and not check:
+        if options.overlap_optimizers:
+            # Not taken away again: torch calls it while it goes through all of them.
+            register_optimizer_step_pre_hook(_FirstStep(self))
+        if plan is not None and not options.check:
             self._reducer_buckets.meet(plan)
 
     # ------------------------------------------------------------------ training
@@ -210,6 +253,8 @@ class DistributedDataParallel(TorchDDP):
 
         Once training has begun, nothing here waits for other ranks: they may skip this pass.
         """
+        if self._runner is not None and not self._runner.begun:
+            self._require_outermost()
         if compiled and self._wrapped.why_not_deferred is None:
             self._stop_deferring(_why_not_compiled(self.module))
         runner = self._runner
@@ -262,13 +307,21 @@ class DistributedDataParallel(TorchDDP):
             return
         with telling_lost_peers("at the end of a backward pass"):
             self._reducer_buckets.make_final()
-            if not self._compared:
+            if self._comparisons:
                 self._require_same_ranks()
             runner.end_iteration()
 
+    def _require_outermost(self) -> None:
+        """Raise where another wrapper exchanges this one's gradients as well."""
+        outer = active_ddp()
+        if outer is not None and outer is not self:
+            ours = {id(parameter) for parameter in self._exchanged.values()}
+            if any(id(p) in ours for p in reducer_parameters(outer)[0]):
+                raise UserError(WRAPPED_TWICE)
+
     def _require_same_ranks(self) -> None:
         """Make sure that all ranks have begun the same training."""
-        self._compared = True
+        self._comparisons -= 1
         wrapped = self._wrapped
         require_same_optimizers(wrapped.optimizers, self.module, self.process_group)
         if wrapped.compressing is not None:
@@ -316,7 +369,10 @@ class DistributedDataParallel(TorchDDP):
         Call on all ranks, once for each optimizer, before the first forward pass.
 
         Args:
-            optimizer: of parameters of this model; it keeps its class, state and groups.
+            optimizer: of parameters of this model; it keeps its class, state and groups. Its other
+                parameters are updated at once, or with another wrapper that overlaps it. Where a
+                framework has put an optimizer of its own around it (Accelerate, Lightning, timm's
+                Lookahead), the inner one's step is deferred.
             guard: let C++ code wait, too, which reads a parameter or gradient without asking its
                 Python class (docs/overlap-features.md lists what does). A warning names each place
                 in the code that does so. It costs about 25 us per parameter and iteration; use it
@@ -328,27 +384,25 @@ class DistributedDataParallel(TorchDDP):
 
         Raises:
             UserError: called twice for this optimizer or after training has begun, or the optimizer
-                holds parameters that this model does not have.
+                holds no parameter of this model.
         """
-        known = {id(parameter) for parameter in self.module.parameters()}
-        foreign = [
-            (number, parameter)
-            for number, group in enumerate(optimizer.param_groups)
-            for parameter in group["params"]
-            if id(parameter) not in known
-        ]
-        if foreign:
-            number, parameter = foreign[0]
-            raise UserError(
-                f"the optimizer holds {len(foreign)} parameters that this model does not have, the "
-                f"first in group {number} of shape {tuple(parameter.shape)}; give overlap an "
-                "optimizer of this model's parameters alone"
-            )
         self._require_not_begun("overlap")
+        self._overlap(innermost(optimizer), guard=guard)
+        return optimizer
+
+    def _overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:
+        known = {id(parameter) for parameter in self.module.parameters()}
+        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            raise UserError(
+                "the optimizer holds no parameter of this model; give overlap an optimizer of this "
+                "model's parameters"
+            )
         wrapped = self._wrapped
         if guard and wrapped.guard is None:
             wrapped.guard = Guard()
-        wrapped.optimizers.append(DeferredOptimizer(optimizer, weakref.WeakMethod(self._deferral)))
+        wrapped.optimizers.append(
+            DeferredOptimizer.of(optimizer, weakref.WeakMethod(self._deferral))
+        )
         if is_compiled(self.module) and wrapped.why_not_deferred is None:
             self._stop_deferring(_why_not_compiled(self.module))
         if is_tensor_parallel(self._exchanged.values()):
@@ -359,7 +413,6 @@ class DistributedDataParallel(TorchDDP):
             engine.deferral.guard = wrapped.guard
             if self.defers:
                 engine.let_defer()
-        return optimizer
 
     @property
     def defers(self) -> bool:
@@ -669,6 +722,30 @@ class DistributedDataParallel(TorchDDP):
         """Return the record of this run so far."""
         return record_of(self._wrapped, self._runner, why_not_planned=self._why_not_planned)
 
+    def metrics(self) -> dict[str, float]:
+        """Return what can be logged at every step, as numbers by name; nothing is measured for it.
+
+        ``syncline/iteration``; ``syncline/steady``, whether measuring is over; and where they are
+        known ``syncline/iteration_s`` of the last iteration, ``syncline/ddp_iteration_s`` of stock
+        DDP, ``syncline/predicted_iteration_s``, ``syncline/exposed_communication_s``,
+        ``syncline/messages`` an iteration and ``syncline/overlaps``, whether updates wait for the
+        next forward pass. Times are in seconds.
+        """
+        if self._runner is None:
+            return {}
+        tuning, times_s = self._runner.tuning, self._runner.steady_iteration_s
+        known: dict[str, float | None] = {
+            "iteration": tuning.iteration,
+            "steady": self._runner.steady,
+            "iteration_s": times_s[-1] if times_s else None,
+            "ddp_iteration_s": tuning.baseline.iteration_s if tuning.baseline else None,
+            "predicted_iteration_s": tuning.predicted_planned_s,
+            "exposed_communication_s": self.exposed_communication_s,
+            "messages": len(self.plan.messages) if self.plan else None,
+            "overlaps": self._deferral() is not None and self.defers,
+        }
+        return {f"syncline/{name}": float(x) for name, x in known.items() if x is not None}
+
     def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
         """Write all measurements and predictions into a directory, with ``report.html``.
 
@@ -728,25 +805,65 @@ class DistributedDataParallel(TorchDDP):
             )
 
 
-def _refusal(
-    planner: str,
-    plan: Plan | None,
-    profile: Profile | None,
-    network: Network | None,
-    arguments: Mapping[str, Any],
-) -> UserError | None:
-    """Return the error for arguments that cannot be used, or None if they can."""
-    if plan is not None and (profile is not None or network is not None):
-        return UserError(
-            "a plan was given, so a profile or network would be ignored; give one or the other"
+class _Options(NamedTuple):
+    """What a user asks of Syncline's class."""
+
+    planner: str = "auto"
+    plan: Plan | None = None
+    profile: Profile | None = None
+    network: Network | None = None
+    check: bool = True
+    compression: Compression | None = None
+    overlap_optimizers: bool = False
+
+    def require_same(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
+        """Raise on all ranks if they differ, or on this one if it cannot go on.
+
+        Args:
+            module: of this rank.
+            arguments: for torch's class.
+        """
+        refused = self._refusal(module, arguments) or refused_compression(
+            module, self.compression, self.plan, planner=self.planner, check=self.check
         )
-    if arguments.get("bucket_cap_mb_list"):
-        return UserError(
-            "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
-            "DistributedDataParallel"
-        )
-    try:
-        planner_named(planner)
-    except UserError as error:
-        return error
-    return None
+        require_same_training(module, self._asdict(), arguments, refused)
+
+    def _refusal(self, module: nn.Module, arguments: Mapping[str, Any]) -> UserError | None:
+        """Return the error for arguments that cannot be used, or None if they can."""
+        if self.plan is not None and (self.profile is not None or self.network is not None):
+            return UserError(
+                "a plan was given, so a profile or network would be ignored; give one or the other"
+            )
+        if arguments.get("bucket_cap_mb_list"):
+            return UserError(
+                "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
+                "DistributedDataParallel"
+            )
+        ignored = ignored_by_ddp(module)
+        for name, inner in module.named_modules():
+            prefix = f"{name}." if name else ""
+            if isinstance(inner, TorchDDP) and any(
+                p.requires_grad and prefix + own not in ignored
+                for own, p in inner.named_parameters()
+            ):
+                return UserError(WRAPPED_TWICE)
+        try:
+            planner_named(self.planner)
+        except UserError as error:
+            return error
+        return None
+
+
+class _FirstStep:
+    """Lets a wrapper overlap each optimizer of its parameters when it is first stepped."""
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self._wrapper = weakref.ref(wrapper)
+
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        wrapper = self._wrapper()
+        if wrapper is None or any(o.optimizer is optimizer for o in wrapper._wrapped.optimizers):
+            return
+        known = {id(parameter) for parameter in wrapper._exchanged.values()}
+        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            wrapper._overlap(optimizer)

@@ -102,6 +102,86 @@ def own(side: Side) -> None:
     train(side, lambda p: Signs(p, lr=0.01))
 
 
+class Counting(Signs):
+    """Counts its steps in its groups, as timm's Lamb does, and sums weights (schedule-free)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group["sum"] = group.get("sum", 0.0) + group["lr"] ** 2
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] ** 2 / group["sum"] / group["step"])
+
+
+def _groups(parameters: Any) -> list[dict[str, Any]]:
+    first, *others = parameters
+    return [{"params": [first], "lr": 0.2}, {"params": others}]
+
+
+@feature("An optimizer that counts its steps in its parameter groups", OVERLAPS)
+def counting(side: Side) -> None:
+    train(side, lambda p: Counting(_groups(p), lr=0.05))
+
+
+@feature("`step(None)` and `step(closure=None)`", OVERLAPS)
+def stepped_with_none(side: Side) -> None:
+    ddp = side.wrap(Net(), loss_of)
+    optimizer = side.overlap(ddp, optim.AdamW(ddp.parameters(), lr=0.01))
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        _ = optimizer.step(None) if step % 2 else optimizer.step(closure=None)
+    side.finish(ddp, optimizer)
+
+
+class Around(torch.optim.Optimizer):
+    """Shows the groups of the optimizer inside it, without torch's constructor (Accelerate)."""
+
+    def __init__(self, inside: torch.optim.Optimizer) -> None:
+        self.inside = inside
+
+    param_groups = property(lambda self: self.inside.param_groups)  # type: ignore[assignment]
+    state = property(lambda self: self.inside.state)  # type: ignore[assignment]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inside.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inside.state_dict()
+
+    def step(self, closure: Any = None) -> None:
+        self.inside.step(closure)
+
+
+class LookingAhead(Around):
+    """Moves the weights back towards slow ones now and then, as timm's Lookahead does."""
+
+    count, slow = 0, ()
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.slow = self.slow or [p.detach().clone() for p in parameters]
+        self.count += 1
+        if self.count % 6 == 0:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow, parameters, strict=True):
+                    slow.lerp_(fast, 0.5)
+                    fast.copy_(slow)
+
+
+@feature("an optimizer inside a framework's (Accelerate, Lightning)", OVERLAPS)
+def around(side: Side) -> None:
+    train(side, lambda p: Around(optim.SGD(p, lr=0.1, momentum=0.9)))
+
+
+@feature("an optimizer inside another that reads the weights at some steps (Lookahead)", OVERLAPS)
+def looking_ahead(side: Side) -> None:
+    train(side, lambda p: LookingAhead(optim.SGD(p, lr=0.1, momentum=0.9)))
+
+
 class Normed(Signs):
     """Steps by the norm of all gradients together."""
 
@@ -252,7 +332,7 @@ def lbfgs(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("`step` with a closure", SYNCHRONOUS)
+@feature("`step` with a closure that it calls once, first", OVERLAPS)
 def closures(side: Side) -> None:
     ddp = side.wrap(Net(), loss_of)
     optimizer = side.overlap(ddp, optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9))

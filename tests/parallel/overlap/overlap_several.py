@@ -74,6 +74,35 @@ def gan_one(side: Side) -> None:
     _gan(side, freeze=False, both=False)
 
 
+@feature("one optimizer over two models", OVERLAPS)
+def over_two(side: Side) -> None:
+    first, second = side.wrap(Net(), loss_of), side.wrap(Net(), loss_of)
+    parameters = [*first.parameters(), *second.parameters()]
+    optimizer = side.overlap(first, Adam(parameters, lr=0.01))
+    optimizer = side.overlap(second, optimizer)
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss = loss_of(first, step) + loss_of(second, step + 1)
+        loss.backward()
+        optimizer.step()
+        side.note("loss", loss)
+    side.finish(first, optimizer)
+    side.finish(second)
+
+
+@feature("one optimizer over two models, one of them overlapped", OVERLAPS)
+def over_one_of_two(side: Side) -> None:
+    first, second = side.wrap(Net(), loss_of), side.wrap(Net(), loss_of)
+    parameters = [*first.parameters(), *second.parameters()]
+    optimizer = side.overlap(first, Adam(parameters, lr=0.01))
+    for step in side.steps:
+        optimizer.zero_grad()
+        (loss_of(first, step) + loss_of(second, step + 1)).backward()
+        optimizer.step()
+    side.finish(first, optimizer)
+    side.finish(second)
+
+
 def _split(ddp: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     parameters = list(ddp.parameters())
     return parameters[:3], parameters[3:]

@@ -133,6 +133,14 @@ class Counting(Custom):
             group["k"] = group.get("k", 0) + 1
 
 
+class CountingParameters(Custom):
+    """Counts in the group, but once a parameter."""
+
+    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+        group["k"] = group.get("k", 0) + 1
+        super().update(p, group)
+
+
 class CountingAttribute(Custom):
     def __init__(self, params: Parameters) -> None:
         super().__init__(params)
@@ -269,6 +277,7 @@ VARIANTS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, dict[str, Any]]
     "Muon": (torch.optim.Muon, {"plain": {}, "nesterov": {"nesterov": False}}),
     "Lamb": (Lamb, {"plain": {}}),
     "Centred": (Centred, {"plain": {}}),
+    "Counting": (Counting, {"plain": {}}),
 }
 SEPARABLE = {
     f"{name}-{variant}": functools.partial(kind, **options)
@@ -376,7 +385,7 @@ WHY_NOT: dict[str, tuple[Make, str]] = {
     ),
     "neighbours": (OfNeighbours, "OfNeighbours, tried on a small example, updates a parameter "),
     "noisy": (Noisy, "Noisy, tried on a small example, updates a parameter otherwise "),
-    "counting": (Counting, "its step changes 'k' of parameter group 0"),
+    "counting-parameters": (CountingParameters, "its step changes 'k' of parameter group 0"),
     "counting-attribute": (CountingAttribute, "its step changes its attribute 'steps'"),
     "counting-inside": (CountingInside, "its step changes its attribute 'counts'"),
     "counting-state": (CountingState, "its step changes state that belongs to no parameter"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -18,19 +19,47 @@ from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_step import DeferredStep, is_hooked, step_of
 from syncline.parallel.overlap.guard import KeptParameter
 from syncline.parallel.overlap.pending import PendingState, finish, is_pending
-from syncline.parallel.overlap.separable import STEP_COMPILED, why_not_separable
+from syncline.parallel.overlap.separable import (
+    STEP_COMPILED,
+    calls_closure_first,
+    moves_groups,
+    why_not_separable,
+)
 from syncline.torch_private import (
     SEEN_BY_SCHEDULER,
     STEP_CALLED,
     disable_dynamo,
     eval_frame_callback,
+    is_made_by_torch,
 )
 
-__all__ = ["DeferredOptimizer"]
+__all__ = ["DeferredOptimizer", "innermost"]
+
+CurrentDeferral = Callable[[], Deferral | None]
 
 _MARK = "_syncline_overlap"
 PLAIN = (nn.Parameter, KeptParameter)
 """The classes of parameters that can be made pending."""
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer inside those that frameworks put around it.
+
+    These were not made by torch's constructor, and show the groups of the inner one as theirs.
+
+    Raises:
+        UserError: it is no optimizer, nor around one.
+    """
+    while not is_made_by_torch(optimizer):
+        inside = [o for o in vars(optimizer).values() if isinstance(o, torch.optim.Optimizer)]
+        if len(inside) != 1 or inside[0].param_groups is not optimizer.param_groups:
+            raise UserError(
+                "expected a torch.optim.Optimizer, or an object around one that shows its "
+                f"param_groups, found a {type(optimizer).__name__}; give overlap the optimizer "
+                "inside it"
+            )
+        optimizer = inside[0]
+    return optimizer  # type: ignore[no-any-return]
 
 
 class DeferredOptimizer:
@@ -38,33 +67,25 @@ class DeferredOptimizer:
 
     Args:
         optimizer: keeps its identity, class, state and groups.
-        current: a weak reference to a function that returns the model's present deferral, or None
-            if nothing is ever pending. The optimizer does not keep the model alive.
-
-    Raises:
-        UserError: the optimizer is overlapped already.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        current: weakref.ref[Callable[[], Deferral | None]],
-    ) -> None:
-        if getattr(optimizer, _MARK, None) is not None:
-            raise UserError(
-                "overlap was called twice for this optimizer; its step is deferred already, use "
-                "what the first call returned"
-            )
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.updates = 0
         """How often ``step`` was called; all ranks must agree."""
-        self._reference = current
+        self._models: list[weakref.ref[CurrentDeferral]] = []
+        """Each returns a model's present deferral, or None if nothing of it is ever pending. The
+        optimizer does not keep the models alive."""
         self._said: set[str] = set()
         self.why_not: str | None = why_not_separable(optimizer)
-        """Why the optimizer's steps are synchronous from the start; None if they are not."""
+        """Why the optimizer's steps are synchronous; None if they are not. A reason that lies in
+        the call, such as a closure, holds until a call without it."""
+        self._never = self.why_not is not None
+        """Whether all steps are synchronous."""
+        self._closure_first: bool | None = None
+        """Whether a closure can be called before the step instead; None before there is one."""
+        self._moves_groups = not self._never and moves_groups(optimizer)
         self._check = StepCheck(optimizer, lambda: step_of(optimizer)(optimizer))
-        self._coupled = False
-        """Whether a check has found that its steps must be synchronous."""
         setattr(optimizer, _MARK, weakref.ref(self))
         self.whole_step: Callable[..., Any] = optimizer.step
         """What the user has as the optimizer's step."""
@@ -74,6 +95,27 @@ class DeferredOptimizer:
         optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())
         if self.why_not is not None:
             self._say(self.why_not)
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
+        """Let an optimizer's updates of one more model be deferred.
+
+        Args:
+            optimizer: holds parameters of the model, and perhaps of others.
+            model: returns the model's present deferral.
+
+        Raises:
+            UserError: it was called before for this optimizer and model.
+        """
+        mark = getattr(optimizer, _MARK, None)
+        deferred = cls(optimizer) if mark is None else mark()
+        if any(known() == model() for known in deferred._models):
+            raise UserError(
+                "overlap was called twice for this optimizer; its step is deferred already, use "
+                "what the first call returned"
+            )
+        deferred._models.append(model)
+        return deferred
 
     def _deferred_step(self) -> Any:
         deferred = self
@@ -85,13 +127,41 @@ class DeferredOptimizer:
             setattr(optimizer, STEP_CALLED, True)
             # Checked here: inside any function that is called from here it would be None.
             compiled = eval_frame_callback() is not None
-            if deferred.defer(args, kwargs, compiled=compiled):
-                return None
-            return deferred.whole_step(*args, **kwargs)
+            closure = deferred.closure_before(args, kwargs, compiled=compiled)
+            if closure is None:
+                if deferred.defer(args, kwargs, compiled=compiled):
+                    return None
+                return deferred.whole_step(*args, **kwargs)
+            with torch.enable_grad():
+                loss = closure()
+            if not deferred.defer((), {}, compiled=compiled):
+                deferred.whole_step()
+            return loss
 
         if hasattr(self.whole_step, SEEN_BY_SCHEDULER):
             setattr(step, SEEN_BY_SCHEDULER, True)
         return step
+
+    @disable_dynamo
+    def closure_before(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
+    ) -> Callable[[], Any] | None:
+        """Return the closure of a call, if the step can be deferred once the closure has run.
+
+        Args:
+            args: of the call of ``step``.
+            kwargs: of the same.
+            compiled: whether compiled code has called it.
+        """
+        given = [*args, *kwargs.values()]
+        closure = given[0] if len(given) == 1 and not kwargs.keys() - {"closure"} else None
+        if closure is None or not callable(closure) or self._never or compiled:
+            return None
+        if is_hooked(self.optimizer):  # they see the closure
+            return None
+        if self._closure_first is None:
+            self._closure_first = calls_closure_first(self.optimizer)
+        return closure if self._closure_first else None
 
     @disable_dynamo
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
@@ -105,74 +175,86 @@ class DeferredOptimizer:
         Returns:
             False if the caller must make the whole step now.
         """
-        optimizer, deferral = self.optimizer, self._current()
         self.updates += 1
-        if deferral is None:
+        self._note(args, kwargs, compiled=compiled)
+        deferrals = self._deferrals()
+        if not deferrals:
             self._flush()
             self._check.skip()
             return False
-        deferral.require_whole()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if deferral.anything_due and any(map(deferral.is_due, parameters)):
-            deferral.settle()  # the second step on one exchange
-        reason = self._why_now(deferral, args, kwargs, compiled=compiled)
-        if reason is not None:
-            if reason:
-                self._say(reason)
-            deferral.settle()
+        for deferral in deferrals:
+            deferral.require_whole()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for deferral in deferrals:
+            if deferral.anything_due and any(map(deferral.is_due, parameters)):
+                deferral.settle()  # the second step on one exchange
+        if self.why_not is not None or not self._may_wait(deferrals):
+            for deferral in deferrals:
+                deferral.settle()
             self._check.skip()
             return False
-        deferral.release_read(parameters)
+        for deferral in deferrals:
+            deferral.release_read(parameters)
         present: list[nn.Parameter] = []
-        later: list[nn.Parameter] = []
+        later: list[list[nn.Parameter]] = [[] for _ in deferrals]
         for parameter in parameters:
-            if parameter.grad is not None:
-                # A class of the user's own could not be restored.
-                waits = deferral.awaits(parameter) and type(parameter) in PLAIN
-                (later if waits else present).append(parameter)
-        if not later:
+            if parameter.grad is None:
+                continue
+            # A class of the user's own could not be restored.
+            waits = (d.awaits(parameter) and type(parameter) in PLAIN for d in deferrals)
+            next(itertools.compress(later, waits), present).append(parameter)
+        if not any(later):
             return False
-        step = DeferredStep(optimizer, self._state)
+        step = DeferredStep(self.optimizer, self._state, moves_groups=self._moves_groups)
         if present:
             step.apply(present, [p.grad for p in present if p.grad is not None])
-        deferral.defer(step, later)
+        for deferral, waiting in zip(deferrals, later, strict=True):
+            deferral.defer(step, waiting)
         return True
 
-    def _why_now(
-        self, deferral: Deferral, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
-    ) -> str | None:
-        """Say why this step is not deferred: None if it is, "" if nobody need know."""
+    def _note(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> None:
+        """Note why this call must make the whole step at once, if it must."""
+        if self._never:
+            return
         optimizer = self.optimizer
-        if self.why_not is not None or self._coupled:
-            return ""
-        if not deferral.pending_gradients:
-            return ""
-        if compiled:
-            return STEP_COMPILED
-        if args or kwargs:
-            return "step was called with a closure or other arguments"
-        if is_hooked(optimizer):
-            return "hooks are registered on its step"
         scaled = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
-        if any(value is not None for value in scaled):
-            return "a gradient scaler passes its scale to the optimizer"
-        found = self._check.why_not()
-        self._coupled = found is not None
-        return None if found is None else f"found before step {self.updates}: {found}"
+        if compiled:
+            self.why_not = STEP_COMPILED
+        elif any(value is not None for value in (*args, *kwargs.values())):
+            self.why_not = "step was called with arguments, or a closure that it may call again"
+        elif is_hooked(optimizer):
+            self.why_not = "hooks are registered on its step"
+        elif any(value is not None for value in scaled):
+            self.why_not = "a gradient scaler passes its scale to the optimizer"
+        else:
+            self.why_not = None
+            return
+        self._say(self.why_not)
 
-    def _current(self) -> Deferral | None:
-        current = self._reference()
-        return None if current is None else current()
+    def _may_wait(self, deferrals: Sequence[Deferral]) -> bool:
+        """Say whether gradients are on their way and each parameter is still updated by itself."""
+        if not any(deferral.pending_gradients for deferral in deferrals):
+            return False
+        found = self._check.why_not()
+        if found is None:
+            return True
+        self.why_not, self._never = f"found before step {self.updates}: {found}", True
+        self._say(self.why_not)
+        return False
+
+    def _deferrals(self) -> list[Deferral]:
+        """Return the present deferrals of all models."""
+        currents = (model() for model in self._models)
+        deferrals = (current() for current in currents if current is not None)
+        return [deferral for deferral in deferrals if deferral is not None]
 
     def _before_load(self) -> None:
         self._flush()
         self._check.skip()
 
     def _flush(self) -> None:
-        deferral = self._current()
-        if deferral is not None:
+        for deferral in self._deferrals():
             deferral.flush()
-            return
         for group in self.optimizer.param_groups:  # the wrapper may have been dropped
             for parameter in group["params"]:
                 if is_pending(parameter):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from syncline.parallel.overlap.pending import PendingState
+from syncline.parallel.overlap.trial import move_groups
 from syncline.torch_private import (
     disable_dispatch_modes,
     dispatch_modes,
@@ -33,9 +34,17 @@ class DeferredStep:
     """One call of ``step``: the hyper-parameters and torch's switches as they were then.
 
     A learning-rate scheduler changes them before the update is made.
+
+    Args:
+        optimizer: its parameter groups are copied.
+        state: guards the optimizer's state while updates are due.
+        moves_groups: whether a step moves numbers in the groups, such as a count of steps. They
+            move here, once; each part of the step then begins with the numbers of before.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, state: PendingState) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, state: PendingState, *, moves_groups: bool = False
+    ) -> None:
         self._optimizer = optimizer
         self._state = state
         self._due = 0
@@ -52,11 +61,14 @@ class DeferredStep:
         }
         self._device = members[0].device.type
         self._torch_state = TorchState.now(self._device)
+        if moves_groups:
+            move_groups(optimizer, step_of(optimizer))
 
     def suspend(self, parameters: int) -> None:
         """Note how many parameters' updates are due."""
-        self._due = parameters
-        self._state.hide()
+        self._due += parameters
+        if self._due:
+            self._state.hide()
 
     def make(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
         """Make due updates of some of the parameters, with these gradients."""

@@ -20,10 +20,16 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from syncline.parallel.overlap.trial import why_trial_differs
+from syncline.parallel.overlap import trial
 from syncline.torch_private import COMPILED_FROM, step_hooks
 
-__all__ = ["STEP_COMPILED", "find_shared", "why_not_separable"]
+__all__ = [
+    "STEP_COMPILED",
+    "calls_closure_first",
+    "find_shared",
+    "moves_groups",
+    "why_not_separable",
+]
 
 STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
 """Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
@@ -53,8 +59,18 @@ def why_not_separable(optimizer: Optimizer) -> str | None:
     return (
         _why_not_called_alone(optimizer)
         or _why_sharing(optimizer)
-        or why_trial_differs(optimizer, own_attributes(optimizer))
+        or trial.trial(optimizer, own_attributes(optimizer)).why_not
     )
+
+
+def moves_groups(optimizer: Optimizer) -> bool:
+    """Say whether a step of a separable optimizer moves numbers in its parameter groups."""
+    return trial.trial(optimizer, own_attributes(optimizer)).moves_groups
+
+
+def calls_closure_first(optimizer: Optimizer) -> bool:
+    """Say whether ``step(closure)`` of a separable optimizer is ``closure()``, then ``step()``."""
+    return trial.calls_closure_first(optimizer, own_attributes(optimizer))
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import random
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,13 +18,16 @@ from torch.optim import Optimizer
 
 __all__ = [
     "PLAIN",
+    "Trial",
+    "calls_closure_first",
     "corner",
     "kind_of_parameter",
+    "move_groups",
     "moving",
     "normal",
     "same",
     "small",
-    "why_trial_differs",
+    "trial",
 ]
 
 MOST_PARAMETERS = 8
@@ -42,12 +46,22 @@ HOOKS = (
 )
 
 
-def why_trial_differs(optimizer: Optimizer, own: Mapping[str, Any]) -> str | None:
-    """Say how stepping parameter by parameter differs from one whole step, or None.
+class Trial(NamedTuple):
+    """How stepping parameter by parameter compares with one whole step."""
+
+    why_not: str | None
+    """How it differs; None if it does not."""
+    moves_groups: bool = False
+    """Whether a step moves numbers in the parameter groups, such as a count of steps."""
+
+
+def trial(optimizer: Optimizer, own: Mapping[str, Any]) -> Trial:
+    """Compare stepping parameter by parameter with one whole step.
 
     Two twins with small parameters on the devices of the real ones (so that fused, capturable and
     other device code runs as it will) take the same five steps. Parameters and state must agree
-    to the last bit after each, and hyper-parameters must be left alone.
+    to the last bit after each. Hyper-parameters must be left alone, but for numbers that every
+    part of a step moves alike, and a step without parameters too.
 
     Args:
         optimizer: is only read.
@@ -65,10 +79,58 @@ def why_trial_differs(optimizer: Optimizer, own: Mapping[str, Any]) -> str | Non
         # The step of an unknown optimizer may raise anything; all of it ends in the answer.
         except Exception as error:
             failure = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-    return f"its step failed on a small example ({failure})"
+    return Trial(f"its step failed on a small example ({failure})")
 
 
-def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> str | None:
+def calls_closure_first(optimizer: Optimizer, own: Mapping[str, Any]) -> bool:
+    """Say whether ``step(closure)`` is ``closure()``, called once, and then ``step()``.
+
+    Args:
+        optimizer: is only read; it has passed the trial.
+        own: its attributes beside those of every optimizer.
+    """
+    calling = _TrialTwin(optimizer, own, with_state=False)
+    plain = _TrialTwin(optimizer, own, with_state=False)
+    generator = torch.Generator().manual_seed(0)
+    loss = object()
+    calls = 0
+
+    def closure() -> object:
+        nonlocal calls
+        calls += 1
+        for parameter, other in zip(calling.parameters, plain.parameters, strict=True):
+            parameter.grad = None if other.grad is None else other.grad.clone()
+        return loss
+
+    with _undisturbed(), contextlib.suppress(Exception):  # one that fails is not such a step
+        for count in (1, 2):
+            for parameter, other in zip(calling.parameters, plain.parameters, strict=True):
+                parameter.grad = None
+                other.grad = normal(other, generator) if other.requires_grad else None
+            _seed(count)
+            returned = calling.step(closure)
+            _seed(count)
+            plain.step()
+            if calls != count or returned is not loss or plain.difference(calling) is not None:
+                return False
+        return True
+    return False
+
+
+def move_groups(optimizer: Optimizer, step: Callable[[Optimizer], object]) -> None:
+    """Move the numbers in an optimizer's groups by a step without parameters."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**group, "params": []} for group in groups]
+    try:
+        step(optimizer)
+        moved = optimizer.param_groups
+    finally:
+        optimizer.param_groups = groups
+    for group, new in zip(groups, moved, strict=True):
+        group.update(_hyper(new))
+
+
+def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> Trial:
     whole = _TrialTwin(optimizer, own, with_state=with_state)
     apart = _TrialTwin(optimizer, own, with_state=with_state)
     generator = torch.Generator().manual_seed(0)
@@ -83,22 +145,18 @@ def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) 
             ours.grad, theirs.grad = gradient, gradient.clone()
         seed = orders.randrange(2**32)
         _seed(seed)
-        changed = whole.step(range(len(whole.parameters)))
+        changed = whole.step_whole()
         if changed is not None:
-            return changed
+            return Trial(changed)
         _seed(seed)
         # Not in the order of the parameters, in which even a shared generator would agree.
         order = orders.sample(range(len(apart.parameters)), len(apart.parameters))
         if order == sorted(order):
             order.reverse()
-        for index in order:
-            changed = apart.step([index])
-            if changed is not None:
-                return changed
-        difference = whole.difference(apart)
+        difference = apart.step_apart(order, moves_groups=whole.moved) or whole.difference(apart)
         if difference is not None:
-            return difference
-    return None
+            return Trial(difference)
+    return Trial(None, whole.moved)
 
 
 class _TrialTwin:
@@ -130,32 +188,46 @@ class _TrialTwin:
             param_groups=groups,
         )
         self._twin = twin
-        self._own = tuple(own)
+        self.moved = False
+        """Whether a whole step has moved numbers in the groups."""
 
-    def step(self, indices: Sequence[int]) -> str | None:
-        """Step the parameters of ``indices`` as the engine does; say what else that changed."""
-        stepped = {id(self.parameters[index]) for index in indices}
-        groups = self._twin.param_groups
-        reduced, numbers = [], []
-        for number, group in enumerate(groups):
-            subset = [p for p in group["params"] if id(p) in stepped]
-            if subset:
-                reduced.append({**group, "params": subset})
-                numbers.append(number)
-        before = copy.deepcopy([_hyper(group) for group in reduced])
-        self._twin.param_groups = reduced
-        try:
-            type(self._twin).step(self._twin)
-            left = self._twin.param_groups
-        finally:
-            self._twin.param_groups = groups
-        if len(left) != len(reduced):
+    def step(self, *args: Any) -> Any:
+        """Make the step of the optimizer's class."""
+        return type(self._twin).step(self._twin, *args)
+
+    def step_whole(self) -> str | None:
+        """Make a whole step; say what it changed beside parameters, state and numbers in groups."""
+        before = copy.deepcopy([_hyper(group) for group in self._twin.param_groups])
+        self.step()
+        if len(self._twin.param_groups) != len(before):
             return "its step changes its parameter groups"
-        for number, old, group in zip(numbers, before, left, strict=True):
-            new = _hyper(group)
-            for key in sorted({*old, *new}):
-                if key not in old or key not in new or not same(old[key], new[key]):
-                    return f"its step changes {key!r} of parameter group {number}"
+        for number, (old, group) in enumerate(zip(before, self._twin.param_groups, strict=True)):
+            for key in _changed(old, group):
+                if not all(type(hyper.get(key, 0)) in (int, float) for hyper in (old, group)):
+                    return _change(key, number)
+                self.moved = True
+        return None
+
+    def step_apart(self, order: Sequence[int], *, moves_groups: bool) -> str | None:
+        """Step one parameter after the other, as the engine does; say what else that changed."""
+        twin = self._twin
+        groups = twin.param_groups
+        before = copy.deepcopy([_hyper(group) for group in groups])
+        if moves_groups:
+            move_groups(twin, type(twin).step)
+        number_of = {id(p): n for n, group in enumerate(groups) for p in group["params"]}
+        for index in order:
+            number = number_of[id(self.parameters[index])]
+            twin.param_groups = [{**before[number], "params": [self.parameters[index]]}]
+            try:
+                self.step()
+                left = twin.param_groups
+            finally:
+                twin.param_groups = groups
+            if len(left) != 1:
+                return "its step changes its parameter groups"
+            for key in _changed(groups[number], left[0]):
+                return _change(key, number)
         return None
 
     def difference(self, other: _TrialTwin) -> str | None:
@@ -171,6 +243,10 @@ class _TrialTwin:
                     f"{self._name}, tried on a small example, leaves another state when a "
                     f"parameter is stepped without the others (parameter {index})"
                 )
+        groups = zip(self._twin.param_groups, other._twin.param_groups, strict=True)
+        for number, pair in enumerate(groups):
+            for key in _changed(*pair):
+                return _change(key, number)
         if not same(self._state_of_none(), other._state_of_none()):
             return "its step changes state that belongs to no parameter"
         for name in {**vars(self._twin), **vars(other._twin)}:
@@ -185,6 +261,16 @@ class _TrialTwin:
         """Return the entries of the state that belong to none of the parameters."""
         known = {id(parameter) for parameter in self.parameters}
         return {key: value for key, value in self._twin.state.items() if id(key) not in known}
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the keys of what differs in a group, other than its parameters."""
+    keys = sorted({*old, *new} - {"params"})
+    return [k for k in keys if k not in old or k not in new or not same(old[k], new[k])]
+
+
+def _change(key: str, number: int) -> str:
+    return f"its step changes {key!r} of parameter group {number}"
 
 
 def _hyper(group: Mapping[str, Any]) -> dict[str, Any]:
