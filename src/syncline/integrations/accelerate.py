@@ -1,0 +1,55 @@
+"""Hugging Face Accelerate: a handler that lets ``Accelerator`` exchange gradients by plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+from torch import nn
+
+from syncline.errors import UserError
+from syncline.parallel.ddp import DistributedDataParallel
+
+__all__ = ["SynclineKwargs"]
+
+DDP_ARGUMENTS = frozenset(DistributedDataParallelKwargs.__dataclass_fields__)
+
+
+class SynclineKwargs(DistributedDataParallelKwargs):
+    """``Accelerator(kwargs_handlers=[SynclineKwargs()])`` trains with Syncline.
+
+    Models are wrapped by Accelerate as ever, then planned; optimizers are overlapped when they
+    first step.
+
+    Args:
+        arguments: those of Accelerate's ``DistributedDataParallelKwargs``, and ``planner``,
+            ``plan`` and so on of ``syncline.DistributedDataParallel``.
+
+    Raises:
+        UserError: a communication hook is asked for: it would replace the planned exchange.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        ours = arguments.keys() - DDP_ARGUMENTS
+        self.options = {"overlap_optimizers": True, **{name: arguments.pop(name) for name in ours}}
+        super().__init__(**arguments)
+        if self.comm_hook != DDPCommunicationHookType.NO:
+            raise UserError(
+                f"comm_hook={self.comm_hook.value!r} would replace the exchange that Syncline "
+                "plans; leave it out, or for 16 bits give compression='bfloat16' or 'float16'"
+            )
+
+    @property
+    def __class__(self) -> type[DistributedDataParallelKwargs]:
+        """Accelerate looks handlers up by their class, and knows its own alone."""
+        return DistributedDataParallelKwargs
+
+    def to_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the arguments for torch's class."""
+        arguments: dict[str, Any] = super().to_dict(*args, **kwargs)
+        del arguments["options"]
+        return arguments
+
+    def register_comm_hook(self, model: nn.Module) -> None:
+        """Let the model be planned; Accelerate calls this when it has wrapped it."""
+        DistributedDataParallel.convert(model, **self.options)  # type: ignore[arg-type]

@@ -1,0 +1,81 @@
+"""Lightning: ``Trainer(strategy="syncline")`` exchanges gradients by plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+
+from syncline.parallel.ddp import DistributedDataParallel
+
+__all__ = ["SynclineStrategy"]
+
+OPTIONS = frozenset({"planner", "plan", "profile", "network", "check", "compression"})
+
+
+class SynclineStrategy(DDPStrategy):
+    """Lightning's ``DDPStrategy``, planned and overlapped.
+
+    Rank 0 logs ``syncline/...`` (see ``DistributedDataParallel.metrics``) as often as the Trainer
+    logs, and writes the report into ``syncline`` in the logger's folder when fitting ends.
+
+    Args:
+        arguments: those of ``DDPStrategy``, and ``planner``, ``plan`` and so on of
+            ``syncline.DistributedDataParallel``.
+    """
+
+    strategy_name = "syncline"
+
+    def __init__(self, **arguments: Any) -> None:
+        self._options = {name: arguments.pop(name) for name in OPTIONS & arguments.keys()}
+        self._trainer: Trainer | None = None
+        self._report_in: Path | None = None
+        super().__init__(**arguments)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Prepare a run; fitting overlaps the optimizers."""
+        super().setup(trainer)
+        self._trainer = trainer
+        if trainer.state.fn == TrainerFn.FITTING:
+            assert isinstance(self.model, DistributedDataParallel)
+            for optimizer in self.optimizers:
+                self.model.overlap(optimizer)
+            folder = trainer.log_dir or trainer.default_root_dir
+            self._report_in = Path(folder) / "syncline"
+
+    def configure_ddp(self) -> None:
+        """Wrap the model in torch's class, as ever, and plan its exchange."""
+        super().configure_ddp()
+        DistributedDataParallel.convert(self.model, **self._options)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Log what is known of the last steps."""
+        super().on_train_batch_start(batch, batch_idx)
+        trainer, model = self._trainer, self.model
+        assert trainer is not None
+        if not (self.is_global_zero and isinstance(model, DistributedDataParallel)):
+            return
+        if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
+            for logger in trainer.loggers:
+                logger.log_metrics(model.metrics(), step=trainer.global_step)
+
+    def teardown(self) -> None:
+        """Write the report, then end the run."""
+        if (
+            self.is_global_zero
+            and self._report_in is not None
+            and isinstance(self.model, DistributedDataParallel)
+        ):
+            self.model.save_report(self._report_in)
+        super().teardown()
+
+
+StrategyRegistry.register(
+    SynclineStrategy.strategy_name,
+    SynclineStrategy,
+    description="DDP with measured, planned and overlapped gradient exchange",
+    override=True,
+)
