@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
+    "integrations": RUNTIME | {"parallel"},
     "cli": RUNTIME
     | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}
     | {"__init__"},

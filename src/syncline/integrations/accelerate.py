@@ -40,7 +40,7 @@ class SynclineKwargs(DistributedDataParallelKwargs):
             )
 
     @property
-    def __class__(self) -> type[DistributedDataParallelKwargs]:
+    def __class__(self) -> Any:  # type: ignore[misc]
         """Accelerate looks handlers up by their class, and knows its own alone."""
         return DistributedDataParallelKwargs
 

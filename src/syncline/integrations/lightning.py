@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.parallel.ddp import DistributedDataParallel
 
@@ -49,6 +50,7 @@ class SynclineStrategy(DDPStrategy):
     def configure_ddp(self) -> None:
         """Wrap the model in torch's class, as ever, and plan its exchange."""
         super().configure_ddp()
+        assert isinstance(self.model, TorchDDP)
         DistributedDataParallel.convert(self.model, **self._options)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -58,7 +60,8 @@ class SynclineStrategy(DDPStrategy):
         assert trainer is not None
         if not (self.is_global_zero and isinstance(model, DistributedDataParallel)):
             return
-        if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
+        every: int = getattr(trainer, "log_every_n_steps", 0)
+        if every and trainer.global_step % every == 0:
             for logger in trainer.loggers:
                 logger.log_metrics(model.metrics(), step=trainer.global_step)
 

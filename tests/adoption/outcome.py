@@ -1,0 +1,36 @@
+"""What a framework's run came to, as one line of JSON for the test that has started it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncline.parallel.ddp import DistributedDataParallel
+
+PLANNED = {"planner": "tictac", "check": False}
+"""A plan that the engine runs and that leaves messages to the next forward pass."""
+
+
+class Overlapping:
+    """Counts steps after which updates were left to the next forward pass."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def note(self, model: nn.Module) -> None:
+        """Look at a wrapped model right after a step."""
+        if isinstance(model, DistributedDataParallel):
+            deferral = model._deferral()
+            self.steps += deferral is not None and deferral.anything_due
+
+
+def write(folder: str, rank: int, module: nn.Module, **noted: Any) -> None:
+    """Write the digest of a model's parameters and what else was noted."""
+    flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+    digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))

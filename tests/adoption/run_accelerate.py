@@ -1,0 +1,55 @@
+"""Trains with Accelerate: ``run_accelerate.py KIND stock|syncline FOLDER``, under torchrun."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from syncline.integrations.accelerate import SynclineKwargs
+from tests.adoption.outcome import PLANNED, Overlapping, write
+from tests.parallel.overlap.overlap_rig import holding
+
+WIDTH = 48
+
+
+def main(kind: str, which: str, folder: str) -> None:
+    torch.manual_seed(0)
+    handlers: list[Any] = [SynclineKwargs(**PLANNED)] if which == "syncline" else []
+    accelerator = Accelerator(cpu=True, kwargs_handlers=handlers, gradient_accumulation_steps=2)
+    model: Any = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)])
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
+    data: Any = DataLoader(TensorDataset(torch.randn(8000, WIDTH)), batch_size=16)
+    model, optimizer, data, schedule = accelerator.prepare(model, optimizer, data, schedule)
+    overlapping = Overlapping()
+    for number, (x,) in enumerate(data):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).square().mean())
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 100.0)
+            optimizer.step()
+            schedule.step()
+            overlapping.note(model)
+            optimizer.zero_grad()
+        if number == 200 and kind == "saved":
+            accelerator.save_state(folder + "/state")
+            accelerator.load_state(folder + "/state")
+    write(
+        folder,
+        accelerator.process_index,
+        accelerator.unwrap_model(model),
+        wrapper=type(model).__module__,
+        overlapped=overlapping.steps,
+        steps=len(data) // 2,
+    )
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    with holding(0.0):
+        main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""Trains with the Trainer: ``run_transformers.py KIND stock|syncline FOLDER``, under torchrun."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from syncline.integrations.transformers import SynclineCallback
+from tests.adoption.outcome import PLANNED, Overlapping, write
+from tests.parallel.overlap.overlap_rig import holding
+
+WORDS, LENGTH = 64, 24
+
+
+class Watch(TrainerCallback):
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.overlapping = Overlapping()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.overlapping.note(self.trainer.model_wrapped)
+
+
+def main(kind: str, which: str, folder: str) -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)
+    )
+    words = torch.randint(WORDS, (2600, LENGTH), generator=torch.Generator().manual_seed(1))
+    data: Any = [{"input_ids": line, "labels": line} for line in words]
+    options: dict[str, Any] = {"max_grad_norm": 100.0, "gradient_accumulation_steps": 2}
+    if kind == "checkpointed":
+        options = {"max_grad_norm": 100.0, "gradient_checkpointing": True, "bf16": True}
+    watch = Watch()
+    trainer = Trainer(
+        model=model,
+        train_dataset=data,
+        eval_dataset=data[:64],
+        callbacks=[watch],
+        args=TrainingArguments(
+            output_dir=folder,
+            use_cpu=True,
+            per_device_train_batch_size=4,
+            num_train_epochs=1,
+            eval_strategy="steps",
+            eval_steps=40,
+            save_steps=100,
+            report_to=[],
+            disable_tqdm=True,
+            **options,
+        ),
+    )
+    watch.trainer = trainer
+    if which == "syncline":
+        trainer.add_callback(SynclineCallback(trainer, **PLANNED))
+    trainer.train()
+    write(
+        folder,
+        trainer.args.process_index,
+        model,
+        wrapper=type(trainer.model_wrapped).__module__,
+        overlapped=watch.overlapping.steps,
+        steps=trainer.state.global_step,
+    )
+
+
+if __name__ == "__main__":
+    with holding(0.0):
+        main(*sys.argv[1:])
