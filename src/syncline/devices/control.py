@@ -49,13 +49,10 @@ class Control(Protocol):
 
 
 class GroupControl:
-    """:class:`Control` over a native group, which has deadlines and notices ranks that end.
+    """:class:`Control` over a native group, on which nothing else may run.
 
-    A message takes part in the group's order: before the next :meth:`gather`, every message must
-    have been heard.
-
-    Args:
-        group: nothing else may run on it.
+    The group has deadlines and notices ranks that end. A message takes part in its order: before
+    the next :meth:`gather`, every message must have been heard.
     """
 
     def __init__(self, group: Group) -> None:
@@ -100,10 +97,8 @@ class GroupControl:
         given = ctypes.create_string_buffer(note, len(note))
         result = ctypes.create_string_buffer(len(note) * self.ranks)
         self._group.all_gather(_elements(given), _elements(result), attended=True).wait()
-        return [
-            result.raw[first : first + len(note)]
-            for first in range(0, len(note) * self.ranks, len(note) or 1)
-        ] or [b""] * self.ranks
+        size = len(note)
+        return [result.raw[rank * size : (rank + 1) * size] for rank in range(self.ranks)]
 
 
 def _elements(memory: ctypes.Array[ctypes.c_char]) -> Elements:

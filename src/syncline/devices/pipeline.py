@@ -11,6 +11,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 from torch import Tensor
@@ -63,8 +64,8 @@ class Pipeline:
         self._control = control
         self._device = device
         self._window = window
-        self._push, self._pull, self._combine = (device.stream() for _ in range(3))
-        streams = self._push, self._pull, self._combine
+        self._streams = streams = tuple(device.stream() for _ in range(3))
+        self._push, self._pull, self._combine = streams
         self._scratch = device.allocate(block_bytes * window, streams)
         self._scratch_read: list[Event | None] = [None] * window
         """Events after which the reduction has read a slot of the scratch memory."""
@@ -121,9 +122,8 @@ class Pipeline:
             PeerError: a rank has ended, or did not answer in time.
         """
         device, caller = self._device, self._device.current_stream()
-        streams = (self._push, self._pull, self._combine)
         begun = self._recorded(caller)
-        for stream in streams:
+        for stream in self._streams:
             device.wait(stream, begun)
         touched: dict[int, Event] = {}
         try:
@@ -140,12 +140,12 @@ class Pipeline:
                 self._outbox.settle()
         finally:
             # Also after an error: the caller may reuse the memory.
-            for stream in streams:
+            for stream in self._streams:
                 device.wait(caller, self._recorded(stream))
 
     def quiet(self) -> list[Event]:
         """Return events that are reached once the streams are done."""
-        return [self._recorded(stream) for stream in (self._push, self._pull, self._combine)]
+        return [self._recorded(stream) for stream in self._streams]
 
     def let_go_of_peers(self) -> None:
         """Close the other ranks' memory; nothing can be run any more."""
@@ -154,16 +154,14 @@ class Pipeline:
     def _send(self, part: Tensor, before: Event | None) -> Event:
         """Send a block to the next rank, after an event."""
         assert self._outbox is not None
-        if before is not None:
-            self._device.wait(self._push, before)
+        self._wait(self._push, before)
         self._outbox.push(part)
         return self._recorded(self._push)
 
     def _receive(self, part: Tensor, before: Event | None) -> Event:
         """Receive a block in place of one that was sent before."""
         assert self._inbox is not None
-        if before is not None:
-            self._device.wait(self._pull, before)
+        self._wait(self._pull, before)
         self._inbox.pull(part)
         return self._recorded(self._pull)
 
@@ -172,19 +170,20 @@ class Pipeline:
         assert self._inbox is not None
         device, slot = self._device, self._inbox.slot
         scratch = slot_of(self._scratch, slot, self._window, part)
-        read = self._scratch_read[slot]
-        if read is not None:
-            device.wait(self._pull, read)
+        self._wait(self._pull, self._scratch_read[slot])
         self._inbox.pull(scratch)
         device.wait(self._combine, self._recorded(self._pull))
-        if before is not None:
-            device.wait(self._combine, before)
+        self._wait(self._combine, before)
         device.combine(self._combine, reduction, scratch, part)
         if divisor != 1:
             device.divide(self._combine, part, divisor)
         done = self._recorded(self._combine)
         self._scratch_read[slot] = done
         return done
+
+    def _wait(self, stream: Stream, event: Event | None) -> None:
+        if event is not None:
+            self._device.wait(stream, event)
 
     def _recorded(self, stream: Stream) -> Event:
         event = self._device.event()
@@ -207,38 +206,24 @@ class Pipeline:
                 )
 
 
+@dataclass(slots=True, eq=False)
 class _PipelineEnd:
-    """What both ends have in common.
+    """What both ends have in common."""
 
-    Args:
-        device: of this rank.
-        control: exchanges notifications with the peer.
-        peer: the rank at the other end.
-        stream: on which this end copies.
-        staging: the sender's buffer, of as many equal slots as there are events; dtype uint8.
-        ready: the sender's events, one a slot.
-        taken: the receiver's.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        control: Control,
-        peer: int,
-        stream: Stream,
-        staging: Tensor,
-        ready: Sequence[Event],
-        taken: Sequence[Event],
-    ) -> None:
-        self._device = device
-        self._control = control
-        self._peer = peer
-        self._stream = stream
-        self._staging = staging
-        self._ready = ready
-        self._taken = taken
-        self._passed = 0
-        """Blocks that have been sent, or received, so far."""
+    _device: Device
+    _control: Control
+    _peer: int
+    """The rank at the other end."""
+    _stream: Stream
+    """On which this end copies."""
+    _staging: Tensor
+    """The sender's buffer, of as many equal slots as there are events; dtype uint8."""
+    _ready: Sequence[Event]
+    """The sender's events, one a slot."""
+    _taken: Sequence[Event]
+    """The receiver's."""
+    _passed: int = 0
+    """Blocks that have been sent, or received, so far."""
 
     @property
     def slot(self) -> int:
@@ -250,14 +235,7 @@ class Outbox(_PipelineEnd):
     """The sending end."""
 
     def push(self, block: Tensor) -> None:
-        """Put a block into the next slot, after the stream's work so far.
-
-        Args:
-            block: of shape ``(elements,)``, at most a slot.
-
-        Raises:
-            PeerError: the receiver has ended, or does not take what was sent in time.
-        """
+        """Put a block of shape ``(elements,)`` into the next slot, after the stream's work."""
         number, slot = self._passed, self.slot
         window = len(self._ready)
         if number >= window:
@@ -278,14 +256,7 @@ class Inbox(_PipelineEnd):
     """The receiving end."""
 
     def pull(self, into: Tensor) -> None:
-        """Receive the next block, after the stream's work so far.
-
-        Args:
-            into: of shape ``(elements,)`` and the dtype that were sent.
-
-        Raises:
-            PeerError: the sender has ended, or sends nothing in time.
-        """
+        """Receive the next block, of the shape and dtype sent, after the stream's work so far."""
         slot = self.slot
         self._control.hear(self._peer, "ready", self._passed)
         self._device.wait(self._stream, self._ready[slot])
