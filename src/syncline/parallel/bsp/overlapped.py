@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from syncline.errors import UserError
 from syncline.parallel.bsp.algorithm import Algorithm, Job
 from syncline.torch_private import tree_leaves
 
@@ -102,11 +101,7 @@ class Overlapped(Algorithm):
     def gradient_ready(self, index: int) -> None:
         """Go on to the next layer when one is complete (lines 9 to 11)."""
         if self._layer_of[index] >= self._reducing:
-            raise UserError(
-                f"the gradient of {self.job.names[index]!r} came again after it was sent; a "
-                "parameter that is shared between reentrant checkpoints does this: take "
-                "use_reentrant=False"
-            )
+            raise self.job.sent_before(index)
         self._ready.add(index)
         while self._reducing > 0 and self._members[self._reducing - 1] <= self._ready:
             self._reduce_next()
@@ -140,17 +135,13 @@ START = -1
 """In place of a module: the beginning of the forward pass."""
 
 
-class ModuleLayer:
-    """Parameters that are needed when a module begins.
+class ModuleLayer(NamedTuple):
+    """Parameters that are needed when a module begins."""
 
-    Args:
-        gate: the module; None: the model's forward pass itself.
-        indices: of the parameters.
-    """
-
-    def __init__(self, gate: nn.Module | None, indices: list[int]) -> None:
-        self.gate = gate
-        self.indices = indices
+    gate: nn.Module | None
+    """The module; None: the model's forward pass itself."""
+    indices: list[int]
+    """Of the parameters."""
 
 
 class LayerOrder(TorchFunctionMode):

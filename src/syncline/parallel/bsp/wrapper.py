@@ -122,7 +122,13 @@ class BspSgd(nn.Module):
         )
         Values([*module.parameters(), *module.buffers()]).broadcast(self._channel)
         self._root_buffers = Values(list(module.buffers()))
-        self._algorithm = _algorithm(self._job, algorithm, planner, synchronise_every)
+        self._algorithm: Algorithm
+        if algorithm == 1:
+            self._algorithm = Overlapped(self._job)
+        elif algorithm == 2:
+            self._algorithm = ReduceBroadcast(self._job, planner)
+        else:
+            self._algorithm = AllReduce(self._job, synchronise_every)
         self._synchronises = True
         self._backward_under_way = False
         self._iteration_start: tuple[float, float] | None = None
@@ -310,13 +316,3 @@ def _require(
             f"the optimizer holds {len(foreign)} parameters that this model does not have, which "
             "BSP-SGD would never exchange; give it an optimizer of this model's parameters alone"
         )
-
-
-def _algorithm(
-    job: Job, number: int, planner: MergingPlanner | None, synchronise_every: int
-) -> Algorithm:
-    if number == 1:
-        return Overlapped(job)
-    if number == 2:
-        return ReduceBroadcast(job, planner)
-    return AllReduce(job, synchronise_every)
