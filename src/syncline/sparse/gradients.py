@@ -63,11 +63,7 @@ def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Make sure that gradients can be compressed.
-
-    Args:
-        model: without a wrapper.
-        parameters: that get gradients, by name.
+    """Make sure that these gradients of a model without a wrapper can be compressed.
 
     Raises:
         UserError: there are none, or one cannot be.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -104,21 +104,25 @@ class HostMemory:
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that is the concatenation of these tensors."""
-        lengths = [tensor.numel() for tensor in tensors]
-        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+        for tensor, part in _placed(tensors, vector):
             tensor.numpy()[part.indices] += part.values
 
     def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Set the elements at a vector's entries to zero."""
-        lengths = [tensor.numel() for tensor in tensors]
-        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+        for tensor, part in _placed(tensors, vector):
             tensor.numpy()[part.indices] = 0
 
     def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
         """Set the concatenation of these tensors to this vector."""
-        lengths = [tensor.numel() for tensor in tensors]
-        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+        for tensor, part in _placed(tensors, vector):
             tensor.zero_().numpy()[part.indices] = part.values
+
+
+def _placed(
+    tensors: Sequence[torch.Tensor], vector: SparseVector
+) -> Iterator[tuple[torch.Tensor, SparseVector]]:
+    """Yield each tensor with its part of a vector that is the concatenation of all."""
+    return zip(tensors, vector.parts([tensor.numel() for tensor in tensors]), strict=True)
 
 
 def _is_zero(values: torch.Tensor) -> bool:

@@ -30,14 +30,10 @@ class SparseTransport:
     """Sends and receives for one rank of a process group that nothing else uses meanwhile."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        """Use a group.
+        """Use a group of any backend that sends tensors of the CPU.
 
         Its methods are called directly, so that works can complete after the user has destroyed
-        all groups.
-
-        Args:
-            group: of any backend that sends tensors of the CPU.
-            timeout: after which a peer that does not answer counts as lost.
+        all groups. A peer that does not answer within the timeout counts as lost.
         """
         self._group = group
         self._timeout = timeout
@@ -72,11 +68,9 @@ class SparseTransport:
         return outcome
 
     def all_reduce(self, values: torch.Tensor, *, counted: bool = True) -> None:
-        """Add up a dense tensor over all ranks, in place.
+        """Add up a contiguous tensor of the CPU over all ranks, in place.
 
-        Args:
-            values: contiguous, on the CPU.
-            counted: whether it counts as sent.
+        It is added to :attr:`sent_bytes` if ``counted``.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.

@@ -57,7 +57,7 @@ class TorchMemory:
             foreach_add_(velocities, added)
             added = velocities
         foreach_add_(residuals, added)
-        together = _joined(residuals)
+        together = residuals[0] if len(residuals) == 1 else torch.cat(residuals)
         magnitude = magnitudes(together)
         there = largest(magnitude, lengths, counts)
         values = together[there].cpu().numpy()
@@ -66,7 +66,9 @@ class TorchMemory:
         odd = indices[~np.isfinite(values)]
         if len(odd):
             return int(np.searchsorted(np.cumsum(lengths), odd[0], side="right"))
-        _clear(residuals, together, there)
+        together.index_fill_(0, there, 0)
+        if len(residuals) > 1:
+            foreach_copy_(residuals, [*together.split([r.numel() for r in residuals])])
         return SparseVector(sum(lengths), indices, values)
 
     def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
@@ -96,23 +98,6 @@ def _largest_of_each(tensors: Sequence[torch.Tensor]) -> list[float]:
         for number, norm in zip(present, torch.stack([*norms]).tolist(), strict=True):
             found[number] = norm
     return found
-
-
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat([*tensors])
-
-
-def _clear(tensors: Sequence[torch.Tensor], together: torch.Tensor, indices: torch.Tensor) -> None:
-    """Set elements to zero.
-
-    Args:
-        tensors: to change.
-        together: the result of :func:`_joined`.
-        indices: of elements of ``together``.
-    """
-    together.index_fill_(0, indices, 0)
-    if len(tensors) > 1:
-        foreach_copy_([*tensors], [*together.split([t.numel() for t in tensors])])
 
 
 def _placed(
@@ -168,7 +153,9 @@ def largest(magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[in
         taken.
     """
     device = magnitude.device
-    guesses = _guesses(magnitude, lengths, counts)
+    parts_and_counts = zip(magnitude.split([*lengths]), counts, strict=True)
+    guessed = [_guessed(part, k) for part, k in parts_and_counts]
+    guesses = {n: guess for n, guess in enumerate(guessed) if guess is not None}
     ends = torch.tensor(lengths, device=device).cumsum(0)
     while True:
         candidates = torch.nonzero(magnitude > _expanded(guesses, lengths, device)).view(-1)
@@ -206,20 +193,8 @@ def _expanded(
     return thresholds.repeat_interleave(repeats, output_size=sum(lengths))
 
 
-def _guesses(
-    magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[int]
-) -> dict[int, torch.Tensor]:
-    """Return guessed thresholds, each of shape (), of the parts that are worth it, by number."""
-    found = {}
-    for number, (part, k) in enumerate(zip(magnitude.split([*lengths]), counts, strict=True)):
-        guess = _guessed(part, k)
-        if guess is not None:
-            found[number] = guess
-    return found
-
-
 def _guessed(magnitude: torch.Tensor, k: int) -> torch.Tensor | None:
-    """Return a magnitude that somewhat more than k exceed, estimated from a sample, or None."""
+    """Return a magnitude, of shape (), that somewhat more than k exceed, from a sample, or None."""
     elements = magnitude.numel()
     if elements < SAMPLED_FROM:
         return None
