@@ -225,16 +225,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._rank
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the group, even if operations are under way."""
         self._complete_no_more()
         self._dump_no_more()
         for group in (self._inner, self._outer):
             if group is not None:
                 group.close()
 
-    def abort(self) -> None:
-        """Leave the group, even if operations are under way."""
-        self.shutdown()
+    abort = shutdown
 
     # ------------------------------------------------------------------ collectives
 
@@ -258,11 +256,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ),
         )
 
-    def allreduce_coalesced(
-        self, tensors: list[torch.Tensor], opts: Any = None
-    ) -> BackendWork | None:
-        """Reduce each tensor over all ranks, in place."""
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> BackendWork | None:
         """Copy the root's tensors to all ranks."""

@@ -82,11 +82,9 @@ def _require_dense(tensor: torch.Tensor) -> None:
 
 
 def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
-    """Return a contiguous tensor's elements.
+    """Return the elements of a contiguous, dense tensor on the CPU.
 
-    Args:
-        tensor: on the CPU, dense.
-        copies: they are only moved, so they may be treated as bytes.
+    If ``copies``, they are only moved, so they may be treated as bytes.
     """
     _require_dense(tensor)
     if tensor.is_complex() and not copies:
