@@ -154,14 +154,16 @@ class Pipeline:
     def _send(self, part: Tensor, before: Event | None) -> Event:
         """Send a block to the next rank, after an event."""
         assert self._outbox is not None
-        self._wait(self._push, before)
+        if before is not None:
+            self._device.wait(self._push, before)
         self._outbox.push(part)
         return self._recorded(self._push)
 
     def _receive(self, part: Tensor, before: Event | None) -> Event:
         """Receive a block in place of one that was sent before."""
         assert self._inbox is not None
-        self._wait(self._pull, before)
+        if before is not None:
+            self._device.wait(self._pull, before)
         self._inbox.pull(part)
         return self._recorded(self._pull)
 
@@ -170,20 +172,19 @@ class Pipeline:
         assert self._inbox is not None
         device, slot = self._device, self._inbox.slot
         scratch = slot_of(self._scratch, slot, self._window, part)
-        self._wait(self._pull, self._scratch_read[slot])
+        read = self._scratch_read[slot]
+        if read is not None:
+            device.wait(self._pull, read)
         self._inbox.pull(scratch)
         device.wait(self._combine, self._recorded(self._pull))
-        self._wait(self._combine, before)
+        if before is not None:
+            device.wait(self._combine, before)
         device.combine(self._combine, reduction, scratch, part)
         if divisor != 1:
             device.divide(self._combine, part, divisor)
         done = self._recorded(self._combine)
         self._scratch_read[slot] = done
         return done
-
-    def _wait(self, stream: Stream, event: Event | None) -> None:
-        if event is not None:
-            self._device.wait(stream, event)
 
     def _recorded(self, stream: Stream) -> Event:
         event = self._device.event()
@@ -235,7 +236,14 @@ class Outbox(_PipelineEnd):
     """The sending end."""
 
     def push(self, block: Tensor) -> None:
-        """Put a block of shape ``(elements,)`` into the next slot, after the stream's work."""
+        """Put a block into the next slot, after the stream's work so far.
+
+        Args:
+            block: of shape ``(elements,)``, at most a slot.
+
+        Raises:
+            PeerError: the receiver has ended, or does not take what was sent in time.
+        """
         number, slot = self._passed, self.slot
         window = len(self._ready)
         if number >= window:
@@ -256,7 +264,14 @@ class Inbox(_PipelineEnd):
     """The receiving end."""
 
     def pull(self, into: Tensor) -> None:
-        """Receive the next block, of the shape and dtype sent, after the stream's work so far."""
+        """Receive the next block, after the stream's work so far.
+
+        Args:
+            into: of shape ``(elements,)`` and the dtype that were sent.
+
+        Raises:
+            PeerError: the sender has ended, or sends nothing in time.
+        """
         slot = self.slot
         self._control.hear(self._peer, "ready", self._passed)
         self._device.wait(self._stream, self._ready[slot])

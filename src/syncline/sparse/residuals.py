@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from syncline.errors import MismatchError, quoted
 from syncline.model.recipe import Recipe
@@ -17,7 +18,7 @@ from syncline.sparse.vector import Quota, SparseVector
 
 __all__ = ["Residuals", "Treatment", "resharded"]
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 
 
 class Residuals:
@@ -46,7 +47,7 @@ class Residuals:
     def __contains__(self, name: str) -> bool:
         return name in self._residuals
 
-    def taken(self, name: str) -> torch.Tensor:
+    def taken(self, name: str) -> Tensor:
         """Return a copy of a parameter's residual, of shape (elements,), and leave zeros."""
         residual = self._residuals[name]
         taken = residual.clone()
@@ -78,22 +79,22 @@ class Residuals:
         """Let residuals be of no particular learning rate."""
         self._rates.clear()
 
-    def copy_of(self, name: str) -> list[torch.Tensor]:
+    def copy_of(self, name: str) -> list[Tensor]:
         """Return copies of a parameter's residual and velocity, for :meth:`restore`."""
         kept = (self._residuals, self._velocities)
         return [tensors[name].clone() for tensors in kept if name in tensors]
 
-    def restore(self, name: str, copies: Sequence[torch.Tensor]) -> None:
+    def restore(self, name: str, copies: Sequence[Tensor]) -> None:
         """Restore what :meth:`copy_of` returned."""
         kept = [each for each in (self._residuals, self._velocities) if name in each]
         for tensors, copied in zip(kept, copies, strict=True):
             tensors[name].copy_(copied)
 
-    def of(self, name: str) -> torch.Tensor:
+    def of(self, name: str) -> Tensor:
         """Return the residual of a parameter, of shape (elements,)."""
         return self._residuals[name]
 
-    def velocity_of(self, name: str) -> torch.Tensor | None:
+    def velocity_of(self, name: str) -> Tensor | None:
         """Return the velocity of a parameter, of shape (elements,), if there are any."""
         return self._velocities.get(name)
 

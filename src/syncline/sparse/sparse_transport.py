@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from syncline.errors import MismatchError, PeerError
 from syncline.measure.exchange import describe_error
@@ -67,7 +68,7 @@ class SparseTransport:
             raise self._refused
         return outcome
 
-    def all_reduce(self, values: torch.Tensor, *, counted: bool = True) -> None:
+    def all_reduce(self, values: Tensor, *, counted: bool = True) -> None:
         """Add up a contiguous tensor of the CPU over all ranks, in place.
 
         It is added to :attr:`sent_bytes` if ``counted``.
@@ -82,7 +83,7 @@ class SparseTransport:
         except RuntimeError as error:
             raise self._lost("dense gradients were exchanged", error) from None
 
-    def average_rounded(self, values: torch.Tensor) -> torch.Tensor:
+    def average_rounded(self, values: Tensor) -> Tensor:
         """Return the average over all ranks of values of 16 bits.
 
         Every rank gets everybody's values of its share, adds them up in float32 in the order of the
@@ -158,7 +159,7 @@ class SparseTransport:
             return Refusal(self.rank, UNREADABLE, sender or 0)
 
 
-def _bytes(values: torch.Tensor) -> torch.Tensor:
+def _bytes(values: Tensor) -> Tensor:
     """Return contiguous values as bytes, without a copy, for a collective."""
     return keepalive(values.view(torch.uint8))
 

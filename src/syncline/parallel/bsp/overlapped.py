@@ -66,8 +66,7 @@ class Overlapped(Algorithm):
         """Broadcast the first layer's weights (line 2)."""
         self._need(0)
 
-    def _layer_begins(self, number: int, module: nn.Module, args: Any) -> None:
-        del module, args
+    def _layer_begins(self, number: int, *_: Any) -> None:
         with self.job.channel.waiting():
             self._need(number)
 
@@ -168,13 +167,11 @@ class LayerOrder(TorchFunctionMode):
         handles = []
         for number, module in enumerate(self._modules):
 
-            def enter(module: nn.Module, args: Any, number: int = number) -> None:
-                del module, args
+            def enter(_module: nn.Module, _args: Any, number: int = number) -> None:
                 self._entered.setdefault(number, len(self._entered))
                 self._running.append(number)
 
-            def leave(module: nn.Module, args: Any, output: Any) -> None:
-                del module, args, output
+            def leave(*_: Any) -> None:
                 self._running.pop()
 
             handles.append(module.register_forward_pre_hook(enter))

@@ -245,14 +245,12 @@ class BspSgd(nn.Module):
 
     # ------------------------------------------------------------------ inside
 
-    def _backward_begins(self, gradient: Tensor | None = None) -> None:
-        del gradient
+    def _backward_begins(self, _gradient: Tensor | None = None) -> None:
         if self._synchronises and not self._backward_under_way:
             self._backward_under_way = True
             queue_callback(self._after_backward)
 
-    def _gradient_ready(self, index: int, parameter: Tensor) -> None:
-        del parameter
+    def _gradient_ready(self, index: int, _parameter: Tensor) -> None:
         if self._synchronises:
             self._backward_begins()
             with self._channel.waiting():
@@ -263,16 +261,14 @@ class BspSgd(nn.Module):
         with self._channel.waiting():
             self._algorithm.after_backward()
 
-    def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
-        del optimizer
+    def _before_update(self, _: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
         if any(argument is not None for argument in (*args[1:], *kwargs.values())):
             raise UserError(
                 "BSP-SGD: step() was given a closure, whose backward passes would each exchange "
                 "gradients; call step() without one, with an optimizer that needs none"
             )
 
-    def _after_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
-        del optimizer, args, kwargs
+    def _after_update(self, *_: Any) -> None:
         measuring = self.measuring
         with self._channel.waiting():
             self._algorithm.after_update()
