@@ -17,7 +17,7 @@ import msgspec
 from torch import Tensor
 
 from syncline.collectives.schedule import Step
-from syncline.devices.control import Control, decoded
+from syncline.devices.control import GroupControl, decoded
 from syncline.devices.device import Device, Event, Stream
 from syncline.errors import MismatchError, PeerError
 
@@ -60,7 +60,9 @@ class Pipeline:
         UserError: the device's memory or events cannot be shared.
     """
 
-    def __init__(self, control: Control, device: Device, *, block_bytes: int, window: int) -> None:
+    def __init__(
+        self, control: GroupControl, device: Device, *, block_bytes: int, window: int
+    ) -> None:
         self._control = control
         self._device = device
         self._window = window
@@ -212,7 +214,7 @@ class _PipelineEnd:
     """What both ends have in common."""
 
     _device: Device
-    _control: Control
+    _control: GroupControl
     _peer: int
     """The rank at the other end."""
     _stream: Stream

@@ -175,10 +175,10 @@ class Session:
     def prepare(
         self, gradients: Sequence[NamedGradient], *, message: int, after: Sequence[Any]
     ) -> Callable[[], None]:
-        """Select what one message sends; return what exchanges it; see :class:`SparseReducer`.
+        """Select what one message sends; return what exchanges it.
 
-        Both are complete on the device when they return. ``after`` holds the marks of
-        :attr:`context` after which the gradients are complete.
+        See :meth:`SparseReducer.prepare`. Both are complete on the device when they return.
+        ``after`` holds the marks of :attr:`context` after which the gradients are complete.
         """
         with self.context.after(after):
             if self._scaler is not None:
