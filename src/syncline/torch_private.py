@@ -92,8 +92,7 @@ unsafe_preserve_version_counter = _unsafe_preserve_version_counter
 
 def sequence_number_of(node: Any) -> int:
     """Return when autograd made a node, which says which submodule made it."""
-    number: int = node._sequence_nr()
-    return number
+    return int(node._sequence_nr())
 
 
 # ------------------------------------------------------------------ switches of torch
@@ -142,8 +141,7 @@ def dispatch_keys() -> tuple[Any, Any]:
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """Return how many references C++ holds to a storage: to know whether anyone else has it."""
-    count: int = torch._C._storage_Use_Count(storage._cdata)
-    return count
+    return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 tree_leaves: Callable[[Any], list[Any]] = _tree_leaves

@@ -124,9 +124,7 @@ class FlightRecorder:
     def entries(self, group: Any, number: int) -> list[dict[str, Any]]:
         """Return the records in NCCL's form, but for their ``record_id``.
 
-        Args:
-            group: the process group.
-            number: of the group in this process.
+        The group has this number in this process.
         """
         return [
             {
@@ -284,11 +282,8 @@ def _content(rank: int, groups: Sequence[tuple[Any, Sequence[int]]]) -> dict[str
         entries += found
         dropped += recorder.begun - len(found)
         name = group.getGroupName()
-        configuration[name] = {
-            "name": name,
-            "desc": group.getGroupDesc(),
-            "ranks": str(list(ranks)),
-        }
+        description, members = group.getGroupDesc(), str(list(ranks))
+        configuration[name] = {"name": name, "desc": description, "ranks": members}
         last = {"scheduled": 0, "started": 0, "completed": 0}
         for entry in found:
             if not entry["is_p2p"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from syncline.errors import PeerError
@@ -13,25 +15,22 @@ SHORTEST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
 """Intervals between polls of the store. The store's own wait could not be interrupted."""
 
 
+@dataclass(slots=True, eq=False)
 class MonitoredBarrier:
     """Ranks that meet in the store, so that it works also where their group has failed.
 
     Source: the same as Gloo's ``monitored_barrier``: rank 0 waits for the others, one after the
     other, and then lets them go on.
-
-    Args:
-        store: where the ranks of the group look.
-        meeting: unique to the group in this store.
-        rank: this rank.
-        ranks: how many there are.
     """
 
-    def __init__(self, store: Any, meeting: str, rank: int, ranks: int) -> None:
-        self._store = store
-        self._meeting = meeting
-        self._rank = rank
-        self._ranks = ranks
-        self._number = 0
+    _store: Any
+    """Where the ranks of the group look."""
+    _meeting: str
+    """Unique to the group in this store."""
+    _rank: int
+    _ranks: int
+    _number: int = 0
+    """How many barriers there were."""
 
     def wait(self, timeout_s: float, wait_all_ranks: bool) -> None:
         """Return once all ranks have come.
@@ -54,12 +53,8 @@ class MonitoredBarrier:
                     "ranks that did not come"
                 )
             return
-        missing = []
-        for rank in range(1, self._ranks):
-            if not self._comes(self._key(rank), deadline):
-                missing.append(rank)
-                if not wait_all_ranks:
-                    break
+        late = (r for r in range(1, self._ranks) if not self._comes(self._key(r), deadline))
+        missing = list(late if wait_all_ranks else itertools.islice(late, 1))
         if missing:
             many = "ranks" if len(missing) > 1 else "rank"
             raise PeerError(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from syncline.backend.flight_recorder import Dumper, FlightRecorder, Record, from_torch
 from syncline.backend.monitored_barrier import MonitoredBarrier
@@ -225,16 +226,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._rank
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the group, even if operations are under way."""
         self._complete_no_more()
         self._dump_no_more()
         for group in (self._inner, self._outer):
             if group is not None:
                 group.close()
 
-    def abort(self) -> None:
-        """Leave the group, even if operations are under way."""
-        self.shutdown()
+    abort = shutdown
 
     # ------------------------------------------------------------------ collectives
 
@@ -242,7 +241,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     # waits here and returns no work object, which torch allows: making one takes as long as a
     # collective of 4 KiB.
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackendWork | None:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> BackendWork | None:
         """Reduce each tensor over all ranks, in place."""
         reduction, attended = reduction_of(opts, tensors), _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
@@ -258,13 +257,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ),
         )
 
-    def allreduce_coalesced(
-        self, tensors: list[torch.Tensor], opts: Any = None
-    ) -> BackendWork | None:
-        """Reduce each tensor over all ranks, in place."""
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> BackendWork | None:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> BackendWork | None:
         """Copy the root's tensors to all ranks."""
         root, attended = opts.rootRank, _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], MOVED)):
@@ -281,7 +276,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ),
         )
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> BackendWork | None:
+    def reduce(self, tensors: list[Tensor], opts: Any) -> BackendWork | None:
         """Reduce each tensor over all ranks; the root gets the result, in place."""
         reduction, root, attended = reduction_of(opts, tensors), opts.rootRank, _attended(opts)
         if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
@@ -339,7 +334,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             record.end()
 
     def all_gather_single(
-        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+        self, output: Tensor, given: Tensor, opts: Any = None
     ) -> BackendWork | None:
         """Collect every rank's tensor in one, in the order of ranks."""
         attended = _attended(opts)
@@ -360,9 +355,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
-    def _gather_single(
-        self, output: torch.Tensor, given: torch.Tensor, attended: bool
-    ) -> BackendWork:
+    def _gather_single(self, output: Tensor, given: Tensor, attended: bool) -> BackendWork:
         return self._into(
             output,
             given,
@@ -371,10 +364,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         )
 
     def allgather(
-        self,
-        outputs: list[list[torch.Tensor]],
-        inputs: list[torch.Tensor],
-        opts: Any = None,
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Collect every rank's tensor in a list, in the order of ranks."""
         del opts
@@ -386,10 +376,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
 
     def allgather_coalesced(
-        self,
-        outputs: list[list[torch.Tensor]],
-        inputs: list[torch.Tensor],
-        opts: Any = None,
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Collect several tensors; ``outputs[r]`` are those of rank r."""
         del opts
@@ -404,7 +391,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
 
     def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Collect several tensors, each in one."""
 
@@ -418,7 +405,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+        self, output: Tensor, given: Tensor, opts: Any = None
     ) -> BackendWork | None:
         """Reduce a tensor over all ranks; rank r gets the r-th part."""
         reduction, attended = reduction_of(opts, [given]), _attended(opts)
@@ -441,7 +428,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
 
     def _scatter_single(
-        self, output: torch.Tensor, given: torch.Tensor, reduction: str, attended: bool
+        self, output: Tensor, given: Tensor, reduction: str, attended: bool
     ) -> BackendWork:
         return self._into(
             output,
@@ -452,10 +439,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         )
 
     def reduce_scatter(
-        self,
-        outputs: list[torch.Tensor],
-        inputs: list[list[torch.Tensor]],
-        opts: Any = None,
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> BackendWork:
         """Reduce a list of tensors over all ranks; rank r gets the r-th."""
 
@@ -473,7 +457,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._begun("reduce_scatter", _flat(inputs), begin, outputs=outputs)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Reduce several tensors over all ranks; rank r gets the r-th part of each."""
 
@@ -488,12 +472,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def gather(
-        self,
-        outputs: list[list[torch.Tensor]],
-        inputs: list[torch.Tensor],
-        opts: Any,
-    ) -> BackendWork:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> BackendWork:
         """Collect every rank's tensor at the root."""
 
         def begin() -> BackendWork:
@@ -506,12 +485,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
         return self._begun("gather", inputs, begin, outputs=_flat(outputs))
 
-    def scatter(
-        self,
-        outputs: list[torch.Tensor],
-        inputs: list[list[torch.Tensor]],
-        opts: Any,
-    ) -> BackendWork:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> BackendWork:
         """Give every rank one of the root's tensors."""
 
         def begin() -> BackendWork:
@@ -524,7 +498,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._begun("scatter", _flat(inputs), begin, outputs=outputs)
 
     def alltoall(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Send the r-th tensor to rank r; get the r-th from it."""
         del opts
@@ -539,8 +513,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def all_to_all_single(
         self,
-        output: torch.Tensor,
-        given: torch.Tensor,
+        output: Tensor,
+        given: Tensor,
         output_sizes: Sequence[int] | None = None,
         input_sizes: Sequence[int] | None = None,
         opts: Any = None,
@@ -560,16 +534,12 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackendWork:
+    def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> BackendWork:
         """Send tensors to one rank."""
         return self._begun("send", tensors, lambda: self._send(tensors, peer, tag), peer=peer)
 
     def _send(
-        self,
-        tensors: list[torch.Tensor],
-        peer: int,
-        tag: int = 0,
-        part_of: Parted | None = None,
+        self, tensors: list[Tensor], peer: int, tag: int = 0, part_of: Parted | None = None
     ) -> BackendWork:
         return self._each(
             tensors,
@@ -579,16 +549,12 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ordered=False,
         )
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackendWork:
+    def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> BackendWork:
         """Receive what a rank sends next."""
         return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag), peer=peer)
 
     def _receive(
-        self,
-        tensors: list[torch.Tensor],
-        peer: int | None,
-        tag: int = 0,
-        part_of: Parted | None = None,
+        self, tensors: list[Tensor], peer: int | None, tag: int = 0, part_of: Parted | None = None
     ) -> BackendWork:
         return self._each(
             tensors,
@@ -597,7 +563,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             ordered=False,
         )
 
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> BackendWork:
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> BackendWork:
         """Receive from whichever rank sends first; ``BackendWork._source_rank()`` says which."""
         return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag), peer=-1)
 
@@ -606,10 +572,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def _begun(
         self,
         name: str,
-        tensors: Sequence[torch.Tensor],
+        tensors: Sequence[Tensor],
         begin: Callable[[], BackendWork],
         *,
-        outputs: Sequence[torch.Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
         peer: int | None = None,
     ) -> BackendWork:
         """Begin an operation that the flight recorder and the profiler see."""
@@ -627,7 +593,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def _each(
         self,
-        tensors: Sequence[torch.Tensor],
+        tensors: Sequence[Tensor],
         start: Callable[[Elements], Pending],
         *,
         copies: bool = False,
@@ -649,8 +615,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def _into(
         self,
-        output: torch.Tensor,
-        given: torch.Tensor,
+        output: Tensor,
+        given: Tensor,
         start: Callable[[Elements, Elements], Pending],
         *,
         copies: bool = False,
@@ -663,7 +629,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         )
         return BackendWork([pending], [output], self._completer, finishes)
 
-    def _gather_all(self, parts: Sequence[torch.Tensor], given: torch.Tensor) -> BackendWork:
+    def _gather_all(self, parts: Sequence[Tensor], given: Tensor) -> BackendWork:
         if all(part.numel() == given.numel() for part in parts):
             whole = given.new_empty(len(parts) * given.numel())
             work = self._gather_single(whole, given.reshape(-1), attended=False)
@@ -680,7 +646,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._together(works, parts)
 
     def _reduce_to_each(
-        self, output: torch.Tensor, parts: Sequence[torch.Tensor], reduction: str
+        self, output: Tensor, parts: Sequence[Tensor], reduction: str
     ) -> BackendWork:
         """Reduce parts that differ in size."""
         dense = [part.contiguous().clone() for part in parts]
@@ -699,8 +665,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def _to_each(
         self,
         part_of: Parted,
-        sent: dict[int, torch.Tensor],
-        taken: dict[int, torch.Tensor],
+        sent: dict[int, Tensor],
+        taken: dict[int, Tensor],
         results: Any = None,
     ) -> BackendWork:
         """Send a tensor to each of some ranks, and receive one from each of some."""
@@ -746,11 +712,11 @@ def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup,
     return dist.get_rank() if dist.is_initialized() else own, groups
 
 
-def _flat(lists: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [tensor for tensors in lists for tensor in tensors]
 
 
-def _alone(tensors: Sequence[torch.Tensor]) -> bool:
+def _alone(tensors: Sequence[Tensor]) -> bool:
     """Say whether this is one tensor and no profiler runs."""
     return len(tensors) == 1 and not profiling()
 

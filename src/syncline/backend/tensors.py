@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from syncline.errors import UserError
 from syncline.groups import Elements
@@ -49,7 +50,7 @@ SUM = dist.ReduceOp.SUM
 OPERATORS = {getattr(dist.ReduceOp, torchs): ours for torchs, ours in REDUCTIONS.items()}
 
 
-def plain(tensor: torch.Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements | None:
+def plain(tensor: Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements | None:
     """Return a tensor's elements if it is contiguous and of one of these dtypes, else None.
 
     It does what :func:`as_dense` and :func:`elements_of` do, in a fifth of their time.
@@ -66,13 +67,13 @@ def plain(tensor: torch.Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements |
     return Elements(tensor.data_ptr(), tensor.numel(), dtype, tensor)
 
 
-def as_dense(tensor: torch.Tensor) -> torch.Tensor:
+def as_dense(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor with the same elements: the tensor itself, if it is."""
     _require_dense(tensor)
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
-def _require_dense(tensor: torch.Tensor) -> None:
+def _require_dense(tensor: Tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise UserError(
             f"backend syncline exchanges dense tensors on the CPU, not {tensor.layout} on "
@@ -81,12 +82,10 @@ def _require_dense(tensor: torch.Tensor) -> None:
         )
 
 
-def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
-    """Return a contiguous tensor's elements.
+def elements_of(tensor: Tensor, *, copies: bool) -> Elements:
+    """Return the elements of a contiguous, dense tensor on the CPU.
 
-    Args:
-        tensor: on the CPU, dense.
-        copies: they are only moved, so they may be treated as bytes.
+    If ``copies``, they are only moved, so they may be treated as bytes.
     """
     _require_dense(tensor)
     if tensor.is_complex() and not copies:
@@ -102,7 +101,7 @@ def elements_of(tensor: torch.Tensor, *, copies: bool) -> Elements:
     return Elements(tensor.data_ptr(), tensor.numel(), dtype, tensor)
 
 
-def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
+def reduction_of(opts: Any, tensors: Sequence[Tensor]) -> str:
     """Return our name of the reduction in torch's options; the sum without options.
 
     Raises:
@@ -121,9 +120,7 @@ def reduction_of(opts: Any, tensors: Sequence[torch.Tensor]) -> str:
     )
 
 
-def parts_of(
-    tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int
-) -> tuple[torch.Tensor, ...]:
+def parts_of(tensor: Tensor, sizes: Sequence[int] | None, ranks: int) -> tuple[Tensor, ...]:
     """Return a tensor's part for each rank: of these sizes in its first dimension, or equal parts.
 
     Raises:
@@ -136,7 +133,7 @@ def parts_of(
     return tuple(tensor.chunk(ranks)) if len(tensor) else (tensor,) * ranks
 
 
-def copying(to: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+def copying(to: Tensor, source: Tensor) -> Callable[[], None]:
     """Return a function that copies one tensor to another."""
 
     def copy() -> None:

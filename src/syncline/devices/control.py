@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import Counter
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
 from syncline.errors import InternalError, PeerError
 from syncline.groups import Elements, Group
 
-__all__ = ["Control", "GroupControl", "News", "decoded"]
+__all__ = ["GroupControl", "News", "decoded"]
 
 T = TypeVar("T")
 
@@ -24,38 +24,14 @@ NOTE = struct.Struct("<qq")
 SIZE = struct.Struct("<q")
 
 
-class Control(Protocol):
-    """Messages between the hosts of the ranks; none of them waits for a device.
+class GroupControl:
+    """Messages between the hosts of the ranks, over a native group on which nothing else may run.
+
+    None of them waits for a device. A message takes part in the group's order: before the next
+    :meth:`gather`, every message must have been heard.
 
     Raises:
         PeerError: by every call that waits: a rank has ended, or did not answer in time.
-    """
-
-    rank: int
-    ranks: int
-    timeout_s: float
-
-    def gather(self, note: bytes) -> list[bytes]:
-        """Return every rank's note, in order of rank; all ranks must call it."""
-
-    def tell(self, peer: int, news: News) -> None:
-        """Tell a rank that one more slot has come so far; they arrive in the order sent."""
-
-    def hear(self, peer: int, news: News, number: int) -> None:
-        """Return once a rank has sent the news more than ``number`` times."""
-
-    def close(self) -> None:
-        """Leave: others that wait for this rank hear of it."""
-
-
-class GroupControl:
-    """:class:`Control` over a native group, which has deadlines and notices ranks that end.
-
-    A message takes part in the group's order: before the next :meth:`gather`, every message must
-    have been heard.
-
-    Args:
-        group: nothing else may run on it.
     """
 
     def __init__(self, group: Group) -> None:
@@ -67,19 +43,25 @@ class GroupControl:
         self._heard: Counter[tuple[int, News]] = Counter()
 
     def gather(self, note: bytes) -> list[bytes]:
-        """Return every rank's note; notes may differ in length."""
+        """Return every rank's note, in order of rank; all ranks must call it.
+
+        Notes may differ in length.
+        """
         sizes = [SIZE.unpack(size)[0] for size in self._gather_equal(SIZE.pack(len(note)))]
         padded = self._gather_equal(note.ljust(max(sizes), b"\0"))
         return [text[:size] for text, size in zip(padded, sizes, strict=True)]
 
     def tell(self, peer: int, news: News) -> None:
-        """Tell a rank of one more slot; this does not wait until it is heard."""
+        """Tell a rank that one more slot has come so far; this does not wait until it is heard."""
         note = NOTE.pack(KINDS.index(news), self._sent[peer, news])
         self._sent[peer, news] += 1
         self._group.send(_elements(ctypes.create_string_buffer(note, NOTE.size)), peer=peer)
 
     def hear(self, peer: int, news: News, number: int) -> None:
-        """Hear a rank's messages until the news has come; those of the other kind are kept."""
+        """Return once a rank has sent the news more than ``number`` times.
+
+        Messages of the other kind that come before are kept.
+        """
         while self._heard[peer, news] <= number:
             note = ctypes.create_string_buffer(NOTE.size)
             self._group.receive(_elements(note), peer=peer).wait()
@@ -93,17 +75,15 @@ class GroupControl:
             self._heard[peer, heard] += 1
 
     def close(self) -> None:
-        """Close the group."""
+        """Leave: others that wait for this rank hear of it."""
         self._group.close()
 
     def _gather_equal(self, note: bytes) -> list[bytes]:
         given = ctypes.create_string_buffer(note, len(note))
         result = ctypes.create_string_buffer(len(note) * self.ranks)
         self._group.all_gather(_elements(given), _elements(result), attended=True).wait()
-        return [
-            result.raw[first : first + len(note)]
-            for first in range(0, len(note) * self.ranks, len(note) or 1)
-        ] or [b""] * self.ranks
+        size = len(note)
+        return [result.raw[rank * size : (rank + 1) * size] for rank in range(self.ranks)]
 
 
 def _elements(memory: ctypes.Array[ctypes.c_char]) -> Elements:

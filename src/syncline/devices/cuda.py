@@ -108,11 +108,8 @@ class CudaDevice:
         with self._sharing("memory"):
             _, values = reduce_tensor(memory)
         sent = dict(zip(inspect.signature(rebuild_cuda_tensor).parameters, values, strict=True))
-        handle = MemoryHandle(
-            gpu=self._gpu,
-            size_bytes=memory.numel(),
-            **{name: sent[name] for name in TAKEN_OVER},
-        )
+        taken_over = {name: sent[name] for name in TAKEN_OVER}
+        handle = MemoryHandle(gpu=self._gpu, size_bytes=memory.numel(), **taken_over)
         return msgspec.json.encode(handle)
 
     def open(self, handle: bytes) -> Tensor:
@@ -141,9 +138,9 @@ class CudaDevice:
     def open_event(self, handle: bytes) -> Event:
         """Return an event that streams of any GPU can wait for."""
         shared = decoded(handle, EventHandle)
-        index = _number_of(shared.gpu)
+        device = torch.device("cuda", _number_of(shared.gpu))
         with self._sharing("events"):
-            return torch.cuda.Event.from_ipc_handle(torch.device("cuda", index), shared.handle)
+            return torch.cuda.Event.from_ipc_handle(device, shared.handle)
 
     # ------------------------------------------------------------------ work
 

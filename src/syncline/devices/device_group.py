@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from types import TracebackType
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, Self
 
+import msgspec
 import torch
 from torch import Tensor
 
 from syncline.collectives import program
 from syncline.collectives.schedule import Schedule, Step
-from syncline.devices.control import GroupControl
+from syncline.devices.control import GroupControl, decoded
 from syncline.devices.device import REDUCTIONS, Device, Event
 from syncline.devices.pipeline import Pipeline
 from syncline.errors import MismatchError, PeerError, UserError, did_you_mean
@@ -29,14 +28,12 @@ Python, which it should take the copy engines as long to hide; not measured yet.
 DEFAULT_WINDOW = 4
 ALIGNMENT_BYTES = 16
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-CALL = struct.Struct("<5q")
 POLL_S = 1e-3
 
 Kind = Literal["all-reduce", "broadcast", "reduce"]
-COLLECTIVES: tuple[Kind, ...] = get_args(Kind)
 
 
-class DeviceCall(NamedTuple):
+class DeviceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all ranks must call alike."""
 
     collective: Kind
@@ -44,23 +41,6 @@ class DeviceCall(NamedTuple):
     dtype: str
     elements: int
     root: int
-
-    def packed(self) -> bytes:
-        """Return it in numbers."""
-        return CALL.pack(
-            COLLECTIVES.index(self.collective),
-            list(REDUCTIONS).index(self.reduction),
-            DTYPES.index(self.dtype),
-            self.elements,
-            self.root,
-        )
-
-    @classmethod
-    def unpacked(cls, note: bytes) -> DeviceCall:
-        """Return what :meth:`packed` wrote."""
-        collective, reduction, dtype, elements, root = CALL.unpack(note)
-        reductions = list(REDUCTIONS)
-        return cls(COLLECTIVES[collective], reductions[reduction], DTYPES[dtype], elements, root)
 
     def __str__(self) -> str:
         what = f"{self.collective} of {self.elements} elements of {self.dtype}"
@@ -187,12 +167,7 @@ class DeviceGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -214,7 +189,8 @@ class DeviceGroup:
                 )
             assert self._pipeline is not None
             try:
-                calls = [DeviceCall.unpacked(note) for note in self._control.gather(call.packed())]
+                notes = self._control.gather(msgspec.json.encode(call))
+                calls = [decoded(note, DeviceCall) for note in notes]
                 if calls.count(call) == self.ranks:
                     self._pipeline.run(
                         tensor.detach().view(-1),

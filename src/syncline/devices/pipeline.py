@@ -11,12 +11,13 @@ device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 from torch import Tensor
 
 from syncline.collectives.schedule import Step
-from syncline.devices.control import Control, decoded
+from syncline.devices.control import GroupControl, decoded
 from syncline.devices.device import Device, Event, Stream
 from syncline.errors import MismatchError, PeerError
 
@@ -59,12 +60,14 @@ class Pipeline:
         UserError: the device's memory or events cannot be shared.
     """
 
-    def __init__(self, control: Control, device: Device, *, block_bytes: int, window: int) -> None:
+    def __init__(
+        self, control: GroupControl, device: Device, *, block_bytes: int, window: int
+    ) -> None:
         self._control = control
         self._device = device
         self._window = window
-        self._push, self._pull, self._combine = (device.stream() for _ in range(3))
-        streams = self._push, self._pull, self._combine
+        self._streams = streams = tuple(device.stream() for _ in range(3))
+        self._push, self._pull, self._combine = streams
         self._scratch = device.allocate(block_bytes * window, streams)
         self._scratch_read: list[Event | None] = [None] * window
         """Events after which the reduction has read a slot of the scratch memory."""
@@ -121,9 +124,8 @@ class Pipeline:
             PeerError: a rank has ended, or did not answer in time.
         """
         device, caller = self._device, self._device.current_stream()
-        streams = (self._push, self._pull, self._combine)
         begun = self._recorded(caller)
-        for stream in streams:
+        for stream in self._streams:
             device.wait(stream, begun)
         touched: dict[int, Event] = {}
         try:
@@ -140,12 +142,12 @@ class Pipeline:
                 self._outbox.settle()
         finally:
             # Also after an error: the caller may reuse the memory.
-            for stream in streams:
+            for stream in self._streams:
                 device.wait(caller, self._recorded(stream))
 
     def quiet(self) -> list[Event]:
         """Return events that are reached once the streams are done."""
-        return [self._recorded(stream) for stream in (self._push, self._pull, self._combine)]
+        return [self._recorded(stream) for stream in self._streams]
 
     def let_go_of_peers(self) -> None:
         """Close the other ranks' memory; nothing can be run any more."""
@@ -207,38 +209,24 @@ class Pipeline:
                 )
 
 
+@dataclass(slots=True, eq=False)
 class _PipelineEnd:
-    """What both ends have in common.
+    """What both ends have in common."""
 
-    Args:
-        device: of this rank.
-        control: exchanges notifications with the peer.
-        peer: the rank at the other end.
-        stream: on which this end copies.
-        staging: the sender's buffer, of as many equal slots as there are events; dtype uint8.
-        ready: the sender's events, one a slot.
-        taken: the receiver's.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        control: Control,
-        peer: int,
-        stream: Stream,
-        staging: Tensor,
-        ready: Sequence[Event],
-        taken: Sequence[Event],
-    ) -> None:
-        self._device = device
-        self._control = control
-        self._peer = peer
-        self._stream = stream
-        self._staging = staging
-        self._ready = ready
-        self._taken = taken
-        self._passed = 0
-        """Blocks that have been sent, or received, so far."""
+    _device: Device
+    _control: GroupControl
+    _peer: int
+    """The rank at the other end."""
+    _stream: Stream
+    """On which this end copies."""
+    _staging: Tensor
+    """The sender's buffer, of as many equal slots as there are events; dtype uint8."""
+    _ready: Sequence[Event]
+    """The sender's events, one a slot."""
+    _taken: Sequence[Event]
+    """The receiver's."""
+    _passed: int = 0
+    """Blocks that have been sent, or received, so far."""
 
     @property
     def slot(self) -> int:

@@ -44,7 +44,7 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
     text = bytearray(msgspec.json.encode(value))
     world = dist.get_world_size(group)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
-    try:
+    with _naming_the_rank(group):
         own_size = torch.tensor([len(text)], dtype=torch.int64, device=device)
         _all_gather(sizes, own_size, group)
         longest = max(int(size.item()) for size in sizes)
@@ -52,8 +52,6 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
         padded[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
         texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world)]
         _all_gather(texts, padded.to(device), group)
-    except RuntimeError as error:
-        raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
     return [
         msgspec.json.decode(bytes(t[: int(size.item())].cpu().tolist()))
         for t, size in zip(texts, sizes, strict=True)
@@ -65,38 +63,21 @@ def gather_numbers(
 ) -> list[list[float]]:
     """Return every rank's numbers on every rank, in rank order, by one collective.
 
-    Args:
-        values: as many on every rank.
-        group: the process group; all its ranks must call.
-        device: of the tensors that the backend exchanges.
-
-    Raises:
-        PeerError: another rank failed or did not answer within the group's timeout.
+    As :func:`gather_json`, for as many numbers on every rank.
     """
     own = torch.tensor(values, dtype=torch.float64, device=device)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    try:
+    with _naming_the_rank(group):
         _all_gather(everyone, own, group)
-    except RuntimeError as error:
-        raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
     return [numbers.tolist() for numbers in everyone]
 
 
 def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
-    """Return the first rank's ``value`` on every rank.
-
-    Args:
-        value: anything that JSON can hold; only that of the group's rank 0 counts.
-        group: the process group; all its ranks must call.
-        device: of the tensors that the backend exchanges.
-
-    Raises:
-        PeerError: another rank failed or did not answer within the group's timeout.
-    """
+    """Return the value of the group's rank 0 on every rank; otherwise as :func:`gather_json`."""
     source = dist.get_global_rank(group, 0)
     is_source = dist.get_rank(group) == 0
     text = bytearray(msgspec.json.encode(value)) if is_source else bytearray()
-    try:
+    with _naming_the_rank(group):
         size = torch.tensor([len(text)], dtype=torch.int64, device=device)
         dist.broadcast(keepalive(size), source, group=group)
         if is_source:
@@ -104,9 +85,15 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
         else:
             data = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
         dist.broadcast(keepalive(data), source, group=group)
+    return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))
+
+
+@contextmanager
+def _naming_the_rank(group: dist.ProcessGroup) -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:
         raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
-    return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))
 
 
 def _all_gather(

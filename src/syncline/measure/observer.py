@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,12 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from syncline.measure.clock import Clock
-from syncline.torch_private import disable_dynamo, is_compiled, sequence_number_of
+from syncline.torch_private import (
+    compiled_call,
+    disable_dynamo,
+    is_compiled,
+    sequence_number_of,
+)
 
 __all__ = [
     "AutogradGraph",
@@ -116,14 +122,13 @@ class Observer:
         seen.add(module)
         compiled = is_compiled(module)
         is_leaf = compiled or next(module.children(), None) is None
-        if name and (is_leaf or next(module.parameters(recurse=False), None) is not None):
-            for moment, hook in (
-                (Moment.ENTER, module.register_forward_pre_hook),
-                (Moment.EXIT, module.register_forward_hook),
-            ):
-                # Hooks of a module that is compiled in place are compiled with it.
-                if module.__dict__.get("_compiled_call_impl") is None:
-                    self._handles.append(hook(_ModuleHook(self, moment, name)))
+        computes = is_leaf or next(module.parameters(recurse=False), None) is not None
+        # Hooks of a module that is compiled in place are compiled with it.
+        if name and computes and compiled_call(module) is None:
+            enter = _ModuleHook(self, Moment.ENTER, name)
+            leave = _ModuleHook(self, Moment.EXIT, name)
+            self._handles.append(module.register_forward_pre_hook(enter))
+            self._handles.append(module.register_forward_hook(leave))
         if not compiled:
             for child_name, child in module.named_children():
                 self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
@@ -230,11 +235,7 @@ class _ModuleHook:
             self._observer.module_reached(self._moment, self._name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _no_hook, ()
-
-
-def _no_hook() -> Any:
-    return _nothing
+        return partial, (_nothing,)
 
 
 def _nothing(*_: Any) -> None:
@@ -261,15 +262,10 @@ def read_graph(output: Any) -> AutogradGraph:
 
     O(nodes + edges). The nodes are kept alive by the result; drop it after use.
     """
-    nodes: list[Node] = []
-    index: dict[Node, int] = {}
     edges: list[tuple[int, int]] = []
-    stack = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
-    for root in stack:
-        if root not in index:
-            index[root] = len(nodes)
-            nodes.append(root)
-    stack = list(nodes)
+    roots = dict.fromkeys(t.grad_fn for t in tensors_in(output) if t.grad_fn is not None)
+    nodes, stack = list(roots), list(roots)
+    index = {root: number for number, root in enumerate(roots)}
     while stack:
         node = stack.pop()
         for before, _ in node.next_functions:

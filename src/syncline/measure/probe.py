@@ -105,7 +105,8 @@ def probe(
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
         contention = session.contention()
-        sparse = session.sparse() if session.selects else None
+        # Elements are selected where the tensors are, but not on a GPU.
+        sparse = session.sparse() if session.device.type == "cpu" else None
     except RuntimeError as error:
         raise PeerError(
             f"rank {dist.get_rank(group)}: the network probe lost a peer: {error}"
@@ -144,10 +145,10 @@ class _Session:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = group
-        self._device = device
+        self.device = device
 
     def all_reduces(self, sizes: Sequence[int], seconds: float) -> list[Measurement]:
-        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self._device)
+        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
 
         def exchange(size_bytes: int) -> float:
             message = buffer[: size_bytes // 4]
@@ -156,25 +157,17 @@ class _Session:
         times: dict[int, list[float]] = {size: [] for size in sizes}
         first = [exchange(size) for size in sizes]  # connects and warms up
         cheap_s = 0.0
-        for size, seconds_taken in zip(sizes, self._slowest(first), strict=True):
+        for size, own_s, slowest_s in zip(sizes, first, self._slowest(first), strict=True):
             if size <= COSTLY_BYTES:
-                cheap_s += seconds_taken
-        for size, own_s in zip(sizes, first, strict=True):
-            if size > COSTLY_BYTES:
+                cheap_s += slowest_s
+            else:
                 times[size].append(own_s)
         sweeps = min(max(round(seconds / max(cheap_s, 1e-6)), MIN_SWEEPS), MAX_SWEEPS)
         for number in range(sweeps):
             for size in sizes:
                 if size <= COSTLY_BYTES or number < COSTLY_SWEEPS:
                     times[size].append(exchange(size))
-        return [
-            Measurement(
-                size_bytes=size,
-                time_s=lower_quartile(self._slowest(taken)),
-                repetitions=len(taken),
-            )
-            for size, taken in times.items()
-        ]
+        return self._measurements(times, lower_quartile)
 
     def two_at_once(self, sizes: Sequence[int]) -> list[Measurement]:
         """Return what a message takes in a row of them of which two are always under way."""
@@ -190,7 +183,7 @@ class _Session:
         is as long as all of its messages.
         """
         buffers = [
-            torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self._device)
+            torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
             for _ in range(in_flight)
         ]
 
@@ -214,19 +207,14 @@ class _Session:
                     dist.barrier(group=self._group)
                     seconds = self._timed(lambda s=size, n=length: row(s, n, waiter))  # type: ignore[misc]
                     taken.append(seconds / length)
-        return [
-            Measurement(
-                size_bytes=size, time_s=median(self._slowest(taken)), repetitions=len(taken)
-            )
-            for size, taken in times.items()
-        ]
+        return self._measurements(times, median)
 
     def link(self, largest_bytes: int) -> tuple[float, float]:
         """Return alpha in seconds and beta in seconds a byte, from half round trips."""
         rank, last = dist.get_rank(self._group), dist.get_world_size(self._group) - 1
         peer = dist.get_global_rank(self._group, last if rank == 0 else 0)
         sizes = probe_sizes(largest_bytes)[::2]
-        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self._device)
+        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
 
         def exchange(size_bytes: int) -> None:
             message = buffer[: size_bytes // 4]
@@ -248,7 +236,7 @@ class _Session:
 
     def summation(self) -> float:
         """Return the seconds a byte of adding one array to another in memory (gamma)."""
-        a = torch.zeros(SUMMATION_BYTES // 4, device=self._device)
+        a = torch.zeros(SUMMATION_BYTES // 4, device=self.device)
         b = torch.zeros_like(a)
         a.add_(b)  # touches the memory for the first time
         times = [self._timed(lambda: a.add_(b)) for _ in range(SUMMATION_REPETITIONS)]
@@ -260,8 +248,8 @@ class _Session:
         A message, as much computation as takes as long, and both at once: work that alone takes
         ``c`` and ``m`` takes ``s min(c, m) + (max(c, m) - min(c, m))`` together.
         """
-        matrix = torch.ones(MATRIX, MATRIX, device=self._device)
-        message = torch.zeros(CONTENTION_BYTES // 4, device=self._device)
+        matrix = torch.ones(MATRIX, MATRIX, device=self.device)
+        message = torch.zeros(CONTENTION_BYTES // 4, device=self.device)
         products = 1
 
         def compute() -> None:
@@ -295,11 +283,6 @@ class _Session:
         found = (together - longer + shorter) / max(shorter, 1e-9)
         return min(max(round(found, 3), 1.0), LARGEST_CONTENTION)
 
-    @property
-    def selects(self) -> bool:
-        """Whether elements are selected where the tensors are: not on a GPU."""
-        return self._device.type == "cpu"
-
     def sparse(self) -> SparseSpeeds:
         """Return how fast the slowest rank selects and merges while all of them do."""
         dist.barrier(group=self._group)
@@ -307,15 +290,26 @@ class _Session:
         slowest = self._slowest(list(own.values()))
         return SparseSpeeds(**dict(zip(own, slowest, strict=True)))
 
+    def _measurements(
+        self, times: dict[int, list[float]], summary: Callable[[Sequence[float]], float]
+    ) -> list[Measurement]:
+        """Summarise the slowest rank's times of each size."""
+        return [
+            Measurement(
+                size_bytes=size, time_s=summary(self._slowest(taken)), repetitions=len(taken)
+            )
+            for size, taken in times.items()
+        ]
+
     def _timed(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()
         call()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return time.perf_counter() - start
 
     def _slowest(self, times: Sequence[float]) -> list[float]:
         """Return each time as the slowest rank took it, the same on every rank."""
-        tensor = torch.tensor(times, dtype=torch.float64, device=self._device)
+        tensor = torch.tensor(times, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [float(t) for t in tensor.cpu()]

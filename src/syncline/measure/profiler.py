@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,7 +23,7 @@ from syncline.measure.segments import (
     read_iteration,
 )
 from syncline.measure.statistics import median
-from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.profile import Gradient, Operation, Phase, Profile
 from syncline.model.quantities import NS_PER_S
 
 __all__ = ["dtype_name", "profile", "profile_from_trace", "trainable_parameters", "unpack_seconds"]
@@ -45,8 +46,8 @@ def profile(
     on its modules, on the nodes of its autograd graph and on its parameters note what happens
     (:class:`syncline.measure.observer.Observer`). A third of the iterations are observed in
     detail, a third only as a whole, to take off what observing costs; the others give the
-    durations. The model must not be wrapped for data-parallel
-    training: communication would disturb the computation that is measured here.
+    durations. The model must not be wrapped for data-parallel training: communication would disturb
+    the computation that is measured here.
 
     Args:
         model: the model, on the device where it shall compute.
@@ -154,46 +155,28 @@ def profile_from_trace(
         exchange: names and seconds of what follows the last message, before the update.
     """
     data = sum(s.duration_ns for s in trace.segments if s.phase == "data") / NS_PER_S
-    operations = [
-        Operation(name="data loading", phase="data", duration_s=data if data_s is None else data_s)
-    ]
+    operations: list[Operation] = []
+
+    def add(name: str, phase: Phase, duration_s: float, after: Sequence[int] = ()) -> None:
+        """Add an operation, by default after the last one."""
+        waits_for = tuple(after) or tuple(range(len(operations)))[-1:]
+        operations.append(Operation(name=name, phase=phase, duration_s=duration_s, after=waits_for))
+
+    add("data loading", "data", data if data_s is None else data_s)
     if copy_s is not None:
-        operations.append(
-            Operation(name="host to device", phase="copy", duration_s=copy_s, after=(0,))
-        )
+        add("host to device", "copy", copy_s)
     first = len(operations)
     computing = [s for s in trace.segments if s.phase in ("forward", "backward")]
     after = _dependencies(trace, computing)
     for index, segment in enumerate(computing):
-        waits_for = [first + before for before in after[index]] or [first - 1]
-        operations.append(
-            Operation(
-                name=segment.name,
-                phase=segment.phase,
-                duration_s=segment.duration_ns / NS_PER_S,
-                after=tuple(sorted(waits_for)),
-            )
-        )
+        waits_for = sorted(first + before for before in after[index]) or [first - 1]
+        add(segment.name, segment.phase, segment.duration_ns / NS_PER_S, waits_for)
     gradients = _gradients(trace, computing, model, first)
     for label, seconds in exchange:
-        operations.append(
-            Operation(
-                name=label,
-                phase="finalize",
-                duration_s=seconds,
-                after=(len(operations) - 1,),
-            )
-        )
-    operations += [
-        Operation(
-            name=segment.name,
-            phase="update",
-            duration_s=segment.duration_ns / NS_PER_S,
-            after=(len(operations) - 1,),
-        )
-        for segment in trace.segments
-        if segment.phase == "update"
-    ]
+        add(label, "finalize", seconds)
+    for segment in trace.segments:
+        if segment.phase == "update":
+            add(segment.name, "update", segment.duration_ns / NS_PER_S)
     parameters = trainable_parameters(model)
     return Profile(
         model=name,
@@ -217,16 +200,9 @@ def across_ranks(
     everyone = gather_json(mine, group, device)
     same = [other["ns"] for other in everyone if other["names"] == everyone[0]["names"]]
     medians = [round(median(values)) for values in zip(*same, strict=True)]
-    shared = share_json(
-        [
-            (s.name, s.phase, d, s.ready, s.node, s.first_event)
-            for s, d in zip(trace.segments, medians, strict=False)
-        ],
-        group,
-        device,
-    )
-    segments = [Segment(n, p, d, tuple(r), node, e) for n, p, d, r, node, e in shared]
-    return trace._replace(segments=segments)
+    own = [s._replace(duration_ns=d) for s, d in zip(trace.segments, medians, strict=False)]
+    shared = share_json(own, group, device)
+    return trace._replace(segments=msgspec.convert(shared, list[Segment]))
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

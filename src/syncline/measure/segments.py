@@ -64,7 +64,7 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
     times = [clock.between_ns(stamps[0], stamp) for stamp in stamps]
     output = _index_of(events, Moment.OUTPUT, default=len(events) - 1)
     segments = _forward(events, times, output)
-    begin = output + 1 if _is(events, output + 1, Moment.WALKED) else output
+    begin = _index_of(events, Moment.WALKED, default=output)
     last_ready = _last_index_of(events, Moment.READY, default=begin)
     segments += _backward(events, times, begin, last_ready, iteration.graph)
     step = _index_of(events, Moment.STEP, default=len(events))
@@ -243,10 +243,6 @@ def first_forward_segment(trace: SegmentTrace) -> Mapping[str, int]:
         if segment.first_event >= 0:
             first.setdefault(segment.name, index)
     return first
-
-
-def _is(events: Sequence[ObservedEvent], index: int, moment: Moment) -> bool:
-    return index < len(events) and events[index].moment is moment
 
 
 def _index_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> int:

@@ -98,7 +98,8 @@ class StepAhead:
         self._places: Places = []
         self._since: int | None = None
         """The residuals' number of changes when the weights were last moved."""
-        _remove_ended()
+        while _ended:
+            _ended.pop().remove()
         hooks = [
             module.register_forward_pre_hook(_Hook(self._before_forward), prepend=True),
             module.register_state_dict_pre_hook(_Hook(self._before_state)),
@@ -219,11 +220,6 @@ _ended: list[RemovableHandle] = []
 The garbage collector may free it while torch iterates over the hooks, in any optimizer's step, and
 must not remove them then.
 """
-
-
-def _remove_ended() -> None:
-    while _ended:
-        _ended.pop().remove()
 
 
 def _require_known_effect(optimizer: Optimizer) -> None:

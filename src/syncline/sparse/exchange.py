@@ -25,7 +25,6 @@ __all__ = [
     "Joined",
     "Refusal",
     "Share",
-    "is_by_gradient",
     "join",
     "refusal_error",
 ]
@@ -126,11 +125,6 @@ order of the model."""
 OVERFLOW = 3
 """The reason of a refusal: residual and gradient add up to an infinity or NaN; the detail is one of
 the parameters of the unit."""
-
-
-def is_by_gradient(refusal: Refusal) -> bool:
-    """Say whether it was a gradient's values: then a scaler may skip the step."""
-    return refusal.reason != UNREADABLE
 
 
 def refusal_error(refusal: Refusal, names: Sequence[str], *, together: int) -> UserError:

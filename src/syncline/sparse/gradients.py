@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from syncline.errors import UserError
 
@@ -25,11 +25,11 @@ class NamedGradient(NamedTuple):
     """A parameter's gradient, contiguous float32 on the CPU or a GPU."""
 
     name: str
-    values: torch.Tensor
+    values: Tensor
     """Of shape (elements,); becomes the average."""
 
 
-def flat(values: torch.Tensor) -> torch.Tensor:
+def flat(values: Tensor) -> Tensor:
     """Return a gradient in its memory order, of shape (elements,), without a copy.
 
     Channels-last gradients have no view of one dimension.
@@ -37,7 +37,7 @@ def flat(values: torch.Tensor) -> torch.Tensor:
     return values.as_strided((values.numel(),), (1,), values.storage_offset())
 
 
-def shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shaped(values: Tensor, like: Tensor) -> Tensor:
     """Return a result of :func:`flat` in the shape and strides of another tensor, uncopied."""
     return values.as_strided(like.shape, like.stride())
 
@@ -63,11 +63,7 @@ def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Make sure that gradients can be compressed.
-
-    Args:
-        model: without a wrapper.
-        parameters: that get gradients, by name.
+    """Make sure that these gradients of a model without a wrapper can be compressed.
 
     Raises:
         UserError: there are none, or one cannot be.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
@@ -91,11 +91,11 @@ class GTopKState:
         timeout_s = timeout_of(base).total_seconds()
         self._executor = SerialExecutor("syncline-sparse", timeout_s=PATIENCE * timeout_s)
         weakref.finalize(self, self._executor.close)
-        self._exchanged: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
+        self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step whose futures are not complete yet."""
         self._message = 0
         self._step = 0
-        self._kept_back: list[tuple[list[NamedGradient], Future[torch.Tensor], torch.Tensor]] = []
+        self._kept_back: list[tuple[list[NamedGradient], Future[Tensor], Tensor]] = []
 
     @property
     def step(self) -> int:
@@ -144,7 +144,7 @@ class GTopKState:
 
     # ------------------------------------------------------------------ the hook
 
-    def exchanged(self, bucket: GradBucket) -> Future[torch.Tensor]:
+    def exchanged(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin the exchange of a bucket; return a future of its averaged buffer."""
         self._executor.check()
         future = self._session.context.future()

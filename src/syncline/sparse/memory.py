@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
+from torch import Tensor
 
 from syncline.sparse.selection import SelectionPart, first_not_finite, select
 from syncline.sparse.vector import SparseVector, joined
@@ -16,9 +16,9 @@ __all__ = ["HostMemory", "Memory", "Tracked", "Unit"]
 class Tracked(NamedTuple):
     """Residual and gradient of a parameter; each of shape (elements,), float32."""
 
-    residual: torch.Tensor
-    gradient: torch.Tensor
-    velocity: torch.Tensor | None = None
+    residual: Tensor
+    gradient: Tensor
+    velocity: Tensor | None = None
     """With momentum correction. Either all or none of the tensors of a unit have one."""
 
 
@@ -32,10 +32,10 @@ class Memory(Protocol):
     All tensors are contiguous float32, of shape (elements,). Implementations give the same bits.
     """
 
-    def first_not_finite(self, tensors: Sequence[torch.Tensor]) -> int | None:
+    def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
 
-    def are_zero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+    def are_zero(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Say of each tensor whether it has elements and all are zeros."""
 
     def take(
@@ -57,13 +57,13 @@ class Memory(Protocol):
             of 0 are not checked.
         """
 
-    def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that is the concatenation of these tensors."""
 
-    def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def clear(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the elements at a vector's entries to zero."""
 
-    def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def write(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the concatenation of these tensors to this vector."""
 
 
@@ -74,14 +74,14 @@ ZERO_BLOCK = 1 << 14
 class HostMemory:
     """:class:`~syncline.sparse.memory.Memory` of the host."""
 
-    def first_not_finite(self, tensors: Sequence[torch.Tensor]) -> int | None:
+    def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
         for number, values in enumerate(tensors):
             if first_not_finite(values.data_ptr(), values.numel()) is not None:
                 return number
         return None
 
-    def are_zero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+    def are_zero(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Say of each tensor whether all it has are zeros."""
         return [values.numel() > 0 and _is_zero(values) for values in tensors]
 
@@ -102,26 +102,30 @@ class HostMemory:
             taken.append(found.taken)
         return joined(taken)
 
-    def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that is the concatenation of these tensors."""
-        lengths = [tensor.numel() for tensor in tensors]
-        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+        for tensor, part in _placed(tensors, vector):
             tensor.numpy()[part.indices] += part.values
 
-    def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def clear(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the elements at a vector's entries to zero."""
-        lengths = [tensor.numel() for tensor in tensors]
-        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+        for tensor, part in _placed(tensors, vector):
             tensor.numpy()[part.indices] = 0
 
-    def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def write(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the concatenation of these tensors to this vector."""
-        lengths = [tensor.numel() for tensor in tensors]
-        for tensor, part in zip(tensors, vector.parts(lengths), strict=True):
+        for tensor, part in _placed(tensors, vector):
             tensor.zero_().numpy()[part.indices] = part.values
 
 
-def _is_zero(values: torch.Tensor) -> bool:
+def _placed(
+    tensors: Sequence[Tensor], vector: SparseVector
+) -> Iterator[tuple[Tensor, SparseVector]]:
+    """Yield each tensor with its part of a vector that is the concatenation of all."""
+    return zip(tensors, vector.parts([tensor.numel() for tensor in tensors]), strict=True)
+
+
+def _is_zero(values: Tensor) -> bool:
     # Nearly always the first block says no. torch's any() looks at all of them, and takes several
     # times as long as the selection.
     elements = values.numpy()

@@ -18,10 +18,10 @@ from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import (
     NOT_FINITE,
     OVERFLOW,
+    UNREADABLE,
     Content,
     Refusal,
     Share,
-    is_by_gradient,
     refusal_error,
 )
 from syncline.sparse.gradients import NamedGradient
@@ -118,7 +118,11 @@ class SparseReducer:
         """
         sparse = [g for g in gradients if not self._is_dense(g)]
         dense = [g for g in gradients if self._is_dense(g)]
-        refusal = self._refusal_of(gradients)
+        refusal = None
+        odd = self._memory.first_not_finite([gradient.values for gradient in gradients])
+        if odd is not None:
+            number = self._numbers[gradients[odd].name]
+            refusal = Refusal(self.transport.rank, NOT_FINITE, number)
         # The check is an exchange, too, so it belongs to the function.
         ready = None
         if sparse and not self._check:
@@ -134,12 +138,6 @@ class SparseReducer:
 
     def _is_dense(self, gradient: NamedGradient) -> bool:
         return self._recipe.is_dense(gradient.name, self._elements[gradient.name])
-
-    def _refusal_of(self, gradients: Sequence[NamedGradient]) -> Refusal | None:
-        number = self._memory.first_not_finite([gradient.values for gradient in gradients])
-        if number is None:
-            return None
-        return Refusal(self.transport.rank, NOT_FINITE, self._numbers[gradients[number].name])
 
     def _begin(
         self, gradients: Sequence[NamedGradient], refusal: Refusal | None, step: int, message: int
@@ -178,7 +176,10 @@ class SparseReducer:
         if isinstance(delivered, Refusal):
             if isinstance(own, SparseVector):
                 self.residuals.add(names, own)
-            self._accept(delivered, gradients)
+            error = refusal_error(delivered, self._names, together=len(gradients))
+            if delivered.reason == UNREADABLE:
+                raise error
+            self._skip_step(gradients, error)
             return
         self.residuals.add(names, outcome.returned)
         if self._recipe.factor_masking and isinstance(own, SparseVector):
@@ -191,23 +192,28 @@ class SparseReducer:
             SparseVector(delivered.length, delivered.indices, averages),
         )
 
-    def _accept(self, refusal: Refusal, gradients: Sequence[NamedGradient]) -> None:
-        """Set the gradients to infinity, for a scaler to skip the step, or raise."""
-        if self.refused is None or not is_by_gradient(refusal):
-            raise refusal_error(refusal, self._names, together=len(gradients))
-        self.refused = True
-        for gradient in gradients:
-            gradient.values.fill_(math.inf)
-
     def _exchange_whole(self, gradients: Sequence[NamedGradient]) -> None:
-        odd = _average_whole(gradients, self.transport)
-        if odd is None:
-            return
-        if self.refused is None:
-            raise UserError(
-                f"the gradient of parameter {odd!r} is infinite or NaN on a rank or in the "
-                "sum of all; lower the learning rate, or look for the operation that overflows"
+        """Average whole gradients over all ranks, on the host; change none if one is not finite."""
+        together = torch.cat([gradient.values for gradient in gradients]).cpu()
+        self.transport.all_reduce(together)
+        together /= self.transport.ranks
+        parts = together.split([gradient.values.numel() for gradient in gradients])
+        odd = HostMemory().first_not_finite(parts)
+        if odd is not None:
+            error = UserError(
+                f"the gradient of parameter {gradients[odd].name!r} is infinite or NaN on a rank "
+                "or in the sum of all; lower the learning rate, or look for the operation that "
+                "overflows"
             )
+            self._skip_step(gradients, error)
+            return
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.values.copy_(part)
+
+    def _skip_step(self, gradients: Sequence[NamedGradient], error: UserError) -> None:
+        """Set the gradients to infinity, for a scaler to skip the step; without one, raise."""
+        if self.refused is None:
+            raise error
         self.refused = True
         for gradient in gradients:
             gradient.values.fill_(math.inf)
@@ -269,31 +275,6 @@ class _Conservation:
                     f"{after[index]:g}; please report it, with the recipe"
                 )
             start += values.numel()
-
-
-def _average_whole(gradients: Sequence[NamedGradient], transport: SparseTransport) -> str | None:
-    """Average whole gradients over all ranks; all ranks must call alike.
-
-    Args:
-        gradients: become the averages.
-        transport: exchanges them, on the host.
-
-    Returns:
-        The name of a gradient whose average is infinite or NaN; then none is changed.
-
-    Raises:
-        PeerError: a rank failed, or did not answer in time.
-    """
-    together = torch.cat([gradient.values for gradient in gradients]).cpu()
-    transport.all_reduce(together)
-    together /= transport.ranks
-    parts = together.split([gradient.values.numel() for gradient in gradients])
-    number = HostMemory().first_not_finite(parts)
-    if number is not None:
-        return gradients[number].name
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.values.copy_(part)
-    return None
 
 
 def _digest_of(*what: object) -> int:

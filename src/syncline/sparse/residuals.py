@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from syncline.errors import MismatchError, quoted
 from syncline.model.recipe import Recipe
@@ -16,7 +18,7 @@ from syncline.sparse.vector import Quota, SparseVector
 
 __all__ = ["Residuals", "Treatment", "resharded"]
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 
 
 class Residuals:
@@ -33,26 +35,19 @@ class Residuals:
         memory: Memory,
         device: torch.device,
     ) -> None:
-        """Begin with zeros.
-
-        Args:
-            elements: of every parameter, by name.
-            velocities: whether momentum is corrected.
-            memory: of the device.
-            device: where gradients are.
-        """
+        """Begin with zeros on a device, for so many elements of every parameter, by name."""
         self._memory = memory
         self._residuals: Tensors = {n: torch.zeros(e, device=device) for n, e in elements.items()}
-        self._velocities: Tensors = {
-            n: torch.zeros(e, device=device) for n, e in elements.items() if velocities
-        }
+        self._velocities: Tensors = (
+            {n: torch.zeros_like(r) for n, r in self._residuals.items()} if velocities else {}
+        )
         self._rates: dict[str, float] = {}
         """The learning rate of each parameter's residual, if it follows one."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._residuals
 
-    def taken(self, name: str) -> torch.Tensor:
+    def taken(self, name: str) -> Tensor:
         """Return a copy of a parameter's residual, of shape (elements,), and leave zeros."""
         residual = self._residuals[name]
         taken = residual.clone()
@@ -84,22 +79,22 @@ class Residuals:
         """Let residuals be of no particular learning rate."""
         self._rates.clear()
 
-    def copy_of(self, name: str) -> list[torch.Tensor]:
+    def copy_of(self, name: str) -> list[Tensor]:
         """Return copies of a parameter's residual and velocity, for :meth:`restore`."""
         kept = (self._residuals, self._velocities)
         return [tensors[name].clone() for tensors in kept if name in tensors]
 
-    def restore(self, name: str, copies: Sequence[torch.Tensor]) -> None:
+    def restore(self, name: str, copies: Sequence[Tensor]) -> None:
         """Restore what :meth:`copy_of` returned."""
         kept = [each for each in (self._residuals, self._velocities) if name in each]
         for tensors, copied in zip(kept, copies, strict=True):
             tensors[name].copy_(copied)
 
-    def of(self, name: str) -> torch.Tensor:
+    def of(self, name: str) -> Tensor:
         """Return the residual of a parameter, of shape (elements,)."""
         return self._residuals[name]
 
-    def velocity_of(self, name: str) -> torch.Tensor | None:
+    def velocity_of(self, name: str) -> Tensor | None:
         """Return the velocity of a parameter, of shape (elements,), if there are any."""
         return self._velocities.get(name)
 
@@ -116,11 +111,7 @@ class Residuals:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state.
-
-        Raises:
-            MismatchError: they are of other parameters.
-        """
+        """Load a state; raise MismatchError if it is of other parameters."""
         for what, own in (("residuals", self._residuals), ("velocities", self._velocities)):
             given: Tensors = state[what]
             expected = {name: len(tensor) for name, tensor in own.items()}
@@ -150,37 +141,34 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
         states: of ``Residuals.state_dict()``, in the order of ranks.
         ranks: P, the new number.
     """
-    result: list[dict[str, Any]] = []
-    for rank in range(ranks):
-        mine = states[rank::ranks]
-        result.append(
-            {
-                what: {
-                    name: sum((s[what][name] for s in mine), torch.zeros_like(like))
-                    for name, like in states[0][what].items()
-                }
-                for what in ("residuals", "velocities")
-            }
-            | {"rates": states[0].get("rates", {})}
-        )
-    return result
+    first = states[0]
+
+    def summed(what: str, rank: int) -> Tensors:
+        return {
+            name: sum((s[what][name] for s in states[rank::ranks]), torch.zeros_like(like))
+            for name, like in first[what].items()
+        }
+
+    return [
+        {
+            "residuals": summed("residuals", rank),
+            "velocities": summed("velocities", rank),
+            "rates": first.get("rates", {}),
+        }
+        for rank in range(ranks)
+    ]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Treatment:
-    """Clips gradients, adds them to their residuals and takes out the largest elements.
+    """Clips gradients, adds them to their residuals and takes out the largest elements."""
 
-    Args:
-        recipe: how.
-        residuals: of this rank.
-        memory: of the device that they are on.
-        ranks: P, how many exchange.
-    """
-
-    def __init__(self, recipe: Recipe, residuals: Residuals, memory: Memory, ranks: int) -> None:
-        self._recipe = recipe
-        self._residuals = residuals
-        self._memory = memory
-        self._ranks = ranks
+    _recipe: Recipe
+    _residuals: Residuals
+    _memory: Memory
+    """Of the device that the residuals are on."""
+    _ranks: int
+    """P, how many exchange."""
 
     def quota(self, lengths: Sequence[int], step: int) -> Quota:
         """Return how many elements are exchanged, of each parameter or of all together."""
@@ -190,11 +178,8 @@ class Treatment:
     def clip(self, gradients: Sequence[NamedGradient], scale: float) -> None:
         """Clip gradients so that the average of independent ones has at most the largest norm.
 
-        Deep Gradient Compression, 3.2, divides by the root of P: its limit is for the sum.
-
-        Args:
-            gradients: of a message; changed in place.
-            scale: the factor that they carry.
+        Gradients are changed in place; ``scale`` is the factor that they carry. Deep Gradient
+        Compression, 3.2, divides by the root of P: its limit is for the sum.
         """
         if self._recipe.clip_norm is None:
             return

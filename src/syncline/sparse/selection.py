@@ -109,11 +109,7 @@ def select(
 
 
 def require_selectable(elements: int) -> None:
-    """Make sure that indices of so many elements are of 32 bits.
-
-    Raises:
-        UserError: they are not.
-    """
+    """Raise UserError if indices of so many elements are of more than 32 bits."""
     if elements >= 2**32:
         raise UserError(f"{elements} elements are selected from; at most 2^32 - 1 can be")
 

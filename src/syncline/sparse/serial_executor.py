@@ -23,12 +23,7 @@ class SerialExecutor:
     """
 
     def __init__(self, name: str, *, timeout_s: float) -> None:
-        """Make an executor.
-
-        Args:
-            name: of its thread.
-            timeout_s: how long a job may take while a thread waits for it.
-        """
+        """Name the thread, and say how long a job may take while another thread waits for it."""
         self._name = name
         self._timeout_s = timeout_s
         self._jobs: SimpleQueue[tuple[Job, Job] | None] = SimpleQueue()

@@ -99,10 +99,9 @@ class Session:
         restored. Residuals are rescaled when the scale changes. A scaler that is not enabled has no
         effect.
         """
-        if not scaler.is_enabled():
-            return
-        self._scaler = scaler
-        self.reducer.refused = False
+        if scaler.is_enabled():
+            self._scaler = scaler
+            self.reducer.refused = False
 
     @property
     def has_scaler(self) -> bool:
@@ -141,15 +140,9 @@ class Session:
         *,
         settle: Callable[[], None],
     ) -> None:
-        """Compute gradients at the weights with residuals applied; see :class:`StepAhead`.
+        """Compute gradients at the weights with residuals applied, until the session ends.
 
-        It ends with the session.
-
-        Args:
-            module: that is trained, without a wrapper.
-            parameters: that are exchanged, by name.
-            optimizer: of the module.
-            settle: waits until nothing is under way.
+        See :class:`StepAhead` for the arguments; ``settle`` waits until nothing is under way.
 
         Raises:
             UserError: it is an optimizer of another kind or model, or it was given before; or the
@@ -185,11 +178,7 @@ class Session:
         """Select what one message sends; return what exchanges it.
 
         See :meth:`SparseReducer.prepare`. Both are complete on the device when they return.
-
-        Args:
-            gradients: of the message.
-            message: its number within the step.
-            after: marks of :attr:`context` after which the gradients are complete.
+        ``after`` holds the marks of :attr:`context` after which the gradients are complete.
         """
         with self.context.after(after):
             if self._scaler is not None:
@@ -241,9 +230,14 @@ class Session:
             )
         recipe = msgspec.convert(state["recipe"], Recipe)
         if recipe != self.recipe:
+            differing = [
+                f"{name} was {getattr(recipe, name)!r} and is {getattr(self.recipe, name)!r}"
+                for name in Recipe.__struct_fields__
+                if getattr(recipe, name) != getattr(self.recipe, name)
+            ]
             raise MismatchError(
-                f"the checkpoint was made with another recipe: {_difference(recipe, self.recipe)}; "
-                "continue with that one"
+                f"the checkpoint was made with another recipe: {', '.join(differing)}; continue "
+                "with that one"
             )
         place = (state["rank"], state["ranks"])
         if place != (self._group.rank(), self._group.size()):
@@ -266,7 +260,8 @@ class Session:
             "parameters": list(self._elements.items()),
             "refused": None if refused is None else str(refused),
         }
-        found = gather_json(own, self._group, _device_of(self._group))
+        device = torch.device("cpu" if _serves_the_cpu(self._group) else "cuda")
+        found = gather_json(own, self._group, device)
         if refused is not None:
             raise refused
         for rank, other in enumerate(found):
@@ -323,29 +318,11 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
 
 def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
     """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
-    return new_group_like(base, backend=_backend_for(base))
-
-
-def _device_of(group: dist.ProcessGroup) -> torch.device:
-    return torch.device("cpu") if _serves_the_cpu(group) else torch.device("cuda")
+    return new_group_like(base, backend=None if _serves_the_cpu(base) else "gloo")
 
 
 def _serves_the_cpu(group: dist.ProcessGroup) -> bool:
     return "cpu" in {device.type for device in device_types(group)}
-
-
-def _backend_for(group: dist.ProcessGroup) -> str:
-    """Return the group's own backend, or Gloo where that is not for the CPU."""
-    return dist.get_backend(group) if _serves_the_cpu(group) else "gloo"
-
-
-def _difference(given: Recipe, own: Recipe) -> str:
-    differing = [
-        f"{name} was {getattr(given, name)!r} and is {getattr(own, name)!r}"
-        for name in Recipe.__struct_fields__
-        if getattr(given, name) != getattr(own, name)
-    ]
-    return ", ".join(differing)
 
 
 def _short(value: Any) -> str:

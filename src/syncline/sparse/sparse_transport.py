@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from syncline.errors import MismatchError, PeerError
 from syncline.measure.exchange import describe_error
@@ -30,14 +31,10 @@ class SparseTransport:
     """Sends and receives for one rank of a process group that nothing else uses meanwhile."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        """Use a group.
+        """Use a group of any backend that sends tensors of the CPU.
 
         Its methods are called directly, so that works can complete after the user has destroyed
-        all groups.
-
-        Args:
-            group: of any backend that sends tensors of the CPU.
-            timeout: after which a peer that does not answer counts as lost.
+        all groups. A peer that does not answer within the timeout counts as lost.
         """
         self._group = group
         self._timeout = timeout
@@ -71,12 +68,10 @@ class SparseTransport:
             raise self._refused
         return outcome
 
-    def all_reduce(self, values: torch.Tensor, *, counted: bool = True) -> None:
-        """Add up a dense tensor over all ranks, in place.
+    def all_reduce(self, values: Tensor, *, counted: bool = True) -> None:
+        """Add up a contiguous tensor of the CPU over all ranks, in place.
 
-        Args:
-            values: contiguous, on the CPU.
-            counted: whether it counts as sent.
+        It is added to :attr:`sent_bytes` if ``counted``.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.
@@ -88,7 +83,7 @@ class SparseTransport:
         except RuntimeError as error:
             raise self._lost("dense gradients were exchanged", error) from None
 
-    def average_rounded(self, values: torch.Tensor) -> torch.Tensor:
+    def average_rounded(self, values: Tensor) -> Tensor:
         """Return the average over all ranks of values of 16 bits.
 
         Every rank gets everybody's values of its share, adds them up in float32 in the order of the
@@ -164,7 +159,7 @@ class SparseTransport:
             return Refusal(self.rank, UNREADABLE, sender or 0)
 
 
-def _bytes(values: torch.Tensor) -> torch.Tensor:
+def _bytes(values: Tensor) -> Tensor:
     """Return contiguous values as bytes, without a copy, for a collective."""
     return keepalive(values.view(torch.uint8))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from syncline.sparse.memory import Unit
 from syncline.sparse.selection import require_selectable
@@ -29,12 +30,12 @@ class TorchMemory:
     every read from the device. Everything runs on the current stream.
     """
 
-    def first_not_finite(self, tensors: Sequence[torch.Tensor]) -> int | None:
+    def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
         norms = _largest_of_each(tensors)
         return next((n for n, norm in enumerate(norms) if not math.isfinite(norm)), None)
 
-    def are_zero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+    def are_zero(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Say of each tensor whether it has elements and all are zeros."""
         norms = _largest_of_each(tensors)
         return [t.numel() > 0 and norm == 0 for t, norm in zip(tensors, norms, strict=True)]
@@ -57,7 +58,7 @@ class TorchMemory:
             foreach_add_(velocities, added)
             added = velocities
         foreach_add_(residuals, added)
-        together = _joined(residuals)
+        together = residuals[0] if len(residuals) == 1 else torch.cat(residuals)
         magnitude = magnitudes(together)
         there = largest(magnitude, lengths, counts)
         values = together[there].cpu().numpy()
@@ -66,28 +67,30 @@ class TorchMemory:
         odd = indices[~np.isfinite(values)]
         if len(odd):
             return int(np.searchsorted(np.cumsum(lengths), odd[0], side="right"))
-        _clear(residuals, together, there)
+        together.index_fill_(0, there, 0)
+        if len(residuals) > 1:
+            foreach_copy_(residuals, [*together.split([r.numel() for r in residuals])])
         return SparseVector(sum(lengths), indices, values)
 
-    def add(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that is the concatenation of these tensors."""
         for tensor, indices, values in _placed(tensors, vector):
             # Each index occurs once, so there is no order of additions to choose.
             tensor.index_put_((indices,), tensor[indices] + values)
 
-    def clear(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def clear(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the elements at a vector's entries to zero."""
         for tensor, indices, _ in _placed(tensors, vector):
             tensor.index_fill_(0, indices, 0)
 
-    def write(self, tensors: Sequence[torch.Tensor], vector: SparseVector) -> None:
+    def write(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the concatenation of these tensors to this vector."""
         foreach_zero_([*tensors])
         for tensor, indices, values in _placed(tensors, vector):
             tensor.index_put_((indices,), values)
 
 
-def _largest_of_each(tensors: Sequence[torch.Tensor]) -> list[float]:
+def _largest_of_each(tensors: Sequence[Tensor]) -> list[float]:
     """Return the largest magnitude of each tensor; NaN where there is one, 0 of no elements."""
     present = [number for number, tensor in enumerate(tensors) if tensor.numel()]
     found = [0.0] * len(tensors)
@@ -98,26 +101,7 @@ def _largest_of_each(tensors: Sequence[torch.Tensor]) -> list[float]:
     return found
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat([*tensors])
-
-
-def _clear(tensors: Sequence[torch.Tensor], together: torch.Tensor, indices: torch.Tensor) -> None:
-    """Set elements to zero.
-
-    Args:
-        tensors: to change.
-        together: the result of :func:`_joined`.
-        indices: of elements of ``together``.
-    """
-    together.index_fill_(0, indices, 0)
-    if len(tensors) > 1:
-        foreach_copy_([*tensors], [*together.split([t.numel() for t in tensors])])
-
-
-def _placed(
-    tensors: Sequence[torch.Tensor], vector: SparseVector
-) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _placed(tensors: Sequence[Tensor], vector: SparseVector) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return the tensors that a vector has entries of, with their indices and values beside them.
 
     All entries travel to the device at once.
@@ -144,12 +128,12 @@ SAMPLED_FROM = 1 << 15
 """Elements; fewer are not worth a sample."""
 
 
-def magnitudes(values: torch.Tensor) -> torch.Tensor:
+def magnitudes(values: Tensor) -> Tensor:
     """Return the magnitudes of float32 as int32: in their order, then infinity, then NaN."""
     return values.view(torch.int32) & MAGNITUDE_BITS
 
 
-def largest(magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> Tensor:
     """Return the indices of the largest magnitudes of each part that are not zero, ascending.
 
     A threshold for each part is guessed from a sample, a little low; what is above it is compacted,
@@ -168,7 +152,9 @@ def largest(magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[in
         taken.
     """
     device = magnitude.device
-    guesses = _guesses(magnitude, lengths, counts)
+    parts_and_counts = zip(magnitude.split([*lengths]), counts, strict=True)
+    guessed = [_guessed(part, k) for part, k in parts_and_counts]
+    guesses = {n: guess for n, guess in enumerate(guessed) if guess is not None}
     ends = torch.tensor(lengths, device=device).cumsum(0)
     while True:
         candidates = torch.nonzero(magnitude > _expanded(guesses, lengths, device)).view(-1)
@@ -193,9 +179,7 @@ def largest(magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[in
     return candidates[order[ranks < wanted[ordered]].sort().values]
 
 
-def _expanded(
-    guesses: dict[int, torch.Tensor], lengths: Sequence[int], device: torch.device
-) -> torch.Tensor:
+def _expanded(guesses: dict[int, Tensor], lengths: Sequence[int], device: torch.device) -> Tensor:
     """Return the threshold of every element, or the one of all."""
     thresholds = torch.zeros(len(lengths), dtype=torch.int32, device=device)
     if guesses:
@@ -206,20 +190,8 @@ def _expanded(
     return thresholds.repeat_interleave(repeats, output_size=sum(lengths))
 
 
-def _guesses(
-    magnitude: torch.Tensor, lengths: Sequence[int], counts: Sequence[int]
-) -> dict[int, torch.Tensor]:
-    """Return guessed thresholds, each of shape (), of the parts that are worth it, by number."""
-    found = {}
-    for number, (part, k) in enumerate(zip(magnitude.split([*lengths]), counts, strict=True)):
-        guess = _guessed(part, k)
-        if guess is not None:
-            found[number] = guess
-    return found
-
-
-def _guessed(magnitude: torch.Tensor, k: int) -> torch.Tensor | None:
-    """Return a magnitude that somewhat more than k exceed, estimated from a sample, or None."""
+def _guessed(magnitude: Tensor, k: int) -> Tensor | None:
+    """Return a magnitude, of shape (), that somewhat more than k exceed, from a sample, or None."""
     elements = magnitude.numel()
     if elements < SAMPLED_FROM:
         return None

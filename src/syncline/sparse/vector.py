@@ -63,11 +63,7 @@ class SparseVector:
         return result
 
     def parts(self, lengths: Sequence[int]) -> Iterator[SparseVector]:
-        """Yield consecutive parts of this vector.
-
-        Args:
-            lengths: of the parts, in elements; they add up to this vector's length.
-        """
+        """Yield consecutive parts, whose lengths in elements add up to this vector's."""
         start, first = 0, 0
         for length in lengths:
             stop = int(np.searchsorted(self.indices, first + length))
@@ -77,11 +73,7 @@ class SparseVector:
             start, first = stop, first + length
 
     def divided(self, indices: NDArray[np.uint32]) -> tuple[SparseVector, SparseVector]:
-        """Return the entries at these indices, and the others.
-
-        Args:
-            indices: ascending.
-        """
+        """Return the entries at these indices, which ascend, and the others."""
         parts = _native.sparse_divide(self.indices, self.values, indices)
         return (
             SparseVector(self.length, parts[0], parts[1]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from syncline.errors import UserError
 from syncline.parallel.bsp.channel import Channel, Gradients, Values
 
 __all__ = ["Algorithm", "AllReduce", "Job"]
@@ -27,14 +28,18 @@ class Job:
 
     def gradients(self, indices: Sequence[int]) -> Gradients:
         """Return a message of the gradients of some parameters."""
-        return Gradients(
-            [self.names[index] for index in indices],
-            [self.parameters[index] for index in indices],
-        )
+        return Gradients({self.names[index]: self.parameters[index] for index in indices})
 
     def weights(self, indices: Sequence[int]) -> Values:
         """Return a message of some parameters."""
         return Values([self.parameters[index] for index in indices])
+
+    def sent_before(self, index: int) -> UserError:
+        """Return the error for a gradient that comes again after its message was sent."""
+        return UserError(
+            f"the gradient of {self.names[index]!r} came again after it was sent; a parameter that "
+            "is shared between reentrant checkpoints does this: take use_reentrant=False"
+        )
 
 
 class Algorithm(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -165,14 +165,12 @@ class Gradients:
     it is added, as DDP does, so that the same numbers are added.
 
     Args:
-        names: of the parameters, for errors.
-        parameters: of the gradients.
+        parameters: of the gradients, by name.
     """
 
-    def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
-        self._names = names
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._packed = Packed(parameters, marked=True)
+        self._packed = Packed([*parameters.values()], marked=True)
         self._pending: list[Pending] = []
         self._averages: list[Tensor] = []
         """Gradients that hold averages, until the update."""
@@ -183,7 +181,7 @@ class Gradients:
         Raises:
             UserError: on the root, if it has added a gradient to an average.
         """
-        for name, parameter in zip(self._names, self._parameters, strict=True):
+        for name, parameter in self._parameters.items():
             if any(parameter.grad is average for average in self._averages):
                 raise UserError(
                     f"a second backward pass has added to the average gradient of {name!r} before "
@@ -199,9 +197,9 @@ class Gradients:
         _wait(self._pending)
         if channel.is_root:
             self._unpack()
-            self._averages = [p.grad for p in self._parameters if p.grad is not None]
+            self._averages = [p.grad for p in self._parameters.values() if p.grad is not None]
         else:
-            for parameter in self._parameters:
+            for parameter in self._parameters.values():
                 parameter.grad = None
 
     def forget(self) -> None:
@@ -217,24 +215,26 @@ class Gradients:
     @torch.no_grad()
     def _start(self, channel: Channel, collective: Callable[[Tensor], Pending]) -> None:
         share = 1.0 / channel.group.ranks
-        for index, parameter in enumerate(self._parameters):
-            place, mark = self._packed.places[index], self._packed.marks[index]
+        packed = self._packed
+        for (name, parameter), place, mark in zip(
+            self._parameters.items(), packed.places, packed.marks, strict=True
+        ):
             mark.fill_(parameter.grad is not None)
             if parameter.grad is None:
                 place.zero_()
             elif parameter.grad.layout is not torch.strided:
                 raise UserError(
-                    f"the gradient of {self._names[index]!r} is {parameter.grad.layout}, and "
+                    f"the gradient of {name!r} is {parameter.grad.layout}, and "
                     "BSP-SGD exchanges dense ones; make its module with sparse=False"
                 )
             else:
                 torch.mul(parameter.grad, share, out=place)
-        self._pending = [collective(buffer) for buffer in self._packed.buffers]
+        self._pending = [collective(buffer) for buffer in packed.buffers]
 
     @torch.no_grad()
     def _unpack(self) -> None:
         for parameter, place, mark in zip(
-            self._parameters, self._packed.places, self._packed.marks, strict=True
+            self._parameters.values(), self._packed.places, self._packed.marks, strict=True
         ):
             if not mark.item():
                 continue

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from syncline.errors import UserError
 from syncline.parallel.bsp.algorithm import Algorithm, Job
 from syncline.torch_private import tree_leaves
 
@@ -67,8 +66,7 @@ class Overlapped(Algorithm):
         """Broadcast the first layer's weights (line 2)."""
         self._need(0)
 
-    def _layer_begins(self, number: int, module: nn.Module, args: Any) -> None:
-        del module, args
+    def _layer_begins(self, number: int, *_: Any) -> None:
         with self.job.channel.waiting():
             self._need(number)
 
@@ -102,11 +100,7 @@ class Overlapped(Algorithm):
     def gradient_ready(self, index: int) -> None:
         """Go on to the next layer when one is complete (lines 9 to 11)."""
         if self._layer_of[index] >= self._reducing:
-            raise UserError(
-                f"the gradient of {self.job.names[index]!r} came again after it was sent; a "
-                "parameter that is shared between reentrant checkpoints does this: take "
-                "use_reentrant=False"
-            )
+            raise self.job.sent_before(index)
         self._ready.add(index)
         while self._reducing > 0 and self._members[self._reducing - 1] <= self._ready:
             self._reduce_next()
@@ -140,17 +134,13 @@ START = -1
 """In place of a module: the beginning of the forward pass."""
 
 
-class ModuleLayer:
-    """Parameters that are needed when a module begins.
+class ModuleLayer(NamedTuple):
+    """Parameters that are needed when a module begins."""
 
-    Args:
-        gate: the module; None: the model's forward pass itself.
-        indices: of the parameters.
-    """
-
-    def __init__(self, gate: nn.Module | None, indices: list[int]) -> None:
-        self.gate = gate
-        self.indices = indices
+    gate: nn.Module | None
+    """The module; None: the model's forward pass itself."""
+    indices: list[int]
+    """Of the parameters."""
 
 
 class LayerOrder(TorchFunctionMode):
@@ -177,13 +167,11 @@ class LayerOrder(TorchFunctionMode):
         handles = []
         for number, module in enumerate(self._modules):
 
-            def enter(module: nn.Module, args: Any, number: int = number) -> None:
-                del module, args
+            def enter(_module: nn.Module, _args: Any, number: int = number) -> None:
                 self._entered.setdefault(number, len(self._entered))
                 self._running.append(number)
 
-            def leave(module: nn.Module, args: Any, output: Any) -> None:
-                del module, args, output
+            def leave(*_: Any) -> None:
                 self._running.pop()
 
             handles.append(module.register_forward_pre_hook(enter))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from syncline.errors import UserError
+from syncline.measure.profiler import dtype_name
 from syncline.measure.statistics import lower_quartile, median
 from syncline.model.fit import fit_cost_curve
 from syncline.model.network import Measurement, Network
@@ -73,11 +72,7 @@ class ReduceBroadcast(Algorithm):
         if self._observation is not None:
             self._observation.gradient_ready(index)
         if self._message_of[index] < self._sent:
-            raise UserError(
-                f"the gradient of {self.job.names[index]!r} came again after it was sent; a "
-                "parameter that is shared between reentrant checkpoints does this: take "
-                "use_reentrant=False"
-            )
+            raise self.job.sent_before(index)
         self._ready.add(index)
         # One message alone has all of the backward pass: algorithm 2 as published.
         while 1 < self.messages > self._sent and self._members[self._sent] <= self._ready:
@@ -162,7 +157,8 @@ class Observation:
         network = self._network()
         message_of = torch.zeros(len(self._job.parameters), dtype=torch.int64)
         if self._job.channel.is_root:
-            order = self._ready_order()
+            came = [index for index, times in enumerate(self._readies_s) if times]
+            order = sorted(came, key=lambda index: median(self._readies_s[index]))
             plan = self._planner.plan(self._profile(order), network)
             # Gradients that never came go with the last message.
             message_of.fill_(len(plan.messages) - 1)
@@ -175,31 +171,23 @@ class Observation:
             for message in range(max(numbers) + 1)
         ]
 
-    def _ready_order(self) -> list[int]:
-        came = [index for index, times in enumerate(self._readies_s) if times]
-        return sorted(came, key=lambda index: median(self._readies_s[index]))
-
     def _profile(self, order: list[int]) -> Profile:
         job = self._job
         ready_s = [0.0, *(median(self._readies_s[index]) for index in order)]
-        operations = [
-            Operation(name="forward", phase="forward", duration_s=median(self._forwards_s))
-        ]
+        forward_s = median(self._forwards_s)
+        operations = [Operation(name="forward", phase="forward", duration_s=forward_s)]
         gradients = []
-        for number, (index, (before_s, now_s)) in enumerate(
-            zip(order, itertools.pairwise(ready_s), strict=True), 1
-        ):
+        for number, index in enumerate(order, 1):
             name, parameter = job.names[index], job.parameters[index]
+            duration_s = ready_s[number] - ready_s[number - 1]
             operations.append(
-                Operation(
-                    name=name, phase="backward", duration_s=now_s - before_s, after=(number - 1,)
-                )
+                Operation(name=name, phase="backward", duration_s=duration_s, after=(number - 1,))
             )
             gradients.append(
                 Gradient(
                     name=name,
                     elements=parameter.numel(),
-                    dtype=str(parameter.dtype).removeprefix("torch."),
+                    dtype=dtype_name(parameter.dtype),
                     ready_after=number,
                 )
             )

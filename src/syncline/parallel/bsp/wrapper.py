@@ -122,7 +122,13 @@ class BspSgd(nn.Module):
         )
         Values([*module.parameters(), *module.buffers()]).broadcast(self._channel)
         self._root_buffers = Values(list(module.buffers()))
-        self._algorithm = _algorithm(self._job, algorithm, planner, synchronise_every)
+        self._algorithm: Algorithm
+        if algorithm == 1:
+            self._algorithm = Overlapped(self._job)
+        elif algorithm == 2:
+            self._algorithm = ReduceBroadcast(self._job, planner)
+        else:
+            self._algorithm = AllReduce(self._job, synchronise_every)
         self._synchronises = True
         self._backward_under_way = False
         self._iteration_start: tuple[float, float] | None = None
@@ -239,14 +245,12 @@ class BspSgd(nn.Module):
 
     # ------------------------------------------------------------------ inside
 
-    def _backward_begins(self, gradient: Tensor | None = None) -> None:
-        del gradient
+    def _backward_begins(self, _gradient: Tensor | None = None) -> None:
         if self._synchronises and not self._backward_under_way:
             self._backward_under_way = True
             queue_callback(self._after_backward)
 
-    def _gradient_ready(self, index: int, parameter: Tensor) -> None:
-        del parameter
+    def _gradient_ready(self, index: int, _parameter: Tensor) -> None:
         if self._synchronises:
             self._backward_begins()
             with self._channel.waiting():
@@ -257,16 +261,14 @@ class BspSgd(nn.Module):
         with self._channel.waiting():
             self._algorithm.after_backward()
 
-    def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
-        del optimizer
+    def _before_update(self, _: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
         if any(argument is not None for argument in (*args[1:], *kwargs.values())):
             raise UserError(
                 "BSP-SGD: step() was given a closure, whose backward passes would each exchange "
                 "gradients; call step() without one, with an optimizer that needs none"
             )
 
-    def _after_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
-        del optimizer, args, kwargs
+    def _after_update(self, *_: Any) -> None:
         measuring = self.measuring
         with self._channel.waiting():
             self._algorithm.after_update()
@@ -310,13 +312,3 @@ def _require(
             f"the optimizer holds {len(foreign)} parameters that this model does not have, which "
             "BSP-SGD would never exchange; give it an optimizer of this model's parameters alone"
         )
-
-
-def _algorithm(
-    job: Job, number: int, planner: MergingPlanner | None, synchronise_every: int
-) -> Algorithm:
-    if number == 1:
-        return Overlapped(job)
-    if number == 2:
-        return ReduceBroadcast(job, planner)
-    return AllReduce(job, synchronise_every)
