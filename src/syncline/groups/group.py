@@ -498,10 +498,8 @@ class Group:
     ) -> PreparedCall:
         """Prepare a call and keep it in ``_calls``.
 
-        Args:
-            key: collective, count, dtype, choice or None, reduction; then further arguments.
-            root: of a broadcast or reduce.
-            result: which part of the vector is this rank's result.
+        The key is collective, count, dtype, choice or None, and reduction, then further arguments.
+        The result is the part of the vector that this rank gets.
         """
         collective, count, dtype, choice, reduction = key[:5]
         self._require_rank(root)
@@ -556,16 +554,9 @@ class Group:
         other: object = None,
         output: int = 0,
     ) -> Pending:
-        """Begin a program.
+        """Begin a program that reads at the address ``given`` and writes at ``work``.
 
-        Args:
-            call: prepared before.
-            given: the address that it reads.
-            work: the address that it writes.
-            attended: see :meth:`all_reduce`.
-            owner: of the memory, which is kept alive.
-            other: a second owner.
-            output: the address of the result, if it goes elsewhere.
+        Both owners keep their memory alive. The result goes to the address ``output``, if not 0.
         """
         try:
             native = call.start(given, work, output, attended)
