@@ -96,13 +96,16 @@ def reduce_steps(ranks: int, blocks: int) -> int:
     return _last(edges, edges.depth - edges.delay, blocks) + 1
 
 
+Numbers = NDArray[np.int64]
+
+
 class _Edges(NamedTuple):
     """The edges of both trees; each array of shape ``(2 (P - 1),)``."""
 
-    tree: NDArray[np.int64]
-    child: NDArray[np.int64]
-    parent: NDArray[np.int64]
-    delay: NDArray[np.int64]
+    tree: Numbers
+    child: Numbers
+    parent: Numbers
+    delay: Numbers
     """The step of the broadcast in which the first block comes to the child."""
     period: int
     """Steps between the blocks of a tree: the number of colours, 1 for two ranks, else 2."""
@@ -113,35 +116,24 @@ class _Edges(NamedTuple):
         return int(self.delay.max())
 
 
-class _Trees(NamedTuple):
-    """Two trees over the same ranks: for each edge its tree and ends, and the two roots."""
-
-    tree: NDArray[np.int64]
-    child: NDArray[np.int64]
-    parent: NDArray[np.int64]
-    roots: tuple[int, int]
-
-
 def _edges_without_root(ranks: int) -> _Edges:
     """Return the edges of two trees over all ranks, each with a root of its own."""
-    return _timed(_trees(ranks), ranks)
+    return _timed(*_trees(ranks))
 
 
 def _edges_from_root(ranks: int) -> _Edges:
     """Return the edges of two trees over the ranks from 1 on, and from rank 0 to both roots."""
-    below = _trees(ranks - 1)
+    tree, child, parent, roots = _trees(ranks - 1)
     return _timed(
-        _Trees(
-            tree=np.append(below.tree, [0, 1]),
-            child=np.append(below.child, below.roots) + 1,
-            parent=np.append(below.parent + 1, [0, 0]),
-            roots=(0, 0),
-        ),
-        ranks,
+        np.append(tree, [0, 1]),
+        np.append(child, roots) + 1,
+        np.append(parent + 1, [0, 0]),
+        (0, 0),
     )
 
 
-def _trees(ranks: int) -> _Trees:
+def _trees(ranks: int) -> tuple[Numbers, Numbers, Numbers, tuple[int, int]]:
+    """Return two trees over the same ranks: for each edge its tree and ends, and the two roots."""
     first = _parents(ranks)
     # The second tree is the first one's mirror image, which makes inner ranks of leaves; for odd P,
     # the first one moved on by a rank.
@@ -152,18 +144,14 @@ def _trees(ranks: int) -> _Trees:
         second = (np.roll(first, 1) + 1) % ranks
         roots = (0, 1 % ranks)
     children = [np.delete(np.arange(ranks), root) for root in roots]
-    return _Trees(
-        tree=np.repeat([0, 1], ranks - 1),
-        child=np.concatenate(children),
-        parent=np.concatenate([first[children[0]], second[children[1]]]),
-        roots=roots,
-    )
+    tree = np.repeat([0, 1], ranks - 1)
+    parent = np.concatenate([first[children[0]], second[children[1]]])
+    return tree, np.concatenate(children), parent, roots
 
 
-def _timed(trees: _Trees, ranks: int) -> _Edges:
-    tree, child, parent, roots = trees
+def _timed(tree: Numbers, child: Numbers, parent: Numbers, roots: tuple[int, int]) -> _Edges:
     colour = _two_colours(child, parent)
-    delay = np.full((2, ranks), -1)
+    delay = np.full((2, len(tree) // 2 + 1), -1)
     for t in (0, 1):
         below: dict[int, list[tuple[int, int]]] = {}
         for edge in np.flatnonzero(tree == t):
@@ -178,36 +166,22 @@ def _timed(trees: _Trees, ranks: int) -> _Edges:
 
 
 def _up(edges: _Edges, blocks: int) -> Transfers:
-    """Reduce towards the roots, first blocks first."""
-    step = edges.depth - edges.delay
-    return _over(edges, step, edges.child, edges.parent, blocks, reduces=True)
+    """Reduce towards the roots, first blocks first: the broadcast backwards, but for its blocks."""
+    reverse = edges._replace(child=edges.parent, parent=edges.child)
+    return _down(reverse._replace(delay=edges.depth - edges.delay), blocks, reduces=True)
 
 
-def _down(edges: _Edges, blocks: int, *, first_step: int = 0) -> Transfers:
-    """Broadcast from the roots, first blocks first."""
-    step = first_step + edges.delay
-    return _over(edges, step, edges.parent, edges.child, blocks, reduces=False)
-
-
-def _over(
-    edges: _Edges,
-    step: NDArray[np.int64],
-    source: NDArray[np.int64],
-    destination: NDArray[np.int64],
-    blocks: int,
-    *,
-    reduces: bool,
-) -> Transfers:
-    """Send each tree's blocks over its edges, the first in the step that the edge has."""
+def _down(edges: _Edges, blocks: int, *, first_step: int = 0, reduces: bool = False) -> Transfers:
+    """Send each tree's blocks from parents to children, first blocks first."""
     parts = []
     for tree in (0, 1):
         here = edges.tree == tree
         block = np.arange(tree, blocks, 2)
         parts.append(
             Transfers.of(
-                step=step[here][:, None] + block // 2 * edges.period,
-                source=source[here][:, None],
-                destination=destination[here][:, None],
+                step=first_step + edges.delay[here][:, None] + block // 2 * edges.period,
+                source=edges.parent[here][:, None],
+                destination=edges.child[here][:, None],
                 block_start=block,
                 reduces=reduces,
             )
@@ -215,7 +189,7 @@ def _over(
     return together(*parts)
 
 
-def _last(edges: _Edges, step: NDArray[np.int64], blocks: int) -> int:
+def _last(edges: _Edges, step: Numbers, blocks: int) -> int:
     """Return the step in which the last block is sent, if edges send the first in ``step``."""
     return max(
         int(step[edges.tree == tree].max()) + (blocks - 1 - tree) // 2 * edges.period
@@ -223,7 +197,7 @@ def _last(edges: _Edges, step: NDArray[np.int64], blocks: int) -> int:
     )
 
 
-def _parents(ranks: int) -> NDArray[np.int64]:
+def _parents(ranks: int) -> Numbers:
     """Return each rank's parent in a binary tree of logarithmic depth; odd ranks are leaves.
 
     Rank 0, the root, has one child and is its own parent here. A rank with the lowest set bit
@@ -237,7 +211,7 @@ def _parents(ranks: int) -> NDArray[np.int64]:
     return parent
 
 
-def _two_colours(child: NDArray[np.int64], parent: NDArray[np.int64]) -> NDArray[np.int64]:
+def _two_colours(child: Numbers, parent: Numbers) -> Numbers:
     """Return a colour, 0 or 1, for each edge; no rank has two of one colour on one side.
 
     A rank receives on at most two edges and sends on at most two. Edges that share a receiver, and

@@ -187,9 +187,8 @@ def halving_doubling_all_reduce(ranks: int) -> Transfers:
     """Return Rabenseifner's all-reduce: a reduce-scatter by halving, an all-gather by doubling.
 
     The vector has a block for each of the 2^k ranks that exchange. Cost for P = 2^k:
-    2 alpha log2 P + 2 (P - 1)/P beta M + (P - 1)/P gamma M. Other P: see
-    :func:`fold`. linear-pipeline's Table 1 calls this bidirectional
-    exchange (BE).
+    2 alpha log2 P + 2 (P - 1)/P beta M + (P - 1)/P gamma M. Other P: see :func:`fold`.
+    linear-pipeline's Table 1 calls this bidirectional exchange (BE).
 
     Args:
         ranks: P, at least 1.

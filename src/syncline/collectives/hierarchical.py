@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from syncline.collectives import direct, ring
 from syncline.collectives.schedule import Schedule
 from syncline.collectives.transfers import Transfers, in_turn, together
@@ -38,7 +36,11 @@ def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
         )
     shards = min(len(host) for host in hosts)
     inside = together(*(_to_owners(host, shards, len(hosts)) for host in hosts))
-    across = together(*(_between(hosts, shard) for shard in range(shards)))
+    between = ring.all_reduce(len(hosts))
+    owners = ([host[shard] for host in hosts] for shard in range(shards))
+    across = together(
+        *(between.moved(own, first_block=n * len(hosts)) for n, own in enumerate(owners))
+    )
     return Schedule.of(
         collective="all-reduce",
         algorithm="hierarchical",
@@ -51,24 +53,4 @@ def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
 def _to_owners(host: Sequence[int], shards: int, hosts: int) -> Transfers:
     """Return the sums of shards inside a host: :func:`direct.reduce_scatter` to the first ranks."""
     whole = direct.reduce_scatter(len(host))
-    kept = whole.where(whole.block_start < shards)
-    rank = np.asarray(host, dtype=np.int32)
-    return kept._replace(
-        source=rank[kept.source],
-        destination=rank[kept.destination],
-        block_start=kept.block_start * hosts,
-        block_stop=kept.block_stop * hosts,
-    )
-
-
-def _between(hosts: Sequence[Sequence[int]], shard: int) -> Transfers:
-    """Return the ring of those who own a shard."""
-    inner = ring.all_reduce(len(hosts))
-    rank = np.asarray([host[shard] for host in hosts], dtype=np.int32)
-    first = shard * len(hosts)
-    return inner._replace(
-        source=rank[inner.source],
-        destination=rank[inner.destination],
-        block_start=inner.block_start + first,
-        block_stop=inner.block_stop + first,
-    )
+    return whole.where(whole.block_start < shards).moved(host, stride=hosts)

@@ -81,7 +81,7 @@ class Schedule:
             ranks=ranks,
             root=root,
             blocks=blocks,
-            **Transfers._make(column[order] for column in transfers)._asdict(),
+            **transfers.where(order)._asdict(),
         )
 
     def __post_init__(self) -> None:
@@ -136,9 +136,8 @@ class Schedule:
         written = (step * self.ranks + self.destination[row]) * self.blocks + block
         keys = np.sort(written)
         twice = keys[1:][np.diff(keys) == 0]
-        self._require_none(
-            row[np.isin(written, twice)], "its receiver gets a block twice in a step"
-        )
+        clash = np.isin(written, twice)
+        self._require_none(row[clash], "its receiver gets a block twice in a step")
         sent = np.sort((step * self.ranks + self.source[row]) * self.blocks + block)
         copied = np.sort(written[~self.reduces[row]])
         place = np.searchsorted(sent, copied)
@@ -162,14 +161,7 @@ class Schedule:
 
     def transfers(self) -> Transfers:
         """Return all columns."""
-        return Transfers(
-            self.step,
-            self.source,
-            self.destination,
-            self.block_start,
-            self.block_stop,
-            self.reduces,
-        )
+        return Transfers._make(getattr(self, column) for column in Transfers._fields)
 
     def rows_and_blocks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return each block of each transfer: the transfer's row and the block, row by row."""

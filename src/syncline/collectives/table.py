@@ -180,7 +180,7 @@ def program(
         algorithm=algorithm,
         ranks=ranks,
         blocks=blocks,
-        transfers=transfers.rotated(root, ranks) if root else transfers,
+        transfers=transfers.rotated(root, ranks),
         root=root,
     )
 

@@ -72,21 +72,28 @@ class Transfers(NamedTuple):
             reduces=np.full_like(self.reduces, reduces),
         )
 
-    def where(self, chosen: Flags) -> Transfers:
-        """Return those that are chosen."""
-        return Transfers(
-            self.step[chosen],
-            self.source[chosen],
-            self.destination[chosen],
-            self.block_start[chosen],
-            self.block_stop[chosen],
-            self.reduces[chosen],
-        )
+    def where(self, chosen: Flags | NDArray[np.int64]) -> Transfers:
+        """Return those that are chosen, or all in another order."""
+        return Transfers._make(column[chosen] for column in self)
 
     def rotated(self, first: int, ranks: int) -> Transfers:
         """Return these with every rank moved on, so that ``first`` does what rank 0 did."""
+        return self.moved(np.roll(np.arange(ranks), -first))
+
+    def moved(self, ranks: ArrayLike, *, first_block: int = 0, stride: int = 1) -> Transfers:
+        """Return these between other ranks, over other blocks of a longer vector.
+
+        Args:
+            ranks: who does what rank 0, 1, 2 ... did.
+            first_block: where block 0 goes.
+            stride: how many blocks each block becomes.
+        """
+        number = np.asarray(ranks, dtype=np.int32)
         return self._replace(
-            source=(self.source + first) % ranks, destination=(self.destination + first) % ranks
+            source=number[self.source],
+            destination=number[self.destination],
+            block_start=self.block_start * stride + first_block,
+            block_stop=self.block_stop * stride + first_block,
         )
 
 

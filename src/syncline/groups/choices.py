@@ -186,13 +186,7 @@ class Choices(Document, frozen=True, kw_only=True):
 def require_algorithm(
     collective: Collective, algorithm: str, blocks: int | None, site: Site
 ) -> None:
-    """Check that an algorithm can run in a place.
-
-    Args:
-        collective: what it does.
-        algorithm: its name.
-        blocks: how many, or how large, if it takes blocks.
-        site: where.
+    """Check that an algorithm can run in a place, with ``blocks`` their number or size in bytes.
 
     Raises:
         UserError: there is no such algorithm, blocks are missing or not allowed, or it needs
@@ -322,22 +316,18 @@ class Chooser:
         self.hosts = hosts
         self.regions = regions
         self.source = source
-        self._measured: dict[Collective, tuple[list[int], tuple[Region, ...]]] = {
-            collective: ([region.from_bytes for region in found], found)
-            for collective, found in regions.items()
-        }
 
     def choose(self, collective: Collective, size_bytes: int) -> Choice:
         """Return the algorithm for a vector of ``size_bytes``."""
-        measured = self._measured.get(collective)
-        if measured is None:
+        regions = self.regions.get(collective)
+        if regions is None:
             return choose(collective, self.hosts, size_bytes)
-        starts, regions = measured
-        return regions[bisect_right(starts, size_bytes) - 1].choice(size_bytes)
+        index = bisect_right(regions, size_bytes, key=lambda region: region.from_bytes) - 1
+        return regions[index].choice(size_bytes)
 
     def source_of(self, collective: Collective) -> str:
         """Return where the choice of one collective comes from, in words."""
-        return self.source if collective in self._measured else BUILT_IN
+        return self.source if collective in self.regions else BUILT_IN
 
 
 class _Note(Value, frozen=True, kw_only=True):
@@ -376,25 +366,19 @@ def agreed_chooser(
 ) -> Chooser:
     """Return the chooser for all ranks: that of rank 0, since caches may differ.
 
-    Args:
-        wanted: which choices; those of rank 0 count.
-        site: where the ranks are.
-        store: where all ranks of the group look.
-        prefix: of the group's notes in it.
-        rank: this rank.
-        deadline: when to give up, on the monotonic clock, in seconds.
+    Further arguments are those of :func:`~syncline.groups.notes.read_note`.
 
     Raises:
         UserError: on all ranks, if :func:`chooser_for` raises one on rank 0.
         PeerError: rank 0 does not answer in time.
     """
-    key = f"{prefix}/{CHOICES}"
     if rank != 0:
         found = read_note(store, prefix, CHOICES, rank, 0, deadline)
         note = msgspec.json.decode(found, type=_Note)
         if note.error is not None:
             raise UserError(f"rank 0: {note.error}")
         return Chooser(site.layout, note.regions, note.source)
+    key = f"{prefix}/{CHOICES}"
     try:
         chooser = chooser_for(wanted, site)
     except UserError as error:

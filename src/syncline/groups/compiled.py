@@ -17,7 +17,6 @@ from syncline.groups.site import Hosts
 __all__ = ["Compiled", "compiled"]
 
 ACTIONS = {"send": 0, "copy": 1, "reduce": 2}
-CACHED = 512
 
 
 class Compiled(NamedTuple):
@@ -34,18 +33,13 @@ class Compiled(NamedTuple):
     """A number that two ranks share only if they use the same algorithm and root."""
 
 
-@lru_cache(maxsize=CACHED)
+@lru_cache(maxsize=512)
 def compiled(
     collective: Collective, choice: Choice, rank: int, hosts: Hosts, root: int = 0
 ) -> Compiled:
     """Return a program for one rank.
 
-    Args:
-        collective: what it does.
-        choice: how: an algorithm of :data:`syncline.collectives.PROGRAMS`, or ``"hierarchical"``.
-        rank: for whom.
-        hosts: the ranks of each host.
-        root: of a broadcast or reduce.
+    The choice is an algorithm of :data:`syncline.collectives.PROGRAMS`, or ``"hierarchical"``.
 
     Raises:
         UserError: there is no such program; see :func:`syncline.collectives.program`.
@@ -57,23 +51,13 @@ def compiled(
         schedule = hierarchical(hosts)
     else:
         raise UserError("hierarchical is an all-reduce that cuts the vector as it must")
-    steps = schedule.program(rank)
-    rows = np.array(
-        [
-            (step.step, ACTIONS[step.action], step.peer, step.block_start, step.block_stop)
-            for step in steps
-        ],
-        dtype=np.int32,
-    ).reshape(-1, 5)
+    steps = [(s.step, ACTIONS[s.action], *s[2:]) for s in schedule.program(rank)]
+    rows = np.array(steps, dtype=np.int32).reshape(-1, 5)
     native = _native.make_program(rank, ranks, schedule.blocks, rows)
+    changed = tuple(native.changes(block) for block in range(schedule.blocks))
     part = schedule.blocks // ranks
     own = range(rank * part, (rank + 1) * part)
     meaning = f"{choice.algorithm}/{choice.blocks}/{root}"
-    return _compiled(native, schedule.blocks, own, meaning)
-
-
-def _compiled(native: _native.Program, blocks: int, own: range, meaning: str) -> Compiled:
-    changed = tuple(native.changes(block) for block in range(blocks))
     return Compiled(
         native=native,
         out_of_place=native.out_of_place,

@@ -29,27 +29,12 @@ SIZES_BYTES = {
 }
 """In the order of the native core's ``Dtype``."""
 DTYPES = {name: code for code, name in enumerate(SIZES_BYTES)}
-REDUCTIONS = {
-    name: code
-    for code, name in enumerate(("sum", "avg", "min", "max", "product", "band", "bor", "bxor"))
-}
+_REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+REDUCTIONS = {name: code for code, name in enumerate(_REDUCTIONS)}
 """In the order of the native core's ``Reduction``."""
-COLLECTIVES = {
-    name: code
-    for code, name in enumerate(
-        (
-            "all-reduce",
-            "broadcast",
-            "reduce",
-            "reduce-scatter",
-            "all-gather",
-            "exchange",
-            "gather",
-            "scatter",
-            "all-to-all",
-        )
-    )
-}
+_WHOLE = ("all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather")
+_OF_MESSAGES = ("exchange", "gather", "scatter", "all-to-all")
+COLLECTIVES = {name: code for code, name in enumerate((*_WHOLE, *_OF_MESSAGES))}
 """In the order of the native core's names."""
 
 

@@ -10,11 +10,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from syncline import _native
-from syncline.collectives import Collective
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.choices import Choice, Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, compiled
@@ -209,7 +207,7 @@ class Group:
             """The same on all ranks, and unique to this group, even if another has its name."""
             self.hosts = self.site.layout
             """The ranks of each host; if UCX joins all ranks, each counts as a host of its own."""
-            crowded = len(reception.neighbours) > _processors()
+            crowded = len(reception.neighbours) > len(os.sched_getaffinity(0))
             prefix = reception.prefix
             self._peers: list[Introduced] = []
             own: list[int] = []
@@ -271,7 +269,7 @@ class Group:
             self,
             _leave,
             os.getpid(),
-            Watch(self._peers, partial(_lose, self._buffers, self._native), self._buffers.take),
+            Watch(self._peers, self._buffers.lose, self._buffers.take),
             self._native,
             self._peers,
             own,
@@ -358,11 +356,8 @@ class Group:
     ) -> Pending:
         """Collect every rank's elements, in the order of ranks, on all ranks.
 
-        Args:
-            given: this rank's elements, as many on all ranks.
-            result: as many for each rank.
-            choice: see :meth:`all_reduce`.
-            attended: see :meth:`all_reduce`.
+        All ranks give equally many, and the result has as many for each rank. See
+        :meth:`all_reduce`.
         """
         key = "all-gather", result.count, result.dtype, choice, "sum", given.count, given.dtype
         call = self._calls.get(key)
@@ -385,12 +380,8 @@ class Group:
     ) -> Pending:
         """Reduce over all ranks; rank r gets the r-th of equal parts.
 
-        Args:
-            given: this rank's elements, which are not changed.
-            result: an equal part of as many.
-            reduction: see :meth:`all_reduce`.
-            choice: see :meth:`all_reduce`.
-            attended: see :meth:`all_reduce`.
+        The given elements are not changed; the result is an equal part of as many. See
+        :meth:`all_reduce`.
         """
         key = (
             "reduce-scatter",
@@ -443,11 +434,8 @@ class Group:
     ) -> Pending:
         """Receive what ``peer`` sends next with this tag, of the same count and dtype.
 
-        Args:
-            result: where it goes.
-            peer: from whom; None: from whoever sends first, see :attr:`Pending.peer`.
-            tag: see :meth:`send`.
-            part_of: see :meth:`send`.
+        From whoever sends first if ``peer`` is None, see :attr:`Pending.peer`. The rest is as for
+        :meth:`send`.
         """
         if peer is not None:
             self._require_peer(peer)
@@ -464,7 +452,10 @@ class Group:
             MismatchError: another rank allocates another size.
             PeerError: a rank of this host has ended, or did not allocate in time.
         """
-        self._require_own_process("allocate a shared buffer")
+        if self._native.forked:
+            raise _forked(
+                f"rank {self.rank}: a fork of its process was to allocate a shared buffer"
+            )
         if not self._leave.alive:
             raise UserError(f"rank {self.rank}: this group was closed")
         group = weakref.ref(self)  # a buffer does not keep its group
@@ -507,29 +498,15 @@ class Group:
     ) -> PreparedCall:
         """Prepare a call and keep it in ``_calls``.
 
-        Args:
-            key: collective, count, dtype, choice or None, reduction; then further arguments.
-            root: of a broadcast or reduce.
-            result: which part of the vector is this rank's result.
+        The key is collective, count, dtype, choice or None, and reduction, then further arguments.
+        The result is the part of the vector that this rank gets.
         """
         collective, count, dtype, choice, reduction = key[:5]
         self._require_rank(root)
+        size_bytes = Elements(0, count, dtype).size_bytes
         if choice is None:
-            size_bytes = Elements(0, count, dtype).size_bytes
             choice = self.chooser.choose(collective, size_bytes)
         code = compiled(collective, choice, self.rank, self.hosts, root)
-        return self._keep(key, code, collective, count, dtype, reduction, result)
-
-    def _keep(
-        self,
-        key: tuple[Any, ...],
-        code: Compiled,
-        collective: Collective,
-        count: int,
-        dtype: str,
-        reduction: str = "sum",
-        result: tuple[int, int] = (0, 0),
-    ) -> PreparedCall:
         native = _native.NativeCall(
             self._native,
             code.native,
@@ -542,8 +519,7 @@ class Group:
         )
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
-        part_bytes = Elements(0, count, dtype).size_bytes // self.ranks
-        call = self._calls[key] = PreparedCall(native.start, code, part_bytes)
+        call = self._calls[key] = PreparedCall(native.start, code, size_bytes // self.ranks)
         return call
 
     def _message(
@@ -578,16 +554,9 @@ class Group:
         other: object = None,
         output: int = 0,
     ) -> Pending:
-        """Begin a program.
+        """Begin a program that reads at the address ``given`` and writes at ``work``.
 
-        Args:
-            call: prepared before.
-            given: the address that it reads.
-            work: the address that it writes.
-            attended: see :meth:`all_reduce`.
-            owner: of the memory, which is kept alive.
-            other: a second owner.
-            output: the address of the result, if it goes elsewhere.
+        Both owners keep their memory alive. The result goes to the address ``output``, if not 0.
         """
         try:
             native = call.start(given, work, output, attended)
@@ -639,10 +608,6 @@ class Group:
         except _native.Forked as error:
             raise _forked(error) from None
 
-    def _require_own_process(self, what: str) -> None:
-        if self._native.forked:
-            raise _forked(f"rank {self.rank}: a fork of its process was to {what}")
-
     def _not_begun(self, error: Any) -> UserError | PeerError | MismatchError:
         if not self._leave.alive:
             return UserError(f"rank {self.rank}: this group was closed")
@@ -670,11 +635,6 @@ def _forked(what: object) -> UserError:
         f"{what}; a fork takes no part in the group that its parent joined: call it in the parent, "
         "or make a new group in the fork"
     )
-
-
-def _lose(buffers: SharedBuffers, native: _native.NativeGroup, peer: int, what: str) -> None:
-    buffers.lose(peer, what)
-    native.lose(peer, what)
 
 
 def _leave(
@@ -747,7 +707,3 @@ def _fitting(part: Elements, whole: Elements, times: int) -> Elements:
             f"found {whole.count} of {whole.dtype}"
         )
     return whole
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))

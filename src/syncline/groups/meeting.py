@@ -278,7 +278,7 @@ class Meeting:
         proof = self._proof(BY_CALLER, self._rank, other, nonces)
         pass_descriptors(connection, proof, self._passed)
         yield
-        said, passed = take_descriptors(connection, self._most)
+        said, passed = take_descriptors(connection, len(self._passed))
         return self._introduced(connection, other, said == CALLING, passed)
 
     def _answering(self, connection: socket.socket) -> Talk:
@@ -291,7 +291,7 @@ class Meeting:
         proof = self._proof(BY_ANSWERER, other, self._rank, nonces)
         connection.send(RETORT.pack(mine, proof))
         yield
-        proof, passed = take_descriptors(connection, self._most)
+        proof, passed = take_descriptors(connection, len(self._passed))
         known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
         peer = self._introduced(connection, other, known and other in self._missing, passed)
         try:
@@ -306,7 +306,7 @@ class Meeting:
     ) -> Introduced:
         """Return an authenticated rank, or close the descriptors that it has passed."""
         try:
-            if not known or len(passed) != self._most:
+            if not known or len(passed) != len(self._passed):
                 raise _StrangerError
             process = self._watchable(connection, other)
         except BaseException:
@@ -327,10 +327,6 @@ class Meeting:
             )
             announce_shutdown(connection, refused)
             raise refused from error
-
-    @property
-    def _most(self) -> int:
-        return len(self._passed)
 
     def _proof(self, who: int, caller: int, answerer: int, nonces: bytes) -> bytes:
         return hmac.digest(self._secret, PROVED.pack(who, caller, answerer) + nonces, "sha256")
@@ -369,10 +365,9 @@ class Meeting:
                 time.sleep(RETRY_S)  # _call() will retry
 
 
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+def _credentials(connection: socket.socket) -> tuple[int, ...]:
     attested = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    process, user, group = CREDENTIALS.unpack(attested)
-    return process, user, group
+    return CREDENTIALS.unpack(attested)
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -11,15 +11,14 @@ So all ranks that accept a roll have read the same one, and all of them have ans
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import secrets
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -66,16 +65,6 @@ class RankCard:
             nonce=secrets.token_hex(16),
         )
 
-    def to_json(self) -> str:
-        """Return the form that other ranks read."""
-        return json.dumps([self.host, self.name, self.machine, self.socket, self.nonce])
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> RankCard:
-        """Return what another rank has published."""
-        host, name, machine, address, nonce = json.loads(text)
-        return cls(host=tuple(host), name=name, machine=machine, socket=address, nonce=nonce)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
@@ -94,14 +83,14 @@ class _Call(Value, frozen=True, kw_only=True):
 
     identifier: str
     ranks: int
-    card: str | None
+    card: RankCard | None
 
 
 class _Answer(Value, frozen=True, kw_only=True):
     """A rank's note."""
 
     nonce: str
-    card: str | None
+    card: RankCard | None
     error: str | None
     """Why it does not join; None if it does."""
 
@@ -140,23 +129,16 @@ class RollCall:
         Raises:
             PeerError: a rank does not answer in time, or says that it does not join.
         """
-        answer = _Answer(nonce=card.nonce, card=card.to_json(), error=None)
-        return (
-            self._gathered(answer, deadline)
-            if self._rank == 0
-            else self._answered(answer, deadline)
-        )
+        return self._agreed(_Answer(nonce=card.nonce, card=card, error=None), deadline)
 
     def refuse(self, error: Exception, deadline: float) -> None:
         """Let the other ranks know why this one does not join, if they come soon."""
         answer = _Answer(nonce=secrets.token_hex(16), card=None, error=str(error))
-        deadline = min(deadline, time.monotonic() + REFUSAL_S)
-        try:
-            self._gathered(answer, deadline) if self._rank == 0 else self._answered(
-                answer, deadline
-            )
-        except RuntimeError:
-            return  # no rank came, or all know it
+        with contextlib.suppress(RuntimeError):  # no rank came, or all know it
+            self._agreed(answer, min(deadline, time.monotonic() + REFUSAL_S))
+
+    def _agreed(self, own: _Answer, deadline: float) -> Roll:
+        return self._gathered(own, deadline) if self._rank == 0 else self._answered(own, deadline)
 
     # ------------------------------------------------------------------ rank 0
 
@@ -176,10 +158,8 @@ class RollCall:
                     error = f"rank {rank} does not join the group: {answer.error}"
                     deadline = min(deadline, time.monotonic() + REFUSAL_S)
             late = [rank for rank in missing if rank not in come]
-            over = bool(late) and time.monotonic() >= deadline
-            if over and error is None:
-                error = _did_not_join(late)
-            if over:
+            if late and time.monotonic() >= deadline:
+                error = error or _did_not_join(late)
                 break
             if error is not None and come:  # each rank reads it as soon as it comes
                 self._store.set(f"{prefix}/roll", _text(_Result(answers=answers, error=error)))
@@ -194,7 +174,7 @@ class RollCall:
         keys = {rank: f"{prefix}/answer/{rank}" for rank in missing}
         everybody = arrived(self._store, list(keys.values()), deadline, 0)
         return {
-            rank: self._read(key, _Answer, rank)
+            rank: self._decoded(self._store.get(key), _Answer, rank)
             for rank, key in keys.items()
             if everybody or self._store.check([key])
         }
@@ -235,7 +215,7 @@ class RollCall:
         key = f"{self._name}/call"
         if not arrived(self._store, [key], deadline, self._rank):
             return None
-        call = self._read(key, _Call, 0)
+        call = self._decoded(self._store.get(key), _Call, 0)
         if call.ranks == self._ranks:
             return call
         time.sleep(POLL_S)  # before a restart there were more ranks, or fewer
@@ -249,10 +229,9 @@ class RollCall:
         """
         if call.card is None or own.card is None:
             return False
-        theirs, ours = RankCard.from_json(call.card), RankCard.from_json(own.card)
-        if theirs.host != ours.host:
+        if call.card.host != own.card.host:
             return False
-        now = listens(theirs.socket)
+        now = listens(call.card.socket)
         if before and not now and not self._store.check([f"{prefix}/roll"]):
             raise PeerError(f"rank {self._rank}: rank 0 has ended while it joined the group")
         return now
@@ -264,11 +243,8 @@ class RollCall:
                 "time: does another process have this rank, or another job use the same store and "
                 "group name?"
             )
-        late = [
-            rank
-            for rank in range(1, call.ranks)
-            if not self._store.check([f"{prefix}/answer/{rank}"])
-        ]
+        answers = {rank: f"{prefix}/answer/{rank}" for rank in range(1, call.ranks)}
+        late = [rank for rank, key in answers.items() if not self._store.check([key])]
         return _did_not_join(late or [0])
 
     # ------------------------------------------------------------------ all
@@ -277,15 +253,9 @@ class RollCall:
         result = self._decoded(text, _Result, 0)
         if result.error is not None:
             raise PeerError(f"rank {self._rank}: {result.error}")
-        cards = tuple(
-            RankCard.from_json(answer.card)
-            for _, answer in sorted(result.answers.items())
-            if answer.card is not None
-        )
+        answers = [result.answers[rank] for rank in sorted(result.answers)]
+        cards = tuple(answer.card for answer in answers if answer.card is not None)
         return Roll(cards=cards, prefix=prefix, secret=hashlib.sha256(text.encode()).digest())
-
-    def _read(self, key: str, kind: type[Note], rank: int) -> Note:
-        return self._decoded(self._store.get(key), kind, rank)
 
     def _decoded(self, text: str | bytes, kind: type[Note], rank: int) -> Note:
         try:
@@ -313,14 +283,8 @@ class Reception:
     """Where ranks of one host meet this one and exchange memory.
 
     That a rank is on this host is verified: a connection through Unix sockets, which do not leave a
-    host, passes its memory, and the kernel attests its process and user.
-
-    Args:
-        store: where all ranks of the group look.
-        name: of the group.
-        rank: this rank.
-        ranks: how many there are.
-        deadline: when to give up, on the monotonic clock, in seconds.
+    host, passes its memory, and the kernel attests its process and user. Arguments as for
+    :class:`RollCall`, and the deadline on the monotonic clock, in seconds.
 
     Raises:
         PeerError: on construction, if a rank does not join.
@@ -351,12 +315,7 @@ class Reception:
     def __enter__(self) -> Reception:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
             leave_reason(self._store, self.prefix, self._rank, error)
         self._listening.close()
@@ -377,36 +336,22 @@ class Reception:
         own = self.cards[self._rank].host
         return [rank for rank, card in enumerate(self.cards) if card.host == own]
 
-    @property
-    def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each host."""
+    def site(self, route: Route) -> Site:
+        """Return where the ranks are; with UCX alone each counts as a host of its own."""
         found: dict[tuple[str, str], list[int]] = {}
         for rank, card in enumerate(self.cards):
             found.setdefault(card.host, []).append(rank)
-        return tuple(map(tuple, found.values()))
-
-    def site(self, route: Route) -> Site:
-        """Return where the ranks are; with UCX alone each counts as a host of its own."""
-        cards = [self.cards[host[0]] for host in self.hosts]
-        alone = tuple((rank,) for rank in range(len(self.cards)))
+        hosts = tuple(map(tuple, found.values()))
+        cards = [self.cards[host[0]] for host in hosts]
         return Site(
             route=route,
-            layout=alone if route == "ucx" else self.hosts,
+            layout=tuple((rank,) for rank in range(len(self.cards))) if route == "ucx" else hosts,
             machines=tuple(sorted(card.machine for card in cards)),
             names=tuple(sorted(card.name for card in cards)),
         )
 
     def meet(self, others: Sequence[int], passed: Sequence[int]) -> list[Introduced]:
-        """Meet other ranks of this host.
-
-        Args:
-            others: the ranks, in order.
-            passed: descriptors for them; each rank passes equally many.
-
-        Raises:
-            PeerError: a rank has ended, or does not come in time.
-            OSError: this process has run out of descriptors.
-        """
+        """Meet other ranks of this host; see :class:`Meeting`."""
         meeting = Meeting(
             self._rank,
             [card.socket for card in self.cards],

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from syncline import _native
@@ -79,12 +78,7 @@ class SharedBuffer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -110,18 +104,13 @@ class SharedBuffers:
     def allocate(
         self, size_bytes: int, timeout_s: float, close: Callable[[Callable[[], None]], None]
     ) -> SharedBuffer:
-        """Return this rank's buffer, once those of all peers are mapped.
+        """Return this rank's buffer, once those of all peers are mapped; see ``Group.allocate``.
 
         Args:
             size_bytes: as many on all ranks.
             timeout_s: how long peers may take.
             close: called with a function when the buffer is closed; calls that function once the
                 collectives before are done.
-
-        Raises:
-            UserError: the size is not above 0, or there is less memory.
-            MismatchError: another rank allocates another size.
-            PeerError: a peer has ended, or did not allocate in time.
         """
         if size_bytes < 1:
             raise UserError(f"a shared buffer has at least 1 byte, found {size_bytes}")
@@ -175,9 +164,7 @@ class SharedBuffers:
         try:
             memory = _mapped(descriptors[0], size_bytes, self._rank)
         except UserError as error:
-            what = f"the buffer of rank {peer} is out of reach: {error}"
-            self.lose(peer, what)
-            self._native.lose(peer, what)
+            self.lose(peer, f"the buffer of rank {peer} is out of reach: {error}")
             return
         finally:
             for descriptor in descriptors:
@@ -188,10 +175,11 @@ class SharedBuffers:
             self._changed.notify_all()
 
     def lose(self, peer: int, what: str) -> None:
-        """Note that a peer has ended or left."""
+        """Note that a peer has ended or left, here and in the native group."""
         with self._changed:
             self._lost[peer] = what
             self._changed.notify_all()
+        self._native.lose(peer, what)
 
     def _forget(self, number: int) -> None:
         """Stop sharing a buffer. Peers have read everything that this rank sent from it."""

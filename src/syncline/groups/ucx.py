@@ -79,8 +79,6 @@ def addresses(
 def _library() -> str:
     """Return the library of the wheel if that is installed, else the system's."""
     wheel = importlib.util.find_spec("libucx")
-    for folder in (wheel.submodule_search_locations or []) if wheel is not None else []:
-        path = Path(folder) / "lib" / NAME
-        if path.exists():
-            return str(path)
-    return NAME
+    folders = (wheel and wheel.submodule_search_locations) or []
+    paths = (Path(folder) / "lib" / NAME for folder in folders)
+    return next((str(path) for path in paths if path.exists()), NAME)

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from syncline.errors import UserError
 from syncline.model.network import Network
-from syncline.model.plan import Message, Plan
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import LARGEST_IN_FLIGHT
 from syncline.planners.base import Planner
-from syncline.planners.slices import most_urgent_first, plan_of, slices
+from syncline.planners.slices import plan_by_urgency, slices
 
 __all__ = ["DEFAULT_CREDIT_ELEMENTS", "DEFAULT_PARTITION_ELEMENTS", "ByteScheduler"]
 
@@ -67,11 +67,4 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
         cut = slices(profile, self.partition_elements, self.NAME)
-        order = most_urgent_first(cut, network, in_flight=self.in_flight)
-        return plan_of(
-            self.NAME,
-            profile,
-            network.workers,
-            (Message(start=s.start, stop=s.stop) for s in order),
-            in_flight=self.in_flight,
-        )
+        return plan_by_urgency(self.NAME, profile, network, cut, in_flight=self.in_flight)

@@ -119,18 +119,15 @@ class Horovod(Planner, frozen=True, kw_only=True):
         for tensor in whole_tensors(profile):
             own_ns = ready_ns[tensor.tensor]
             tick_ns = self._tick_ns(own_ns)
-            message = Message(
-                start=tensor.start, stop=tensor.stop, delay_s=(tick_ns - own_ns) / NS_PER_S
-            )
+            start = tensor.start
             held += tensor.size_bytes
-            dtype = dtype_at.get(tensor.start, "")
+            dtype = dtype_at.get(start, "")
             if (tick_ns, dtype) == (held_tick_ns, held_dtype) and held <= self.threshold_bytes:
-                message = Message(
-                    start=messages.pop().start, stop=message.stop, delay_s=message.delay_s
-                )
+                start = messages.pop().start
             else:
                 held = tensor.size_bytes
-            messages.append(message)
+            delay_s = (tick_ns - own_ns) / NS_PER_S
+            messages.append(Message(start=start, stop=tensor.stop, delay_s=delay_s))
             held_tick_ns, held_dtype = tick_ns, dtype
         return plan_of(self.NAME, profile, network.workers, messages, wait="update")
 

@@ -200,11 +200,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
             # Plain ones that wait on need are seeds, which it judges as the simulator does.
             if unknown or (rival.wait == "need" and not _is_plain(rival)):
                 at_once = self.in_flight if in_rows else rival.in_flight
-                compared.append(
-                    msgspec.structs.replace(
-                        rival, wait="need", in_flight=at_once, norm=profile.norm
-                    )
-                )
+                changes = {"wait": "need", "in_flight": at_once, "norm": profile.norm}
+                compared.append(msgspec.structs.replace(rival, **changes))
             if rival.wait == "update":
                 compared.append(rival)
         best = min(
@@ -225,8 +222,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
         if curve.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
             raise UserError(
                 f"overlap: network {quoted(network.name)} needs longer than "
-                f"{LONGEST_NS / 1e9:.0f} s for "
-                f"the gradients of {quoted(profile.model)}; costs are in seconds and seconds a byte"
+                f"{LONGEST_NS / 1e9:.0f} s for the gradients of {quoted(profile.model)}; costs are "
+                "in seconds and seconds a byte"
             )
         round_ = Round.of(profile)
         if not round_.elements:

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from syncline.errors import UserError
 from syncline.model.network import Network
-from syncline.model.plan import Message, Plan
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.slices import most_urgent_first, plan_of, slices
+from syncline.planners.slices import plan_by_urgency, slices
 
 __all__ = ["DEFAULT_SLICE_ELEMENTS", "P3"]
 
@@ -46,10 +46,5 @@ class P3(Planner, frozen=True, kw_only=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
-        order = most_urgent_first(slices(profile, self.slice_elements, self.NAME), network)
-        return plan_of(
-            self.NAME,
-            profile,
-            network.workers,
-            (Message(start=s.start, stop=s.stop) for s in order),
-        )
+        cut = slices(profile, self.slice_elements, self.NAME)
+        return plan_by_urgency(self.NAME, profile, network, cut)

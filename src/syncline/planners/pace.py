@@ -42,8 +42,9 @@ def preemptive_order(
     """Return the order that minimises ``max(arrival + tail)`` if interruptions cost nothing.
 
     The problem of PACE, Eq. 10: one channel, release times, free preemption. PACE makes an integer
-    program of it, with a variable for each time slot and tensor and coefficients ``(TN)^t`` that
-    force the lexicographic order. Neither is needed: Jackson's rule, by which the channel always
+    program of it, with a variable for each of T time slots and N tensors and coefficients
+    ``(TN)^t`` that force the lexicographic order, and leave the range of a double within a hundred
+    slots. Neither is needed: Jackson's rule, by which the channel always
     sends the ready job with the longest tail and interrupts it when one with a longer tail becomes
     ready, is optimal. Let the job that ends last be ``c``, and look back from its arrival to the
     moment before which the channel last sent a job of a shorter tail or nothing. From there on it
@@ -76,10 +77,7 @@ class Pace(Planner, frozen=True, kw_only=True):
     least. The R whose iteration ends first is taken. A group is ready with its last tensor, and
     whatever needs one of its tensors waits for all of it.
 
-    The order needs no solver. PACE writes it as an integer program over time slots, whose
-    coefficients ``(TN)^t`` for T slots and N tensors leave the range of a double within a hundred
-    slots; but it is the problem of one machine with release times and tails, which
-    :func:`~syncline.planners.pace.preemptive_order` solves exactly.
+    :func:`preemptive_order` finds the order, without PACE's integer program.
 
     PACE takes interruption as free, and so does the choice of R and of the pieces here. A piece
     gets the share of its group's elements that its time is of the group's. Whoever simulates or

@@ -22,6 +22,7 @@ __all__ = [
     "ByteLayout",
     "Slice",
     "most_urgent_first",
+    "plan_by_urgency",
     "plan_of",
     "slices",
     "whole_tensors",
@@ -114,8 +115,8 @@ def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
         raise UserError(
             f"{planner}: slices of {most_elements} elements cut the {elements} gradient elements "
             f"of {quoted(profile.model)} into {count} messages, at most {MOST_SLICES} can be "
-            "planned; "
-            f"give the planner slices of at least {-(-elements // (MOST_SLICES // 2))} elements"
+            "planned; give the planner slices of at least "
+            f"{-(-elements // (MOST_SLICES // 2))} elements"
         )
     layout = ByteLayout(profile)
     found: list[Slice] = []
@@ -174,6 +175,15 @@ def plan_of(
         in_flight=in_flight,
         norm=profile.norm if wait == "need" else None,
     )
+
+
+def plan_by_urgency(
+    planner: str, profile: Profile, network: Network, slices: Sequence[Slice], *, in_flight: int = 1
+) -> Plan:
+    """Return the plan that sends each slice as one all-reduce; see :func:`most_urgent_first`."""
+    order = most_urgent_first(slices, network, in_flight=in_flight)
+    messages = (Message(start=s.start, stop=s.stop) for s in order)
+    return plan_of(planner, profile, network.workers, messages, in_flight=in_flight)
 
 
 def most_urgent_first(

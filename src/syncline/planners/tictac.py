@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from syncline.model.network import Network
-from syncline.model.plan import Message, Plan
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
-from syncline.planners.slices import most_urgent_first, plan_of, whole_tensors
+from syncline.planners.slices import plan_by_urgency, whole_tensors
 
 __all__ = ["TicTac"]
 
@@ -33,10 +33,4 @@ class TicTac(Planner, frozen=True, kw_only=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
-        order = most_urgent_first(whole_tensors(profile), network)
-        return plan_of(
-            self.NAME,
-            profile,
-            network.workers,
-            (Message(start=s.start, stop=s.stop) for s in order),
-        )
+        return plan_by_urgency(self.NAME, profile, network, whole_tensors(profile))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from syncline.simulator.whatif import Change, Planned, WhatIfSimulator
 from syncline.simulator.workers import ALIKE
 
 __all__ = ["LADDER_GBIT_S", "bottleneck", "layers_of"]
+
+Number = TypeVar("Number", int, float)
 
 LADDER_GBIT_S = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0)
 """Bandwidths of Ethernet and InfiniBand links that one can buy."""
@@ -104,20 +107,18 @@ def _hidden(simulator: WhatIfSimulator, change: Change) -> bool:
     return point.split(point.best).shares["communication"] < BOUND_SHARE
 
 
-def _first(count: int, holds: Callable[[int], bool]) -> int | None:
-    """Return the first of ``count`` indices at which a monotone condition holds."""
-    if not holds(count - 1):
+def _first(values: Sequence[Number], holds: Callable[[Number], bool]) -> Number | None:
+    """Return the first value for which a condition holds that also holds for all after it."""
+    if not values or not holds(values[-1]):
         return None
-    return bisect.bisect_left(range(count), True, key=holds)
+    return values[bisect.bisect_left(values, True, key=holds)]
 
 
 def _least_bandwidth(simulator: WhatIfSimulator, change: Change) -> float | None:
-    def holds(index: int) -> bool:
-        rate = LADDER_GBIT_S[index] * BYTES_PER_GBIT
-        return _hidden(simulator, change._replace(bandwidth_bytes_per_s=rate))
-
-    found = _first(len(LADDER_GBIT_S), holds)
-    return None if found is None else LADDER_GBIT_S[found] * BYTES_PER_GBIT
+    rates = [rate * BYTES_PER_GBIT for rate in LADDER_GBIT_S]
+    return _first(
+        rates, lambda rate: _hidden(simulator, change._replace(bandwidth_bytes_per_s=rate))
+    )
 
 
 def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) -> int | None:
@@ -130,11 +131,7 @@ def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) 
         if count < network.workers and count % on_host == 0:
             counts.append(count)
 
-    def holds(index: int) -> bool:
-        return _hidden(simulator, change._replace(workers=counts[index]))
-
-    found = _first(len(counts), holds) if counts else None
-    return None if found is None else counts[found]
+    return _first(counts, lambda count: _hidden(simulator, change._replace(workers=count)))
 
 
 # --- sentences ---

@@ -49,13 +49,6 @@ class ChunkTimes:
         """When the last rank was through, in seconds."""
         return self.total_ns / 1e9
 
-    def rank_done_ns(self) -> Times:
-        """Return when each rank had received and sent everything; shape ``(ranks,)``."""
-        done = np.zeros(self.schedule.ranks, dtype=np.int64)
-        np.maximum.at(done, self.schedule.source, self.stop_ns)
-        np.maximum.at(done, self.schedule.destination, self.done_ns)
-        return done
-
 
 def simulate_chunks(
     schedule: Schedule, fabric: Fabric, *, size_bytes: int, order: TransferOrder = "ready"
@@ -109,10 +102,9 @@ def simulate_chunks(
         fabric.transfer_s(schedule.source, schedule.destination, transfer_bytes)
     )
     reductions_ns = _nanoseconds(fabric.gamma_s_per_byte * transfer_bytes[reductions])
-    graph.add_tasks(lanes.out(schedule.source), transfers_ns)
-    first = graph.add_tasks(lanes.reduce(schedule.destination[reductions]), reductions_ns)
-    holders, held = lanes.further(schedule)
-    graph.hold(holders, held)
+    graph.add_tasks(lanes.out[schedule.source], transfers_ns)
+    first = graph.add_tasks(lanes.reduce[schedule.destination[reductions]], reductions_ns)
+    lanes.hold_further(schedule)
 
     # The task with which the result of each transfer is there.
     result = np.arange(len(schedule))
@@ -139,7 +131,7 @@ def simulate_chunks(
         start_ns=start[: len(schedule)],
         stop_ns=stop[: len(schedule)],
         done_ns=stop[result],
-        busy_ns=lanes.busy_ns(schedule, transfers_ns, reductions, reductions_ns, holders, held),
+        busy_ns=lanes.busy_ns(np.concatenate([transfers_ns, reductions_ns])),
     )
 
 
@@ -190,9 +182,11 @@ class _Lanes:
         self._names: list[str] = []
         self._graph = graph
         ranks = range(fabric.ranks)
-        self._out = [self._add(f"rank {rank} out", 1) for rank in ranks]
-        self._in = [self._add(f"rank {rank} in", 1) for rank in ranks]
-        self._reduce = [self._add(f"rank {rank} reduce", 1) for rank in ranks]
+        self.out = np.array([self._add(f"rank {rank} out", 1) for rank in ranks])
+        """Lane of each rank's outgoing port."""
+        self._in = np.array([self._add(f"rank {rank} in", 1) for rank in ranks])
+        self.reduce = np.array([self._add(f"rank {rank} reduce", 1) for rank in ranks])
+        """Lane on which each rank reduces."""
         cards = fabric.concurrent(fabric.nic_s_per_byte)
         self._cards: list[NDArray[np.int64]] = []  # out and in: lane of each rank's host
         if cards is not None:
@@ -207,43 +201,22 @@ class _Lanes:
         self._names.append(name)
         return self._graph.add_lane(name, capacity=capacity, in_order=False)
 
-    def out(self, rank: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the lanes of outgoing ports."""
-        return np.array(self._out)[rank]
-
-    def reduce(self, rank: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the lanes on which ranks reduce."""
-        return np.array(self._reduce)[rank]
-
-    def further(self, schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the lanes that transfers hold beside their sender's port: rows and lanes."""
-        rows = [np.arange(len(schedule))]
-        lanes = [np.array(self._in)[schedule.destination]]
+    def hold_further(self, schedule: Schedule) -> None:
+        """Let transfers hold all that they need beside their sender's port."""
+        self._graph.hold(np.arange(len(schedule)), self._in[schedule.destination])
         leaving = np.flatnonzero(
             self._fabric.is_between_hosts(schedule.source, schedule.destination)
         )
         for card, rank in zip(self._cards, (schedule.source, schedule.destination), strict=False):
-            rows.append(leaving)
-            lanes.append(card[rank[leaving]])
+            self._graph.hold(leaving, card[rank[leaving]])
         if self._switch is not None:
-            rows.append(leaving)
-            lanes.append(np.full(len(leaving), self._switch))
-        return np.concatenate(rows), np.concatenate(lanes)
+            self._graph.hold(leaving, np.full(len(leaving), self._switch))
 
-    def busy_ns(
-        self,
-        schedule: Schedule,
-        transfers_ns: Times,
-        reductions: NDArray[np.int64],
-        reductions_ns: Times,
-        holders: NDArray[np.int64],
-        held: NDArray[np.int64],
-    ) -> dict[str, int]:
-        """Return how long each lane is held, summed over what it carries at once."""
+    def busy_ns(self, durations_ns: Times) -> dict[str, int]:
+        """Return how long tasks hold each lane, summed over what it carries at once."""
+        tasks, lanes = self._graph.lane_members()
         busy = np.zeros(len(self._names), dtype=np.int64)
-        np.add.at(busy, self.out(schedule.source), transfers_ns)
-        np.add.at(busy, held, transfers_ns[holders])
-        np.add.at(busy, self.reduce(schedule.destination[reductions]), reductions_ns)
+        np.add.at(busy, lanes, durations_ns[tasks])
         return dict(zip(self._names, busy.tolist(), strict=True))
 
 

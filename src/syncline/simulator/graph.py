@@ -33,7 +33,8 @@ class TaskGraph:
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[str, tuple[int, bool]] = {}
+        self.lanes: list[Lane] = []
+        """The resources, by index."""
         self._lane_index: dict[str, int] = {}
         self._contentions: list[tuple[int, int, float]] = []
         self._count = 0
@@ -54,8 +55,8 @@ class TaskGraph:
             in_order: start tasks strictly in the order in which they were added (a static plan);
                 otherwise whichever is ready, the first added first.
         """
-        self._lane_index[name] = len(self._lanes)
-        self._lanes[name] = (capacity or 0, in_order)
+        self._lane_index[name] = len(self.lanes)
+        self.lanes.append(Lane(capacity or 0, in_order))
         return self._lane_index[name]
 
     def add_contention(self, lane_a: str, lane_b: str, slowdown: float) -> None:
@@ -70,13 +71,9 @@ class TaskGraph:
             duration_ns: how long it takes alone, in nanoseconds.
             after: indices of the tasks that it waits for.
         """
-        task = self._count
-        self._task_lanes.append(self._lane_index[lane])
-        self._durations_ns.append(duration_ns)
-        for before in after:
-            self._tasks.append(task)
-            self._before.append(before)
-        self._count += 1
+        task = self.add_tasks([self._lane_index[lane]], [duration_ns])
+        waits_for = list(after)
+        self.add_edges(waits_for, [task] * len(waits_for))
         return task
 
     def add_tasks(self, lanes: ArrayLike, durations_ns: ArrayLike) -> int:
@@ -104,11 +101,6 @@ class TaskGraph:
         self._holders.extend(tasks)
         self._held.extend(lanes)
 
-    @property
-    def lanes(self) -> list[Lane]:
-        """The resources, by index."""
-        return [Lane(*lane) for lane in self._lanes.values()]
-
     def lane_members(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return (task, lane) of every task's own lane and of those that it holds beside it."""
         own = np.arange(self._count, dtype=np.int32)
@@ -124,7 +116,7 @@ class TaskGraph:
     def run(self) -> tuple[Times, Times]:
         """Return the start and the stop of every task."""
         return _native.simulate(
-            list(self._lanes.values()),
+            self.lanes,
             self._contentions,
             self._task_lanes.array(),
             self._durations_ns.array(),
@@ -139,28 +131,19 @@ _Integer = TypeVar("_Integer", bound=np.integer[Any])
 
 
 class _Column(Generic[_Integer]):
-    """A growing array of integers, cheap to extend by one or by many."""
+    """A growing array of integers."""
 
     def __init__(self, dtype: type[_Integer]) -> None:
         self._dtype = dtype
-        self._parts: list[NDArray[_Integer]] = []
-        self._last: list[int] = []
-        self.append = self._last.append
+        self._parts: list[NDArray[_Integer]] = [np.empty(0, dtype)]
 
     def extend(self, values: ArrayLike) -> int:
         """Append values and return how many there were."""
-        self._flush()
         part = np.asarray(values, dtype=self._dtype).ravel()
         self._parts.append(part)
         return len(part)
 
-    def _flush(self) -> None:
-        if self._last:
-            self._parts.append(np.array(self._last, dtype=self._dtype))
-            self._last.clear()
-
     def array(self) -> NDArray[_Integer]:
         """Return all values in one array."""
-        self._flush()
-        self._parts = [np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)]
+        self._parts = [np.concatenate(self._parts)]
         return self._parts[0]

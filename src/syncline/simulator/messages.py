@@ -12,7 +12,7 @@ from syncline import _native
 from syncline.errors import UserError, quoted
 from syncline.model.collective_costs import pull_line, push_line
 from syncline.model.network import Network
-from syncline.model.plan import MessageCollective, Plan
+from syncline.model.plan import Plan
 from syncline.model.quantities import LONGEST_NS, NS_PER_S
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
@@ -54,12 +54,13 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """
     sizes = plan.message_bytes()
     costs = [0] * len(sizes)
-    mixed = plan.is_lossy
-    kinds = [_Kind(m.collective, mixed and m.payload == "dense") for m in plan.messages]
+    # By collective, and whether a message is dense in a plan that also has compressed ones.
+    kinds = [(m.collective, plan.is_lossy and m.payload == "dense") for m in plan.messages]
     for kind in set(kinds):
         chosen = [index for index, other in enumerate(kinds) if other == kind]
-        priced = _pricing(network, whole=kind.whole)
-        rows = priced.collective(kind.collective, in_flight=plan.in_flight).rows()
+        collective, whole = kind
+        priced = _pricing(network, whole=whole)
+        rows = priced.collective(collective, in_flight=plan.in_flight).rows()
         found = _native.costs([sizes[i] for i in chosen], rows)
         for index, cost_ns in zip(chosen, found, strict=True):
             costs[index] = cost_ns
@@ -68,14 +69,6 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
         costs = [cost_ns + issue_gap_ns for cost_ns in costs]
     _require_possible(network, sum(costs))
     return costs
-
-
-class _Kind(NamedTuple):
-    """What a message's cost depends on, beside its size."""
-
-    collective: MessageCollective
-    whole: bool
-    """Whether this message is dense in a plan that also has compressed ones."""
 
 
 def _pricing(network: Network, *, whole: bool) -> Network:
@@ -88,9 +81,8 @@ def _pricing(network: Network, *, whole: bool) -> Network:
         return network
     raise UserError(
         f"network {quoted(network.name)} says what sparse messages cost, and the plan has dense "
-        "ones "
-        "beside them; describe the network without --algorithm and --density, and give these to "
-        "the simulation"
+        "ones beside them; describe the network without --algorithm and --density, and give these "
+        "to the simulation"
     )
 
 
@@ -188,17 +180,9 @@ def _with_server(
                     )
                     after = (len(tasks) - 1,)
                 push_ns = round(push.seconds(size) * NS_PER_S * workers.size / count)
-                first = MessageTask(
-                    "push",
-                    push_ns,
-                    index,
-                    not delay_ns,
-                    last=message.collective == "reduce-scatter",
-                    after=after,
-                    worker_class=number,
-                )
+                last = message.collective == "reduce-scatter"
                 pushed.append((message.start, message.stop, len(tasks)))
-                tasks.append(first)
+                tasks.append(MessageTask("push", push_ns, index, not delay_ns, last, after, number))
         if message.collective != "reduce-scatter":
             own = (message.start, message.stop)
             awaited = tuple(

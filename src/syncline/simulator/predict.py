@@ -206,10 +206,7 @@ def _communication_bound_s(
 def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
     """Return a network on which no message, dense or compressed, costs more than on the given one.
 
-    Args:
-        network: the given one.
-        plan: whose messages are priced.
-        size_bytes: of all messages.
+    ``size_bytes`` is the size of all messages together.
     """
     mixed = len({message.payload == "dense" for message in plan.messages}) > 1
     if network.whole is None or not mixed:

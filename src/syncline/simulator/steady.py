@@ -102,11 +102,8 @@ def _carries_over(
     profile: Profile, plan: Plan | None, strategy: Strategy, workers: Workers
 ) -> bool:
     """Return whether any part of an iteration can run beside the one before it."""
-    if plan is not None and plan.wait == "need":
-        return True
+    on_need = plan is not None and plan.wait == "need"
     # Fast workers push while slow ones still update.
-    if strategy.exchange == "parameter-server" and workers != ALIKE:
-        return True
-    if profile.has_host:
-        return True
-    return strategy.prefetch_data or strategy.prefetch_copy
+    apart = strategy.exchange == "parameter-server" and workers != ALIKE
+    ahead = strategy.prefetch_data or strategy.prefetch_copy
+    return on_need or apart or ahead or profile.has_host

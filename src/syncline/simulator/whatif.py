@@ -204,14 +204,12 @@ class WhatIfSimulator:
         width = profile.gradient_bytes / elements
         if width == ELEMENT_BYTES:
             return network
-        curves = {
+        curves = {"all_reduce": network.all_reduce, "pipelined": network.pipelined}
+        corrected = {
             name: None if curve is None else of_width(curve, network.exchange, width)
-            for name, curve in (
-                ("all_reduce", network.all_reduce),
-                ("pipelined", network.pipelined),
-            )
+            for name, curve in curves.items()
         }
-        return msgspec.structs.replace(network, **curves)
+        return msgspec.structs.replace(network, **corrected)
 
     def plan_at(self, change: Change, planner: str) -> Planned:
         """Return what one planner makes of a point."""
@@ -280,9 +278,8 @@ class WhatIfSimulator:
         )
 
     def sweep(self, points: Iterable[Change]) -> Iterator[Point]:
-        """Yield :meth:`point` of each."""
-        for change in points:
-            yield self.point(change)
+        """Return :meth:`point` of each, made as they are asked for."""
+        return map(self.point, points)
 
     def _alone(self, change: Change, *, loading: bool) -> float:
         """Return the iteration of one worker of factor 1 without communication."""
