@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, NamedTuple, NoReturn, Protocol, Self
 
 import msgspec
@@ -186,12 +185,7 @@ class WorkerGroup:
         self._listening.listen()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for connection in (*self._ranks.values(), *self._agents):
             connection.close()
         self._listening.close()
@@ -251,7 +245,7 @@ class WorkerGroup:
                 self._accept()
             elif ready:
                 ended = next(s for s in self._started if s.process in ready)
-                raise self._error({ended.rank or 0: self._lost(ended)})
+                raise error_of(self.name, {ended.rank or 0: self._lost(ended)})
             else:
                 raise PeerError(overdue or f"{self.name}s did not start within {timeout_s:g} s")
         self._busy = False
@@ -287,7 +281,7 @@ class WorkerGroup:
             kind: type of the answers.
             timeout_s: how long to wait for all of them; None: as long as they live.
             overdue: the error if it takes longer.
-            progress: called with what workers say on the way.
+            progress: called with what workers report on the way.
             ranks: ask only the first of them; None: all.
 
         Raises:
@@ -331,7 +325,7 @@ class WorkerGroup:
                 )
         self._busy = bool(waiting)
         if failures:
-            raise self._error(failures)
+            raise error_of(self.name, failures)
         return [answers[rank] for rank in sorted(answers)]
 
     def _news(
@@ -363,9 +357,6 @@ class WorkerGroup:
         start = max(os.fstat(descriptor).st_size - OUTPUT_BYTES, 0)
         text = os.pread(descriptor, OUTPUT_BYTES, start).decode(errors="replace")
         return Lost(code, "\n".join(text.splitlines()[-OUTPUT_LINES:]))
-
-    def _error(self, failures: Mapping[int, Failure | Lost]) -> SynclineError:
-        return error_of(self.name, failures)
 
 
 def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:

@@ -39,19 +39,16 @@ def save_report(benchmark: Benchmark, target: Path) -> None:
 def render(benchmark: Benchmark) -> str:
     """Return the page as the text of one HTML file."""
     parts = [_section(benchmark, workers) for workers in benchmark.worker_counts]
+    said = headline(benchmark)
     return page(
         title=benchmark.collective,
         subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
-        headline=_capital(headline(benchmark)),
+        headline=said[0].upper() + said[1:],
         detail=measured_how(benchmark),
         sections=[*parts, _versions(benchmark)],
         timelines=(),
         numbers="collectives.json",
     )
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _section(benchmark: Benchmark, workers: int) -> Html:

@@ -35,18 +35,12 @@ def binary_size(size_bytes: int) -> str:
 
 def headline(benchmark: Benchmark) -> str:
     """Return in a sentence, without its full stop, how Syncline does beside the nearest other."""
-    ratios = [
-        (min(ours.times_faster_than(other) for other in others), ours)
-        for ours in benchmark.entries
-        if ours.contestant == OURS
-        and (
-            others := [
-                other
-                for name in (GLOO, *MPIS)
-                if (other := benchmark.of(name, ours.workers, ours.size_bytes)) is not None
-            ]
-        )
-    ]
+    ratios = []
+    for ours in benchmark.entries:
+        found = (benchmark.of(name, ours.workers, ours.size_bytes) for name in (GLOO, *MPIS))
+        others = [ours.times_faster_than(other) for other in found if other is not None]
+        if ours.contestant == OURS and others:
+            ratios.append((min(others), ours))
     what = f"{benchmark.collective} on {benchmark.place}"
     if not ratios:
         return what
@@ -122,20 +116,11 @@ def benchmark_table(benchmark: Benchmark) -> RenderableType:
 
 def _rows(benchmark: Benchmark, workers: int) -> Table:
     table = terminal.plain_table()
-    for number, column in enumerate(
-        (
-            "size",
-            "contestant",
-            "latency",
-            "rounds",
-            "algorithm",
-            "bus",
-            what_bound(benchmark),
-            "CPU",
-            "against gloo",
-        )
-    ):
-        table.add_column(column, justify="left" if number == 1 else "right", no_wrap=True)
+    bound = what_bound(benchmark)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("contestant", no_wrap=True)
+    for column in ("latency", "rounds", "algorithm", "bus", bound, "CPU", "against gloo"):
+        table.add_column(column, justify="right", no_wrap=True)
     mine = [entry for entry in benchmark.entries if entry.workers == workers]
     for size_bytes in dict.fromkeys(entry.size_bytes for entry in mine):
         group = [entry for entry in mine if entry.size_bytes == size_bytes]

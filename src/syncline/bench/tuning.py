@@ -107,19 +107,16 @@ class _Reported:
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
         self._total = total
-        self._done = 0
+        self.done = 0
         self.what = ""
 
     def say(self, what: str) -> None:
         if self._progress is not None:
-            self._progress(what, self._done, self._total)
+            self._progress(what, self.done, self._total)
 
     def step(self) -> None:
         self.say(self.what)
-        self._done += 1
-
-    def skip(self, parts: int) -> None:
-        self._done += parts
+        self.done += 1
 
 
 @contextmanager
@@ -161,7 +158,7 @@ def _measured(
     for size_bytes in sorted(request.sizes_bytes):
         whole = whole_size(collective, site.ranks, size_bytes)
         if whole in measured:
-            reported.skip(len(TRIALS) + request.rounds)
+            reported.done += len(TRIALS) + request.rounds
             continue  # small sizes are rounded up to the same
 
         def seconds(choice: Choice, iterations: int, size: int = whole) -> float:

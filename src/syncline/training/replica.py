@@ -136,7 +136,7 @@ class Replica:
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             with nullcontext() if last else self.ddp.no_sync():
-                part = self._loss(_moved(batch, self.worker.device)) / len(batches)
+                part = self._loss(batch) / len(batches)
                 part.backward()
             loss += part.detach()
         if self.config.hyper.clip_norm is not None:
@@ -146,7 +146,8 @@ class Replica:
         return loss
 
     def _loss(self, batch: Batch) -> Tensor:
-        with self._autocast():
+        batch = Batch(*(tensor.to(self.worker.device) for tensor in batch))
+        with self.worker.autocast(self.config.precision):
             loss, self._memory = self.task.loss(self.ddp, batch, self._memory)
         return loss
 
@@ -166,17 +167,11 @@ class Replica:
             dist.broadcast(buffer, src=0)
         self.module.eval()
         try:
-            with torch.no_grad(), self._own_random_state(), self._autocast():
+            precision = self.worker.autocast(self.config.precision)
+            with torch.no_grad(), self._own_random_state(), precision:
                 return judge(self.module, self.worker)
         finally:
             self.module.train()
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(
-            self.worker.device.type,
-            dtype=torch.bfloat16,
-            enabled=self.config.precision == "bf16",
-        )
 
     def _measuring(self) -> bool:
         return bool(getattr(self.ddp, "measuring", False))
@@ -199,10 +194,6 @@ class Replica:
         finally:
             self.random_state = random_state(self.worker.device)
             set_random_state(outside, self.worker.device)
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    return Batch(batch.inputs.to(device), batch.targets.to(device))
 
 
 def random_state(device: torch.device) -> list[Tensor]:
