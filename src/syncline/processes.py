@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 
 __all__ = [
-    "ENDING_SIGNALS",
     "LocalProcess",
     "end_of",
     "ended_by_signals",
@@ -230,13 +229,13 @@ def stop_on_ctrl_c() -> None:
 
     A KeyboardInterrupt could be lost instead: modules in C drop exceptions while they are imported.
     """
-    signal.signal(signal.SIGINT, _stop)
 
+    def stop(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more
+            os.write(2, b"stopped\n")  # print() could be interrupted print()
+        os._exit(exit_code_of(-number))
 
-def _stop(number: int, _: FrameType | None) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more
-        os.write(2, b"stopped\n")  # print() could be interrupted print()
-    os._exit(exit_code_of(-number))
+    signal.signal(signal.SIGINT, stop)
 
 
 def _heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
@@ -266,7 +265,7 @@ def received_signals(
             signal.set_wakeup_fd(before)
 
 
-@contextlib.contextmanager
+@contextmanager
 def run_folder() -> Iterator[Path]:
     """Make a folder that only this user can enter; remove it at the end.
 

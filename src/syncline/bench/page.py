@@ -20,7 +20,7 @@ from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
 from syncline.report.page import page, save_page
 
-__all__ = ["bandwidth_picture", "latency_picture", "render", "save_report"]
+__all__ = ["render", "save_report"]
 
 DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
 """Others are in the table only, where lines would lie on each other."""
@@ -56,7 +56,8 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
     drawn = [name for name in DRAWN if any(entry.contestant == name for entry in mine)]
     several = len({entry.size_bytes for entry in mine}) > 1
     pictures = [
-        picture(benchmark, workers, drawn) for picture in (latency_picture, bandwidth_picture)
+        _latency_picture(benchmark, workers, drawn),
+        _bandwidth_picture(benchmark, workers, drawn),
     ]
     return section(
         f"workers-{workers}",
@@ -106,7 +107,7 @@ def _versions(benchmark: Benchmark) -> Html:
 COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
 
 
-def latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
+def _latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
     """Return the latency over the size, both on logarithmic axes, a line a contestant."""
     rows = {name: _rows(benchmark, workers, name) for name in names if name != COPY}
     return line_chart(
@@ -125,7 +126,7 @@ def latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) ->
     )
 
 
-def bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
+def _bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
     """Return the bus bandwidth over the size, both on logarithmic axes, a line a contestant."""
     rows = {
         name: [(e.size_bytes, benchmark.bus_bytes_per_s(e)) for e in entries]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -246,18 +246,15 @@ def _seconds(
     return max(lap.wall_s for lap in answer) / iterations
 
 
-def _chosen(
-    collective: Collective, site: Site, measured: Mapping[int, Mapping[Choice, Timing]]
-) -> tuple[Region, ...]:
+def _chosen(collective: Collective, site: Site, measured: Measured) -> tuple[Region, ...]:
     every = candidates(collective, site.layout)
-    return regions_of(
-        {
-            size_bytes: {
-                candidate: timings[choice].rounds_s
-                for candidate in every
-                if (choice := candidate.choice(size_bytes)) in timings
-            }
-            for size_bytes, timings in measured.items()
-        },
-        {size: built_in_candidate(collective, site.layout, size) for size in measured},
-    )
+    rounds = {
+        size_bytes: {
+            candidate: timings[choice].rounds_s
+            for candidate in every
+            if (choice := candidate.choice(size_bytes)) in timings
+        }
+        for size_bytes, timings in measured.items()
+    }
+    built_in = {size: built_in_candidate(collective, site.layout, size) for size in measured}
+    return regions_of(rounds, built_in)

@@ -24,7 +24,7 @@ from syncline.training.data.sampling import (
     training_windows,
     windows_in_epoch,
 )
-from syncline.training.data.spec import Batch, ImageData, ImageSplit, TextData
+from syncline.training.data.spec import Batch, ImageData, TextData
 from syncline.training.group import Worker
 from syncline.training.models import model_named
 from syncline.training.models.spec import ImageModel, TextModel
@@ -145,7 +145,10 @@ class ImageTask:
         """Return the test accuracy (0 to 1) and the test loss."""
         shard = evaluation_shard(len(self.data.test), workers=worker.workers, rank=worker.rank)
         correct = loss = 0.0
-        for batch in _evaluation_batches(self.data.test, shard):
+        # A worker has no part in an evaluation of fewer images than there are workers.
+        parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
+        batches = (self.data.test.batch(part, augment_seed=None) for part in parts)
+        for batch in made_ahead(batches) if self.data.test.decodes else batches:
             targets = batch.targets.to(worker.device)
             logits = model(batch.inputs.to(worker.device)).float()
             loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
@@ -160,13 +163,6 @@ class ImageTask:
     ) -> dict[str, float]:
         """Return nothing: the test images are looked at after every epoch."""
         return {}
-
-
-def _evaluation_batches(split: ImageSplit, shard: Tensor) -> Iterator[Batch]:
-    # A worker has no part in an evaluation of fewer images than there are workers.
-    parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
-    batches = (split.batch(part, augment_seed=None) for part in parts)
-    return made_ahead(batches) if split.decodes else batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
