@@ -149,10 +149,7 @@ def _cores() -> int:
 def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:
     """Return the variables by which torchrun gives a worker its place among the others.
 
-    Args:
-        rank: of the worker; ranks fill one host after the other.
-        workers: of the job.
-        workers_per_host: the same on every host.
+    Ranks fill one host after the other, with as many workers on each.
     """
     host, local_rank = divmod(rank, workers_per_host)
     numbers = {
@@ -168,11 +165,7 @@ def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[s
 
 
 def end_of(code: int) -> str:
-    """Return how a process ended, in words.
-
-    Args:
-        code: its exit code, or minus the number of the signal that ended it.
-    """
+    """Return in words how a process ended; a negative code is minus the number of a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -208,15 +208,10 @@ class WorkerGroup:
         rank: int | None = None,
         shown: bool = False,
     ) -> None:
-        """Start a process that is to connect to :attr:`path`.
+        """Start a process that is to connect to :attr:`path`, with additional variables.
 
-        Args:
-            host: where.
-            command: and its arguments.
-            environment: variables besides those of this process.
-            rank: of the worker; None for a launcher that starts several.
-            shown: whether its output goes where that of this process goes; else the end of it is
-                quoted if it is lost.
+        ``rank`` is None for a launcher that starts several workers. With ``shown`` the output goes
+        where that of this process goes; else the end of it is quoted if the process is lost.
         """
         with contextlib.ExitStack() as stack:
             output = None if shown else stack.enter_context(tempfile.TemporaryFile())
@@ -226,12 +221,7 @@ class WorkerGroup:
             stack.pop_all()
 
     def gather(self, ranks: int, *, timeout_s: float = START_S, overdue: str | None = None) -> None:
-        """Wait until all have connected.
-
-        Args:
-            ranks: how many workers there are by now.
-            timeout_s: how long to wait.
-            overdue: the error if it takes longer.
+        """Wait until all ``ranks`` workers have connected; ``overdue`` is the error if late.
 
         Raises:
             PeerError: one has ended instead, or it took too long.
@@ -367,9 +357,7 @@ def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
 def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
     """Return the error to raise for the failed workers: the cause, with its consequences as notes.
 
-    Args:
-        name: what a worker is called.
-        failures: by rank.
+    ``name`` is what a worker is called; failures are by rank.
     """
     cause, *others = sorted(failures, key=lambda rank: (_remoteness(failures[rank]), rank))
     failure = failures[cause]

@@ -39,10 +39,7 @@ def measure_collectives(
 
     For every size, each contestant first does one lap, which gives the number of iterations that
     fill a turn. Then it has a turn in every round. Each round begins with another contestant.
-
-    Args:
-        request: what to measure.
-        progress: called before every part.
+    Progress is reported before every part.
 
     Raises:
         UserError: the machine cannot emulate the cluster, or no contestant could take part.

@@ -52,11 +52,7 @@ class OutOfTime(Exception):
 
 
 def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
-    """Measure all algorithms and choose among them.
-
-    Args:
-        request: what to measure.
-        progress: called before every part.
+    """Measure all algorithms and choose among them; report progress before every part.
 
     Raises:
         UserError: the machine cannot emulate the cluster, or there was no time for anything.

@@ -42,9 +42,7 @@ def port_of(host: int) -> str:
 def switch_links(cluster: Cluster, namespaces: list[str]) -> Iterator[str]:
     """Yield the lines for ``ip -batch`` on the switch.
 
-    Args:
-        cluster: what to make.
-        namespaces: the path of each host's network namespace.
+    ``namespaces`` are the paths of the hosts' network namespaces.
     """
     # Without snooping and spanning tree nothing is sent but what the job sends.
     yield f"link add {SWITCH} type bridge stp_state 0 mcast_snooping 0"
@@ -67,10 +65,7 @@ def host_links(cluster: Cluster, host: int) -> Iterator[str]:
 def shaping(cluster: Cluster, host: int, device: str) -> Iterator[str]:
     """Yield the lines for ``tc -batch`` that limit what leaves through one end of a host's link.
 
-    Args:
-        cluster: what to make.
-        host: whose link it is.
-        device: the host's own end, or the switch's.
+    ``device`` is the host's own end, or the switch's.
     """
     rate = cluster.rate_of(host)
     if rate is not None:

@@ -61,13 +61,9 @@ class Checkpoint:
         save_archive(folder / FILE_NAME, content)
 
     def check(self, path: Path, config: TrainingConfig, classes: int, module: nn.Module) -> None:
-        """Make sure that a training can go on from here.
+        """Make sure that a training with this configuration and model can go on from here.
 
-        Args:
-            path: where the checkpoint was read, for messages.
-            config: of the training that is to go on.
-            classes: of its data.
-            module: its model; only names and shapes are looked at.
+        Of ``module`` only names and shapes are looked at; ``path`` is for messages.
 
         Raises:
             MismatchError: it is of another model, data set or setting.

@@ -25,9 +25,7 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
     As soon as one of them fails, the others are ended. They find each other through a file that
     only this user can read, and listen on the loopback device only.
 
-    Args:
-        config: what to train; the order of every worker.
-        program: the module that a worker runs.
+    ``program`` is the module that a worker runs, with ``config`` as its order.
 
     Raises:
         SynclineError: the error of the worker that failed, in its own class.

@@ -25,9 +25,7 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     The data are loaded, the model is built, and every file that was named is read; the folders to
     be written to are made.
 
-    Args:
-        config: of the training.
-        workers_here: workers on this host.
+    ``workers_here`` are those on this host.
 
     Raises:
         UserError: an option, or a file that it names, cannot be used.

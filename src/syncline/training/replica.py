@@ -91,11 +91,9 @@ class Replica:
         self._memory = None
 
     def run_block(self, block: Sequence[tuple[Batch, ...]], *, after_twin: bool) -> list[float]:
-        """Take one step for each element of ``block``; return this worker's losses.
+        """Take a step with each group of batches; return this worker's losses.
 
-        Args:
-            block: the batches of each step.
-            after_twin: whether there is a twin that had its turn before.
+        ``after_twin`` says whether there is a twin that had its turn before.
 
         Raises:
             UserError: the loss is no longer a finite number.
@@ -224,11 +222,6 @@ def learning_rate_factor(step: int, steps_per_epoch: int, hyper: Hyperparameters
     It rises linearly over the warm-up. From there on ``constant`` keeps it, ``step`` divides it by
     ten after half and after three quarters of the training, and ``cosine`` lets it fall to 0 along
     half a period.
-
-    Args:
-        step: optimizer steps done before.
-        steps_per_epoch: optimizer steps an epoch.
-        hyper: gives the schedule, the warm-up and the epochs.
     """
     warmup_steps = hyper.warmup_epochs * steps_per_epoch
     if step + 1 < warmup_steps:

@@ -89,13 +89,7 @@ def wrapped(
 ) -> DistributedDataParallel | BspSgd:
     """Return ``module`` under the strategy that ``config`` names.
 
-    Args:
-        module: to be trained.
-        optimizer: of the module.
-        config: of the training.
-        worker: this one.
-        group: of a BSP strategy.
-        steps_per_epoch: by which the warm-up of a density goes.
+    ``group`` is that of a BSP strategy; the warm-up of a density goes by ``steps_per_epoch``.
 
     Raises:
         FileError: a plan, profile or network cannot be read.

@@ -211,11 +211,8 @@ SPLIT_SEED = 0
 def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
     """Load 1,797 handwritten digits, scanned at 8x8, which come with scikit-learn.
 
-    They are split 80/20 so that every digit is as frequent in both parts.
-
-    Args:
-        folder: not read.
-        model: its needs say how far the images are enlarged.
+    They are split 80/20 so that every digit is as frequent in both parts, and enlarged as far as
+    the model needs.
 
     Raises:
         UserError: scikit-learn is not installed.

@@ -64,12 +64,6 @@ def made_ahead(items: Iterator[T]) -> Iterator[T]:
 def steps_in_epoch(samples: int, *, workers: int, batch_size: int, accumulate: int) -> int:
     """Return the optimizer steps an epoch; the last incomplete global batch is dropped.
 
-    Args:
-        samples: training samples.
-        workers: worker count.
-        batch_size: samples a worker in one forward pass.
-        accumulate: forward passes a step.
-
     Raises:
         UserError: the samples do not fill one global batch.
     """
