@@ -7,14 +7,7 @@ from pathlib import Path
 
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
 from syncline.bench.result import Benchmark, CollectiveTimes
-from syncline.bench.table import (
-    binary_size,
-    headline,
-    measured_how,
-    of_bound,
-    spread_text,
-    what_bound,
-)
+from syncline.bench.table import binary_size, figures, headline, measured_how, what_bound
 from syncline.report import units
 from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
@@ -79,16 +72,7 @@ def _table(benchmark: Benchmark, entries: list[CollectiveTimes]) -> Html:
         Column(title="CPU", numeric=True, wide=True),
     ]
     rows = [
-        (
-            binary_size(entry.size_bytes),
-            entry.contestant,
-            units.duration(entry.latency_s),
-            spread_text(entry),
-            units.rate(entry.algorithm_bytes_per_s),
-            units.rate(benchmark.bus_bytes_per_s(entry)),
-            of_bound(benchmark, entry),
-            units.duration(entry.cpu_median_s),
-        )
+        (binary_size(entry.size_bytes), entry.contestant, *figures(benchmark, entry))
         for entry in sorted(entries, key=lambda e: (e.size_bytes, e.latency_s))
     ]
     return table(columns, rows, caption="Every contestant and size, the fastest first")

@@ -13,13 +13,11 @@ from syncline.errors import printable
 from syncline.report import terminal, units
 
 __all__ = [
-    "benchmark_table",
     "binary_size",
+    "figures",
     "headline",
     "measured_how",
-    "of_bound",
     "print_benchmark",
-    "spread_text",
     "what_bound",
     "widen",
 ]
@@ -64,7 +62,7 @@ def measured_how(benchmark: Benchmark) -> str:
     return f"medians of {units.counted(benchmark.rounds, 'round')}, in turns"
 
 
-def spread_text(entry: CollectiveTimes) -> str:
+def _spread(entry: CollectiveTimes) -> str:
     """Return the fastest and the slowest round, such as ``"1.39 to 1.42 ms"``."""
     low, high = map(units.duration, entry.spread_s)
     number, _, unit = low.partition(" ")
@@ -76,20 +74,24 @@ def what_bound(benchmark: Benchmark) -> str:
     return "of memcpy" if benchmark.rate_bytes_per_s is None else "of line rate"
 
 
-def of_bound(benchmark: Benchmark, entry: CollectiveTimes) -> str:
-    """Return the bus bandwidth as a share of the bound; empty where that is not known."""
+def figures(benchmark: Benchmark, entry: CollectiveTimes) -> tuple[str, ...]:
+    """Return latency, rounds, algorithm and bus bandwidth, the share of the bound, and CPU time.
+
+    The share is empty where the bound is not known.
+    """
     share = benchmark.of_bound(entry)
-    return "" if share is None else units.percent(share)
+    return (
+        units.duration(entry.latency_s),
+        _spread(entry),
+        units.rate(entry.algorithm_bytes_per_s),
+        units.rate(benchmark.bus_bytes_per_s(entry)),
+        "" if share is None else units.percent(share),
+        units.duration(entry.cpu_median_s),
+    )
 
 
 WIDTH = 160
 """Columns where the output is no terminal."""
-
-
-def print_benchmark(console: Console, benchmark: Benchmark) -> None:
-    """Print the tables, one a worker count."""
-    widen(console)
-    console.print(benchmark_table(benchmark))
 
 
 def widen(console: Console) -> None:
@@ -98,8 +100,9 @@ def widen(console: Console) -> None:
         console.width = max(console.width, WIDTH)
 
 
-def benchmark_table(benchmark: Benchmark) -> RenderableType:
-    """Return the tables: sizes in the order in which they were asked for, the fastest first."""
+def print_benchmark(console: Console, benchmark: Benchmark) -> None:
+    """Print a table a worker count: sizes in the order asked for, the fastest first."""
+    widen(console)
     parts: list[RenderableType] = []
     for workers in benchmark.worker_counts:
         title = f"{benchmark.collective} · {workers} workers · {benchmark.place}"
@@ -111,7 +114,7 @@ def benchmark_table(benchmark: Benchmark) -> RenderableType:
         Text(printable(f"absent with {a.workers} workers: {a.contestant}: {a.reason}"), "dim")
         for a in benchmark.absent
     ]
-    return Group(*parts)
+    console.print(Group(*parts))
 
 
 def _rows(benchmark: Benchmark, workers: int) -> Table:
@@ -132,14 +135,8 @@ def _rows(benchmark: Benchmark, workers: int) -> Table:
 
 def _cells(benchmark: Benchmark, entry: CollectiveTimes) -> tuple[str, ...]:
     gloo = benchmark.of(GLOO, entry.workers, entry.size_bytes)
-    against = "" if gloo is None or entry.contestant == COPY else entry.times_faster_than(gloo)
-    return (
-        printable(entry.contestant),
-        units.duration(entry.latency_s),
-        spread_text(entry),
-        units.rate(entry.algorithm_bytes_per_s),
-        units.rate(benchmark.bus_bytes_per_s(entry)),
-        of_bound(benchmark, entry),
-        units.duration(entry.cpu_median_s),
-        against if isinstance(against, str) else f"{against:.2f}x",
-    )
+    if gloo is None or entry.contestant == COPY:
+        against = ""
+    else:
+        against = f"{entry.times_faster_than(gloo):.2f}x"
+    return printable(entry.contestant), *figures(benchmark, entry), against

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,47 +40,6 @@ Memory = Any
 Its form is the model's own business."""
 
 
-class Task(Protocol):
-    """A model and the data it is trained on."""
-
-    @property
-    def classes(self) -> int:
-        """The classes, or the size of the vocabulary: what fixes the model's output."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps an epoch."""
-
-    def build(self) -> nn.Module:
-        """Return a freshly initialised model."""
-
-    def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
-        """Yield the batches of one worker for each optimizer step of an epoch."""
-
-    def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
-        """Return the mean loss of a batch and what the next batch needs to know."""
-
-    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return figures of merit by name; all workers take part and get the same."""
-
-    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return figures over data that is looked at only once, after training."""
-
-
-def task_of(config: TrainingConfig) -> Task:
-    """Load the data of a configuration.
-
-    Raises:
-        UserError: the model or the data set is unknown, they do not fit, or the data are too few.
-        FileError: a file of the data is missing or broken.
-    """
-    model = model_named(config.model)
-    if isinstance(model, ImageModel):
-        images = load_images(config.data, config.data_dir, model)
-        return ImageTask(config=config, model=model, data=images)
-    return TextTask(config=config, model=model, data=load_text(config.data, config.data_dir, model))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTask:
     """Classification of images."""
@@ -109,7 +68,7 @@ class ImageTask:
         return self.model.build(self.data.image_size, self.data.classes)
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
-        """Yield the shuffled and varied images of one worker."""
+        """Yield the shuffled and varied images of one worker, by optimizer step."""
         shard = training_shard(
             len(self.data.train),
             workers=worker.workers,
@@ -138,7 +97,7 @@ class ImageTask:
         batch: Batch,
         memory: Memory,  # noqa: ARG002
     ) -> tuple[Tensor, Memory]:
-        """Return the cross entropy; images carry nothing over."""
+        """Return the mean cross entropy; images carry nothing over."""
         return functional.cross_entropy(model(batch.inputs), batch.targets), None
 
     def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
@@ -194,7 +153,7 @@ class TextTask:
         return self.model.build(self.data.vocabulary)
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
-        """Yield the windows of one worker, in the order of the text."""
+        """Yield the windows of one worker, by optimizer step, in the order of the text."""
         return training_windows(
             self.data.train,
             workers=worker.workers,
@@ -207,7 +166,7 @@ class TextTask:
         )
 
     def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
-        """Return the cross entropy a token and, for a recurrent model, its state, detached."""
+        """Return the mean cross entropy a token and a recurrent model's state, detached."""
         logits, memory = self._logits(model, batch.inputs, memory)
         return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), memory
 
@@ -245,3 +204,22 @@ class TextTask:
             return model(inputs), None
         logits, state = model(inputs, memory)
         return logits, tuple(part.detach() for part in state)
+
+
+Task = ImageTask | TextTask
+"""Both have the same methods. All workers take part in an evaluation and get the same figures; the
+final one is over data that is looked at only once, after training."""
+
+
+def task_of(config: TrainingConfig) -> Task:
+    """Load the data of a configuration.
+
+    Raises:
+        UserError: the model or the data set is unknown, they do not fit, or the data are too few.
+        FileError: a file of the data is missing or broken.
+    """
+    model = model_named(config.model)
+    if isinstance(model, ImageModel):
+        images = load_images(config.data, config.data_dir, model)
+        return ImageTask(config=config, model=model, data=images)
+    return TextTask(config=config, model=model, data=load_text(config.data, config.data_dir, model))
