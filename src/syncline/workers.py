@@ -308,11 +308,10 @@ class WorkerGroup:
                     continue
                 if not failures:
                     deadline_s = time.monotonic() + SETTLE_S
-                failures[rank] = (
-                    msgspec.json.decode(reply.body, type=Failure)
-                    if isinstance(reply, Reply)
-                    else reply
-                )
+                if isinstance(reply, Reply):
+                    failures[rank] = msgspec.json.decode(reply.body, type=Failure)
+                else:
+                    failures[rank] = reply
         self._busy = bool(waiting)
         if failures:
             raise error_of(self.name, failures)

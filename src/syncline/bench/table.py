@@ -34,10 +34,10 @@ def binary_size(size_bytes: int) -> str:
 def headline(benchmark: Benchmark) -> str:
     """Return in a sentence, without its full stop, how Syncline does beside the nearest other."""
     ratios = []
-    for ours in benchmark.entries:
+    for ours in (entry for entry in benchmark.entries if entry.contestant == OURS):
         found = (benchmark.of(name, ours.workers, ours.size_bytes) for name in (GLOO, *MPIS))
         others = [ours.times_faster_than(other) for other in found if other is not None]
-        if ours.contestant == OURS and others:
+        if others:
             ratios.append((min(others), ours))
     what = f"{benchmark.collective} on {benchmark.place}"
     if not ratios:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from syncline.groups import Group
@@ -74,7 +73,10 @@ def _prepare(
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
         module.load_state_dict(checkpoint.weights)
-    twin = _copy_of(module, task) if config.baseline else None
+    twin = None
+    if config.baseline:
+        twin = task.build().to(worker.device)
+        twin.load_state_dict(module.state_dict())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
@@ -98,12 +100,6 @@ def _prepare(
         kept = None if checkpoint is None else checkpoint.compression_files
         drop_states(Path(config.checkpoint), kept)
     return training
-
-
-def _copy_of(module: nn.Module, task: Task) -> nn.Module:
-    twin = task.build().to(next(module.parameters()).device)
-    twin.load_state_dict(module.state_dict())
-    return twin
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

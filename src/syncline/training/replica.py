@@ -106,14 +106,12 @@ class Replica:
                 loss = self._step(batches)
                 if self.worker.device.type == "cuda":
                     torch.cuda.synchronize()
-                seconds = time.perf_counter() - start
-                self.times.append(
-                    StepTime(
-                        seconds=seconds,
-                        measuring=measuring or self._measuring(),
-                        first_of_block=after_twin and index == 0,
-                    )
+                step = StepTime(
+                    seconds=time.perf_counter() - start,
+                    measuring=measuring or self._measuring(),
+                    first_of_block=after_twin and index == 0,
                 )
+                self.times.append(step)
                 losses.append(self._checked(float(loss)))
         if after_twin:
             start = time.perf_counter()
