@@ -170,7 +170,7 @@ class Job:
         self._selector.register(process, selectors.EVENT_READ, rank)
 
     def wait(self, timeout_s: float | None) -> JobResult:
-        """Wait until all workers have ended, without what they printed.
+        """Wait until all workers have ended; return how they did, without their output.
 
         Raises:
             PeerError: the cluster has ended.

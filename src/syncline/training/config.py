@@ -64,7 +64,7 @@ class TrainingConfig(Value, frozen=True):
     accumulate: Annotated[int, Meta(description="Forward passes a step.")] = 1
     """Only the last backward pass of a step exchanges gradients."""
     steps: Annotated[int | None, Meta(description="Stop after this many steps.")] = None
-    """If the epochs do not end training before. The learning rate follows the epochs."""
+    """Unless the epochs end training before. The learning rate follows the epochs all the same."""
     device: Annotated[DeviceName, Meta(description="auto, cpu or cuda.")] = "auto"
     strategy: Annotated[Strategy, Meta(description="How to exchange; one of those below.")] = "ddp"
     """``ddp``: Syncline's DistributedDataParallel; ``bsp-1`` to ``bsp-3``: linear-pipeline's
