@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -242,7 +243,8 @@ class _Training:
                 )
             )
         for replica in self.replicas:
-            replica.optimizer.load_state_dict(checkpoint.optimizer)
+            # The optimizer keeps the tensors that it is given, and twins must not share them.
+            replica.optimizer.load_state_dict(copy.deepcopy(checkpoint.optimizer))
             # It depends on nothing but the steps done.
             replica.schedule.last_epoch = self.step
             replica.schedule._step_count = self.step + 1
