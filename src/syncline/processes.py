@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 
 __all__ = [
-    "ENDING_SIGNALS",
     "LocalProcess",
     "end_of",
     "ended_by_signals",
@@ -150,10 +149,7 @@ def _cores() -> int:
 def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:
     """Return the variables by which torchrun gives a worker its place among the others.
 
-    Args:
-        rank: of the worker; ranks fill one host after the other.
-        workers: of the job.
-        workers_per_host: the same on every host.
+    Ranks fill one host after the other, with as many workers on each.
     """
     host, local_rank = divmod(rank, workers_per_host)
     numbers = {
@@ -169,11 +165,7 @@ def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[s
 
 
 def end_of(code: int) -> str:
-    """Return how a process ended, in words.
-
-    Args:
-        code: its exit code, or minus the number of the signal that ended it.
-    """
+    """Return in words how a process ended; a negative code is minus the number of a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -230,13 +222,13 @@ def stop_on_ctrl_c() -> None:
 
     A KeyboardInterrupt could be lost instead: modules in C drop exceptions while they are imported.
     """
-    signal.signal(signal.SIGINT, _stop)
 
+    def stop(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more
+            os.write(2, b"stopped\n")  # print() could be interrupted print()
+        os._exit(exit_code_of(-number))
 
-def _stop(number: int, _: FrameType | None) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more
-        os.write(2, b"stopped\n")  # print() could be interrupted print()
-    os._exit(exit_code_of(-number))
+    signal.signal(signal.SIGINT, stop)
 
 
 def _heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
@@ -266,7 +258,7 @@ def received_signals(
             signal.set_wakeup_fd(before)
 
 
-@contextlib.contextmanager
+@contextmanager
 def run_folder() -> Iterator[Path]:
     """Make a folder that only this user can enter; remove it at the end.
 

@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, NamedTuple, NoReturn, Protocol, Self
 
 import msgspec
@@ -186,12 +185,7 @@ class WorkerGroup:
         self._listening.listen()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for connection in (*self._ranks.values(), *self._agents):
             connection.close()
         self._listening.close()
@@ -214,15 +208,10 @@ class WorkerGroup:
         rank: int | None = None,
         shown: bool = False,
     ) -> None:
-        """Start a process that is to connect to :attr:`path`.
+        """Start a process that is to connect to :attr:`path`, with additional variables.
 
-        Args:
-            host: where.
-            command: and its arguments.
-            environment: variables besides those of this process.
-            rank: of the worker; None for a launcher that starts several.
-            shown: whether its output goes where that of this process goes; else the end of it is
-                quoted if it is lost.
+        ``rank`` is None for a launcher that starts several workers. With ``shown`` the output goes
+        where that of this process goes; else the end of it is quoted if the process is lost.
         """
         with contextlib.ExitStack() as stack:
             output = None if shown else stack.enter_context(tempfile.TemporaryFile())
@@ -232,12 +221,7 @@ class WorkerGroup:
             stack.pop_all()
 
     def gather(self, ranks: int, *, timeout_s: float = START_S, overdue: str | None = None) -> None:
-        """Wait until all have connected.
-
-        Args:
-            ranks: how many workers there are by now.
-            timeout_s: how long to wait.
-            overdue: the error if it takes longer.
+        """Wait until all ``ranks`` workers have connected; ``overdue`` is the error if late.
 
         Raises:
             PeerError: one has ended instead, or it took too long.
@@ -251,7 +235,7 @@ class WorkerGroup:
                 self._accept()
             elif ready:
                 ended = next(s for s in self._started if s.process in ready)
-                raise self._error({ended.rank or 0: self._lost(ended)})
+                raise error_of(self.name, {ended.rank or 0: self._lost(ended)})
             else:
                 raise PeerError(overdue or f"{self.name}s did not start within {timeout_s:g} s")
         self._busy = False
@@ -287,7 +271,7 @@ class WorkerGroup:
             kind: type of the answers.
             timeout_s: how long to wait for all of them; None: as long as they live.
             overdue: the error if it takes longer.
-            progress: called with what workers say on the way.
+            progress: called with what workers report on the way.
             ranks: ask only the first of them; None: all.
 
         Raises:
@@ -324,14 +308,13 @@ class WorkerGroup:
                     continue
                 if not failures:
                     deadline_s = time.monotonic() + SETTLE_S
-                failures[rank] = (
-                    msgspec.json.decode(reply.body, type=Failure)
-                    if isinstance(reply, Reply)
-                    else reply
-                )
+                if isinstance(reply, Reply):
+                    failures[rank] = msgspec.json.decode(reply.body, type=Failure)
+                else:
+                    failures[rank] = reply
         self._busy = bool(waiting)
         if failures:
-            raise self._error(failures)
+            raise error_of(self.name, failures)
         return [answers[rank] for rank in sorted(answers)]
 
     def _news(
@@ -364,9 +347,6 @@ class WorkerGroup:
         text = os.pread(descriptor, OUTPUT_BYTES, start).decode(errors="replace")
         return Lost(code, "\n".join(text.splitlines()[-OUTPUT_LINES:]))
 
-    def _error(self, failures: Mapping[int, Failure | Lost]) -> SynclineError:
-        return error_of(self.name, failures)
-
 
 def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
     """Return those that can be read from; none after ``wait_s``."""
@@ -376,9 +356,7 @@ def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
 def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
     """Return the error to raise for the failed workers: the cause, with its consequences as notes.
 
-    Args:
-        name: what a worker is called.
-        failures: by rank.
+    ``name`` is what a worker is called; failures are by rank.
     """
     cause, *others = sorted(failures, key=lambda rank: (_remoteness(failures[rank]), rank))
     failure = failures[cause]

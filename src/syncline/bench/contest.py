@@ -10,7 +10,7 @@ from pathlib import Path
 from syncline.bench.launch import Team, hosts_of, mpi_team, torch_team
 from syncline.bench.messages import LapTimes, Order, Refused, Setup
 from syncline.bench.names import MPIS, OURS, ZERO_COPY, algorithm_of
-from syncline.bench.request import BenchmarkRequest, transport_of
+from syncline.bench.request import BenchmarkRequest, name_of_place, transport_of
 from syncline.bench.result import Absent, Benchmark, CollectiveTimes, whole_size
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import SynclineError, UserError
@@ -39,16 +39,13 @@ def measure_collectives(
 
     For every size, each contestant first does one lap, which gives the number of iterations that
     fill a turn. Then it has a turn in every round. Each round begins with another contestant.
-
-    Args:
-        request: what to measure.
-        progress: called before every part.
+    Progress is reported before every part.
 
     Raises:
         UserError: the machine cannot emulate the cluster, or no contestant could take part.
         PeerError: Syncline's or torch's workers failed. An MPI that fails is absent.
     """
-    tell = progress or _silence
+    tell = progress or (lambda _what, _done, _total: None)
     entries: list[CollectiveTimes] = []
     absent: list[Absent] = []
     versions: dict[str, str] = {}
@@ -75,17 +72,13 @@ def measure_collectives(
         raise UserError(f"nobody could be measured: {reasons}")
     return Benchmark(
         collective=request.collective,
-        place=request.place_name,
+        place=name_of_place(request.place),
         rate_bytes_per_s=request.rate_bytes_per_s,
         machine=machine_name(),
         versions=versions,
         entries=tuple(entries),
         absent=tuple(absent),
     )
-
-
-def _silence(stage: str, done: int, total: int) -> None:
-    pass
 
 
 class _Teams:
@@ -126,15 +119,10 @@ def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
         if any(contestant not in MPIS for contestant in request.contestants):
             teams.present["torch"] = stack.enter_context(torch_team(folder, setup, hosts))
         for mpi in (name for name in request.contestants if name in MPIS):
+            python = request.pythons.get(mpi, Path("build", f"bench-{mpi}", "bin", "python"))
+            tcp = request.place != "shared"
             try:
-                team = mpi_team(
-                    mpi,
-                    request.pythons.get(mpi, Path("build") / f"bench-{mpi}" / "bin" / "python"),
-                    folder,
-                    setup,
-                    hosts,
-                    tcp=request.place != "shared",
-                )
+                team = mpi_team(mpi, python, folder, setup, hosts, tcp=tcp)
                 teams.present[mpi] = stack.enter_context(team)
             except SynclineError as error:
                 teams.leave_out(mpi, str(error))
@@ -201,10 +189,8 @@ class _Race:
 
     def _order(self, contestant: str, iterations: int) -> Order:
         algorithm = algorithm_of(contestant)
-        if algorithm is not None:
-            contestant = OURS
         return Order(
-            contestant=contestant,
+            contestant=contestant if algorithm is None else OURS,
             collective=self._request.collective,
             algorithm=algorithm,
             blocks=None if algorithm is None else self._blocks(algorithm),

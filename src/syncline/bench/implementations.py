@@ -47,13 +47,7 @@ class Vectors:
 
 
 def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, int]:
-    """Return how many elements a rank gives, and how many it gets.
-
-    Args:
-        collective: which.
-        ranks: how many.
-        size_bytes: of the whole vector.
-    """
+    """Return how many elements of a whole vector a rank gives, and how many it gets."""
     whole = size_bytes // ELEMENT_BYTES
     if collective == "reduce-scatter":
         return whole, whole // ranks
@@ -84,11 +78,7 @@ def require_result(collective: Collective, vectors: Vectors, rank: int, ranks: i
 
 
 class Implementation(ABC):
-    """One implementation of the collectives. All ranks make the same calls in the same order.
-
-    Args:
-        ranks: how many take part.
-    """
+    """One implementation of the collectives. All ranks make the same calls in the same order."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks

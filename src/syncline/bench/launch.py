@@ -98,7 +98,7 @@ def mpi_team(
     """Yield the workers that an MPI's own mpiexec starts.
 
     Args:
-        mpi: which.
+        mpi: its name.
         python: the interpreter of its environment.
         folder: for temporary files.
         setup: of the workers; there may be more of them than cores.

@@ -16,7 +16,6 @@ __all__ = [
     "ZERO_COPY",
     "algorithm_of",
     "all_contestants",
-    "is_ours",
     "require_contestants",
 ]
 
@@ -44,11 +43,6 @@ def all_contestants(collective: Collective) -> tuple[str, ...]:
 def algorithm_of(contestant: str) -> str | None:
     """Return the algorithm that a contestant's name forces; None for others."""
     return contestant.removeprefix(PREFIX) if contestant.startswith(PREFIX) else None
-
-
-def is_ours(contestant: str) -> bool:
-    """Return whether a contestant is one of Syncline's."""
-    return contestant in (OURS, ZERO_COPY, TORCH) or algorithm_of(contestant) is not None
 
 
 def require_contestants(collective: Collective, names: Sequence[str]) -> None:

@@ -7,20 +7,13 @@ from pathlib import Path
 
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
 from syncline.bench.result import Benchmark, CollectiveTimes
-from syncline.bench.table import (
-    binary_size,
-    headline,
-    measured_how,
-    of_bound,
-    spread_text,
-    what_bound,
-)
+from syncline.bench.table import binary_size, figures, headline, measured_how, what_bound
 from syncline.report import units
 from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Column, Html, section, table, tag, typeset
 from syncline.report.page import page, save_page
 
-__all__ = ["bandwidth_picture", "latency_picture", "render", "save_report"]
+__all__ = ["render", "save_report"]
 
 DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
 """Others are in the table only, where lines would lie on each other."""
@@ -39,10 +32,11 @@ def save_report(benchmark: Benchmark, target: Path) -> None:
 def render(benchmark: Benchmark) -> str:
     """Return the page as the text of one HTML file."""
     parts = [_section(benchmark, workers) for workers in benchmark.worker_counts]
+    said = headline(benchmark)
     return page(
         title=benchmark.collective,
         subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
-        headline=_capital(headline(benchmark)),
+        headline=said[0].upper() + said[1:],
         detail=measured_how(benchmark),
         sections=[*parts, _versions(benchmark)],
         timelines=(),
@@ -50,16 +44,13 @@ def render(benchmark: Benchmark) -> str:
     )
 
 
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
 def _section(benchmark: Benchmark, workers: int) -> Html:
     mine = [entry for entry in benchmark.entries if entry.workers == workers]
     drawn = [name for name in DRAWN if any(entry.contestant == name for entry in mine)]
     several = len({entry.size_bytes for entry in mine}) > 1
     pictures = [
-        picture(benchmark, workers, drawn) for picture in (latency_picture, bandwidth_picture)
+        _latency_picture(benchmark, workers, drawn),
+        _bandwidth_picture(benchmark, workers, drawn),
     ]
     return section(
         f"workers-{workers}",
@@ -81,16 +72,7 @@ def _table(benchmark: Benchmark, entries: list[CollectiveTimes]) -> Html:
         Column(title="CPU", numeric=True, wide=True),
     ]
     rows = [
-        (
-            binary_size(entry.size_bytes),
-            entry.contestant,
-            units.duration(entry.latency_s),
-            spread_text(entry),
-            units.rate(entry.algorithm_bytes_per_s),
-            units.rate(benchmark.bus_bytes_per_s(entry)),
-            of_bound(benchmark, entry),
-            units.duration(entry.cpu_median_s),
-        )
+        (binary_size(entry.size_bytes), entry.contestant, *figures(benchmark, entry))
         for entry in sorted(entries, key=lambda e: (e.size_bytes, e.latency_s))
     ]
     return table(columns, rows, caption="Every contestant and size, the fastest first")
@@ -109,7 +91,7 @@ def _versions(benchmark: Benchmark) -> Html:
 COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
 
 
-def latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
+def _latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
     """Return the latency over the size, both on logarithmic axes, a line a contestant."""
     rows = {name: _rows(benchmark, workers, name) for name in names if name != COPY}
     return line_chart(
@@ -128,7 +110,7 @@ def latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) ->
     )
 
 
-def bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
+def _bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
     """Return the bus bandwidth over the size, both on logarithmic axes, a line a contestant."""
     rows = {
         name: [(e.size_bytes, benchmark.bus_bytes_per_s(e)) for e in entries]

@@ -67,18 +67,13 @@ class BenchmarkRequest:
             self.workers,
             self.place,
             self.rounds,
-            {"lap_s": self.lap_s, "timeout_s": self.timeout_s},
+            {name: getattr(self, name) for name in ("lap_s", "timeout_s")},
         )
         for name in self.pythons:
             if name not in MPIS:
                 raise UserError(
                     f"unknown MPI {name!r}{did_you_mean(name, MPIS)} (known: {', '.join(MPIS)})"
                 )
-
-    @property
-    def place_name(self) -> str:
-        """The place in words."""
-        return name_of_place(self.place)
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -123,14 +118,7 @@ def require_scale(
     rounds: int,
     seconds: Mapping[str, float],
 ) -> None:
-    """Check the amount of work.
-
-    Args:
-        sizes_bytes: of vectors.
-        counts: of workers.
-        place: where.
-        rounds: how often.
-        seconds: times by name.
+    """Check sizes of vectors, numbers of workers, rounds, and times by name.
 
     Raises:
         UserError: something is out of range.
@@ -193,11 +181,7 @@ class TuneRequest:
             self.workers,
             self.place,
             self.rounds,
-            {
-                "lap_s": self.lap_s,
-                "timeout_s": self.timeout_s,
-                "deadline_s": self.deadline_s,
-            },
+            {name: getattr(self, name) for name in ("lap_s", "timeout_s", "deadline_s")},
         )
 
 

@@ -48,10 +48,6 @@ def candidates(collective: Collective, layout: Hosts) -> tuple[Candidate, ...]:
     """Return all ways to run a collective.
 
     Where two papers name one algorithm differently, it has the first name.
-
-    Args:
-        collective: which.
-        layout: the ranks of each host.
     """
     found: list[Candidate] = []
     seen: list[Fixed | Pipelined] = []

@@ -13,13 +13,11 @@ from syncline.errors import printable
 from syncline.report import terminal, units
 
 __all__ = [
-    "benchmark_table",
     "binary_size",
+    "figures",
     "headline",
     "measured_how",
-    "of_bound",
     "print_benchmark",
-    "spread_text",
     "what_bound",
     "widen",
 ]
@@ -35,18 +33,12 @@ def binary_size(size_bytes: int) -> str:
 
 def headline(benchmark: Benchmark) -> str:
     """Return in a sentence, without its full stop, how Syncline does beside the nearest other."""
-    ratios = [
-        (min(ours.times_faster_than(other) for other in others), ours)
-        for ours in benchmark.entries
-        if ours.contestant == OURS
-        and (
-            others := [
-                other
-                for name in (GLOO, *MPIS)
-                if (other := benchmark.of(name, ours.workers, ours.size_bytes)) is not None
-            ]
-        )
-    ]
+    ratios = []
+    for ours in (entry for entry in benchmark.entries if entry.contestant == OURS):
+        found = (benchmark.of(name, ours.workers, ours.size_bytes) for name in (GLOO, *MPIS))
+        others = [ours.times_faster_than(other) for other in found if other is not None]
+        if others:
+            ratios.append((min(others), ours))
     what = f"{benchmark.collective} on {benchmark.place}"
     if not ratios:
         return what
@@ -70,7 +62,7 @@ def measured_how(benchmark: Benchmark) -> str:
     return f"medians of {units.counted(benchmark.rounds, 'round')}, in turns"
 
 
-def spread_text(entry: CollectiveTimes) -> str:
+def _spread(entry: CollectiveTimes) -> str:
     """Return the fastest and the slowest round, such as ``"1.39 to 1.42 ms"``."""
     low, high = map(units.duration, entry.spread_s)
     number, _, unit = low.partition(" ")
@@ -82,20 +74,24 @@ def what_bound(benchmark: Benchmark) -> str:
     return "of memcpy" if benchmark.rate_bytes_per_s is None else "of line rate"
 
 
-def of_bound(benchmark: Benchmark, entry: CollectiveTimes) -> str:
-    """Return the bus bandwidth as a share of the bound; empty where that is not known."""
+def figures(benchmark: Benchmark, entry: CollectiveTimes) -> tuple[str, ...]:
+    """Return latency, rounds, algorithm and bus bandwidth, the share of the bound, and CPU time.
+
+    The share is empty where the bound is not known.
+    """
     share = benchmark.of_bound(entry)
-    return "" if share is None else units.percent(share)
+    return (
+        units.duration(entry.latency_s),
+        _spread(entry),
+        units.rate(entry.algorithm_bytes_per_s),
+        units.rate(benchmark.bus_bytes_per_s(entry)),
+        "" if share is None else units.percent(share),
+        units.duration(entry.cpu_median_s),
+    )
 
 
 WIDTH = 160
 """Columns where the output is no terminal."""
-
-
-def print_benchmark(console: Console, benchmark: Benchmark) -> None:
-    """Print the tables, one a worker count."""
-    widen(console)
-    console.print(benchmark_table(benchmark))
 
 
 def widen(console: Console) -> None:
@@ -104,8 +100,9 @@ def widen(console: Console) -> None:
         console.width = max(console.width, WIDTH)
 
 
-def benchmark_table(benchmark: Benchmark) -> RenderableType:
-    """Return the tables: sizes in the order in which they were asked for, the fastest first."""
+def print_benchmark(console: Console, benchmark: Benchmark) -> None:
+    """Print a table a worker count: sizes in the order asked for, the fastest first."""
+    widen(console)
     parts: list[RenderableType] = []
     for workers in benchmark.worker_counts:
         title = f"{benchmark.collective} · {workers} workers · {benchmark.place}"
@@ -117,25 +114,16 @@ def benchmark_table(benchmark: Benchmark) -> RenderableType:
         Text(printable(f"absent with {a.workers} workers: {a.contestant}: {a.reason}"), "dim")
         for a in benchmark.absent
     ]
-    return Group(*parts)
+    console.print(Group(*parts))
 
 
 def _rows(benchmark: Benchmark, workers: int) -> Table:
     table = terminal.plain_table()
-    for number, column in enumerate(
-        (
-            "size",
-            "contestant",
-            "latency",
-            "rounds",
-            "algorithm",
-            "bus",
-            what_bound(benchmark),
-            "CPU",
-            "against gloo",
-        )
-    ):
-        table.add_column(column, justify="left" if number == 1 else "right", no_wrap=True)
+    bound = what_bound(benchmark)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("contestant", no_wrap=True)
+    for column in ("latency", "rounds", "algorithm", "bus", bound, "CPU", "against gloo"):
+        table.add_column(column, justify="right", no_wrap=True)
     mine = [entry for entry in benchmark.entries if entry.workers == workers]
     for size_bytes in dict.fromkeys(entry.size_bytes for entry in mine):
         group = [entry for entry in mine if entry.size_bytes == size_bytes]
@@ -147,14 +135,8 @@ def _rows(benchmark: Benchmark, workers: int) -> Table:
 
 def _cells(benchmark: Benchmark, entry: CollectiveTimes) -> tuple[str, ...]:
     gloo = benchmark.of(GLOO, entry.workers, entry.size_bytes)
-    against = "" if gloo is None or entry.contestant == COPY else entry.times_faster_than(gloo)
-    return (
-        printable(entry.contestant),
-        units.duration(entry.latency_s),
-        spread_text(entry),
-        units.rate(entry.algorithm_bytes_per_s),
-        units.rate(benchmark.bus_bytes_per_s(entry)),
-        of_bound(benchmark, entry),
-        units.duration(entry.cpu_median_s),
-        against if isinstance(against, str) else f"{against:.2f}x",
-    )
+    if gloo is None or entry.contestant == COPY:
+        against = ""
+    else:
+        against = f"{entry.times_faster_than(gloo):.2f}x"
+    return printable(entry.contestant), *figures(benchmark, entry), against

@@ -75,7 +75,7 @@ def measure_selection(
             ]
     return Selections(
         machine=machine_name(),
-        device=_told(place),
+        device="cpu" if device == "cpu" else torch.cuda.get_device_name(place),
         versions={"torch": str(torch.__version__)},
         instructions=next(
             name
@@ -95,10 +95,6 @@ def _device_named(device: str) -> torch.device:
             "CUDA_VISIBLE_DEVICES, and that torch was built for CUDA, or take --device cpu"
         )
     return torch.device(device)
-
-
-def _told(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _lap(call: Call, device: torch.device) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.padding import Padding
 
 from syncline.bench.table import widen
@@ -18,7 +18,6 @@ from syncline.report.markup import Column, Html, section, table, tag, typeset
 from syncline.report.page import page, save_page
 
 __all__ = [
-    "COLUMNS",
     "FUSED",
     "READ",
     "SELECT",
@@ -29,8 +28,6 @@ __all__ = [
     "print_selections",
     "render",
     "save_report",
-    "selection_rows",
-    "selections_table",
 ]
 
 SELECT = "select"
@@ -128,49 +125,41 @@ COLUMNS = (
 )
 
 
-def selection_rows(measured: Selections) -> list[tuple[str, ...]]:
+def _table_rows(measured: Selections) -> list[tuple[str, ...]]:
     """Return the cells of :data:`COLUMNS`: a row a size and density, times as medians."""
     found: list[tuple[str, ...]] = []
-    for elements, density in measured.cases:
-
-        def time_of(name: str, at: tuple[int, float] = (elements, density)) -> str:
-            entry = measured.of(name, *at)
-            return "" if entry is None else units.duration(entry.time_s)
-
-        def ratio(name: str, other: str, at: tuple[int, float] = (elements, density)) -> float:
-            return measured.times_faster(name, other, *at)
-
+    for at in measured.cases:
+        entries = {name: measured.of(name, *at) for name in DRAWN}
+        times = {
+            name: "" if entry is None else units.duration(entry.time_s)
+            for name, entry in entries.items()
+        }
         row = (
-            f"{elements:,}",
-            f"{density:g}",
-            time_of(TORCH),
-            time_of(SELECT),
-            f"{ratio(SELECT, TORCH):.1f}x",
-            time_of(READ),
-            f"{ratio(READ, SELECT):.1f}",
-            time_of(TORCH_FUSED),
-            time_of(FUSED),
-            f"{ratio(FUSED, TORCH_FUSED):.1f}x",
+            f"{at[0]:,}",
+            f"{at[1]:g}",
+            times[TORCH],
+            times[SELECT],
+            f"{measured.times_faster(SELECT, TORCH, *at):.1f}x",
+            times[READ],
+            f"{measured.times_faster(READ, SELECT, *at):.1f}",
+            times[TORCH_FUSED],
+            times[FUSED],
+            f"{measured.times_faster(FUSED, TORCH_FUSED, *at):.1f}x",
         )
         found.append(row)
     return found
 
 
-def selections_table(measured: Selections) -> RenderableType:
-    """Return the table for a terminal."""
-    table = terminal.plain_table()
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in selection_rows(measured):
-        table.add_row(*row)
-    title = f"the k largest magnitudes · {measured.place} · {measured.machine}"
-    return Group(terminal.title(title), Padding(table, (1, 0), expand=False))
-
-
 def print_selections(console: Console, measured: Selections) -> None:
     """Print the table."""
     widen(console)
-    console.print(selections_table(measured))
+    table = terminal.plain_table()
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in _table_rows(measured):
+        table.add_row(*row)
+    title = f"the k largest magnitudes · {measured.place} · {measured.machine}"
+    console.print(Group(terminal.title(title), Padding(table, (1, 0), expand=False)))
 
 
 DRAWN = {
@@ -226,7 +215,7 @@ def _headline(measured: Selections) -> str:
 
 def _section(measured: Selections, number: int, density: float) -> Html:
     sizes = sorted({elements for elements, other in measured.cases if other == density})
-    rows = [row for row in selection_rows(measured) if row[1] == f"{density:g}"]
+    rows = [row for row in _table_rows(measured) if row[1] == f"{density:g}"]
     return section(
         f"density-{number}",
         f"Density {density:g}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,11 +52,7 @@ class OutOfTime(Exception):
 
 
 def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
-    """Measure all algorithms and choose among them.
-
-    Args:
-        request: what to measure.
-        progress: called before every part.
+    """Measure all algorithms and choose among them; report progress before every part.
 
     Raises:
         UserError: the machine cannot emulate the cluster, or there was no time for anything.
@@ -107,19 +103,16 @@ class _Reported:
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
         self._total = total
-        self._done = 0
+        self.done = 0
         self.what = ""
 
     def say(self, what: str) -> None:
         if self._progress is not None:
-            self._progress(what, self._done, self._total)
+            self._progress(what, self.done, self._total)
 
     def step(self) -> None:
         self.say(self.what)
-        self._done += 1
-
-    def skip(self, parts: int) -> None:
-        self._done += parts
+        self.done += 1
 
 
 @contextmanager
@@ -161,7 +154,7 @@ def _measured(
     for size_bytes in sorted(request.sizes_bytes):
         whole = whole_size(collective, site.ranks, size_bytes)
         if whole in measured:
-            reported.skip(len(TRIALS) + request.rounds)
+            reported.done += len(TRIALS) + request.rounds
             continue  # small sizes are rounded up to the same
 
         def seconds(choice: Choice, iterations: int, size: int = whole) -> float:
@@ -249,18 +242,15 @@ def _seconds(
     return max(lap.wall_s for lap in answer) / iterations
 
 
-def _chosen(
-    collective: Collective, site: Site, measured: Mapping[int, Mapping[Choice, Timing]]
-) -> tuple[Region, ...]:
+def _chosen(collective: Collective, site: Site, measured: Measured) -> tuple[Region, ...]:
     every = candidates(collective, site.layout)
-    return regions_of(
-        {
-            size_bytes: {
-                candidate: timings[choice].rounds_s
-                for candidate in every
-                if (choice := candidate.choice(size_bytes)) in timings
-            }
-            for size_bytes, timings in measured.items()
-        },
-        {size: built_in_candidate(collective, site.layout, size) for size in measured},
-    )
+    rounds = {
+        size_bytes: {
+            candidate: timings[choice].rounds_s
+            for candidate in every
+            if (choice := candidate.choice(size_bytes)) in timings
+        }
+        for size_bytes, timings in measured.items()
+    }
+    built_in = {size: built_in_candidate(collective, site.layout, size) for size in measured}
+    return regions_of(rounds, built_in)

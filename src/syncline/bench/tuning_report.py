@@ -21,15 +21,7 @@ from syncline.report.chart import Axis, Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, table, tag
 from syncline.report.page import page
 
-__all__ = [
-    "RegionRow",
-    "algorithm_name",
-    "print_choices",
-    "render_choices",
-    "rows_of",
-    "save_choices_page",
-    "title_of",
-]
+__all__ = ["RegionRow", "print_choices", "rows_of", "save_choices_page"]
 
 
 class RegionRow(NamedTuple):
@@ -41,7 +33,7 @@ class RegionRow(NamedTuple):
     gain: str
 
 
-def title_of(choices: Choices) -> str:
+def _title(choices: Choices) -> str:
     """Return what was measured where, in a line."""
     rounds = len(choices.timings[0].rounds_s) if choices.timings else 0
     return (
@@ -50,7 +42,7 @@ def title_of(choices: Choices) -> str:
     )
 
 
-def algorithm_name(region: Region) -> str:
+def _algorithm(region: Region) -> str:
     """Return an algorithm with its blocks."""
     if region.block_bytes is None:
         return region.algorithm
@@ -72,28 +64,25 @@ def rows_of(choices: Choices) -> Iterator[RegionRow]:
             yield RegionRow(
                 collective,
                 binary_size(region.from_bytes),
-                algorithm_name(region),
+                _algorithm(region),
                 _gain(choices, collective, mine),
             )
 
 
 def _gain(choices: Choices, collective: Collective, mine: dict[int, Timing]) -> str:
     """Return the most that a region gains at a size that was measured in it."""
+    others = {
+        (timing.size_bytes, Choice(timing.algorithm, timing.blocks)): timing
+        for timing in choices.timings
+        if timing.collective == collective
+    }
     most, at = 0.0, 0
     hopeless = None
     for size_bytes, timing in mine.items():
         built_in = choose(collective, choices.site.layout, size_bytes)
         if Choice(timing.algorithm, timing.blocks) == built_in:
             continue
-        other = next(
-            (
-                each
-                for each in choices.timings
-                if (each.collective, each.size_bytes) == (collective, size_bytes)
-                and Choice(each.algorithm, each.blocks) == built_in
-            ),
-            None,
-        )
+        other = others.get((size_bytes, built_in))
         if other is None:
             hopeless = size_bytes
             continue
@@ -118,7 +107,7 @@ def print_choices(console: Console, choices: Choices) -> None:
     for row in rows_of(choices):
         table.add_row("" if row.collective == before else row.collective, *row[1:])
         before = row.collective
-    console.print(Group(terminal.title(title_of(choices)), Padding(table, (1, 0), expand=False)))
+    console.print(Group(terminal.title(_title(choices)), Padding(table, (1, 0), expand=False)))
 
 
 COLOURS = 6
@@ -139,18 +128,13 @@ SHORT = {
 
 
 def save_choices_page(several: Sequence[Choices], target: Path) -> None:
-    """Write the page.
+    """Write the page, one HTML file with a part for each document.
 
     Raises:
         FileError: it cannot be written.
     """
-    write_text_atomically(target, render_choices(several))
-
-
-def render_choices(several: Sequence[Choices]) -> str:
-    """Return the page as the text of one HTML file, a part for each document."""
     first = several[0]
-    return page(
+    text = page(
         title="Choices of algorithms",
         subject=f"{first.place} · on {first.machine}",
         headline="Which algorithm is fastest from which size on",
@@ -161,6 +145,7 @@ def render_choices(several: Sequence[Choices]) -> str:
         timelines=(),
         numbers="choices.json",
     )
+    write_text_atomically(target, text)
 
 
 def _section(choices: Choices) -> Html:
@@ -177,7 +162,7 @@ def _section(choices: Choices) -> Html:
         choices.site.key,
         str(choices.site),
         tag("div", pictures, class_="beside"),
-        table(columns, rows, caption=title_of(choices)),
+        table(columns, rows, caption=_title(choices)),
     )
 
 
@@ -215,7 +200,7 @@ def _picture(choices: Choices, collective: Collective) -> Html:
                 number=number,
                 x=float(min(max(region.from_bytes, sizes[0]), sizes[-1])),
                 y=1.0,
-                title=f"from {binary_size(region.from_bytes)}: {algorithm_name(region)}",
+                title=f"from {binary_size(region.from_bytes)}: {_algorithm(region)}",
             )
             for number, region in enumerate(regions[1:], 1)
         ],

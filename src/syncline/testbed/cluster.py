@@ -67,12 +67,11 @@ class Cluster(Value, frozen=True, kw_only=True):
                 f"processes on one machine, at most {MOST_WORKERS} can be run"
             )
         for rate in (self.rate_bytes_per_s, *self.host_rates_bytes_per_s.values()):
-            if rate is not None and not (
-                LEAST_RATE_BYTES_PER_S <= rate <= LARGEST_RATE_BYTES_PER_S
-            ):
+            low, high = LEAST_RATE_BYTES_PER_S, LARGEST_RATE_BYTES_PER_S
+            if rate is not None and not low <= rate <= high:
                 raise UserError(
-                    f"the rate of a link must be from {bit_rate(LEAST_RATE_BYTES_PER_S)} to "
-                    f"{bit_rate(LARGEST_RATE_BYTES_PER_S)}, found {bit_rate(rate)}"
+                    f"the rate of a link must be from {bit_rate(low)} to {bit_rate(high)}, found "
+                    f"{bit_rate(rate)}"
                 )
         for host in self.host_rates_bytes_per_s:
             if not 0 <= host < self.hosts:
@@ -145,8 +144,8 @@ class Cluster(Value, frozen=True, kw_only=True):
         By it a group knows which hosts these are: measured choices of algorithms hold for hosts
         with such links.
         """
-        rates = sorted(self.host_rates_bytes_per_s.items())
-        described = msgspec.structs.replace(self, host_rates_bytes_per_s=dict(rates))
+        rates = dict(sorted(self.host_rates_bytes_per_s.items()))
+        described = msgspec.structs.replace(self, host_rates_bytes_per_s=rates)
         return f"syncline-{hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]}"
 
     def name_of(self, host: int) -> str:

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from syncline.errors import PeerError, UserError
@@ -23,16 +22,7 @@ from syncline.testbed.cluster import Cluster
 from syncline.testbed.kernel import refusal, require_tools
 from syncline.testbed.sandbox import FAILED, READY, SMALL_BYTES
 
-__all__ = [
-    "COMMAND_S",
-    "START_S",
-    "Completed",
-    "Place",
-    "Process",
-    "Sandbox",
-    "absent_because",
-    "lost",
-]
+__all__ = ["START_S", "Completed", "Place", "Process", "Sandbox", "absent_because", "lost"]
 
 START_S = 30.0
 """For the kernel to make and remove namespaces and processes; it takes far below a second."""
@@ -119,12 +109,7 @@ class Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _receive(self, timeout_s: float, what: str) -> dict[str, Any]:
@@ -206,7 +191,7 @@ class Sandbox:
             if FAILED in answer:
                 raise UserError(refusal(*answer[FAILED], rootless=rootless))
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         self.namespaces = answer[READY]
         return self
@@ -226,12 +211,7 @@ class Sandbox:
         answer: dict[str, Any] = json.loads(message)
         return answer
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.close()
         self.connection.close()
@@ -257,7 +237,7 @@ class Sandbox:
             command: and its arguments.
             environment: all of its variables.
             streams: descriptors of its standard input, output and error.
-            what: what it is, for messages.
+            what: names it in messages.
 
         Raises:
             UserError: there is no such command, or it cannot be run.
@@ -312,14 +292,9 @@ class Place:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> Process:
-        """Start a command.
+        """Start a command, with variables besides those of this process.
 
-        Args:
-            command: and its arguments.
-            environment: variables besides those of this process.
-            stdin: a descriptor; None is empty.
-            stdout: a descriptor; None drops the output.
-            stderr: a descriptor; None drops the output.
+        Streams are descriptors; None as input is empty, None as output drops it.
 
         Raises:
             UserError: the command cannot be run.
@@ -348,7 +323,7 @@ class Place:
             command: and its arguments.
             environment: variables besides those of this process.
             text: its standard input.
-            timeout_s: after this long it is killed.
+            timeout_s: it is killed after this long.
 
         Raises:
             UserError: the command cannot be run.
@@ -371,5 +346,5 @@ class Place:
                 code = process.wait(timeout_s)
             out.seek(0)
             err.seek(0)
-            said = [file.read().decode(errors="replace") for file in (out, err)]
-        return Completed(code=code, stdout=said[0], stderr=said[1])
+            printed, said = (file.read().decode(errors="replace") for file in (out, err))
+        return Completed(code=code, stdout=printed, stderr=said)

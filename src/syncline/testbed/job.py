@@ -1,4 +1,4 @@
-"""One command as a job: a worker for every place of a cluster, watched until all have ended."""
+"""One command as a job: the workers of a cluster, watched until all have ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from syncline.testbed.output import Lines
 
 __all__ = [
     "GRACE_S",
+    "Job",
     "JobResult",
     "Notice",
     "Output",
     "WorkerEnd",
     "name_of",
-    "run_job",
     "worker_environment",
 ]
 
@@ -99,11 +99,8 @@ def worker_environment(
         rank: of the worker.
         environment: variables that the user has set, which decide where they are a preference.
     """
-    place = place_variables(
-        rank=rank,
-        workers=cluster.workers,
-        workers_per_host=cluster.workers_per_host,
-    )
+    each = cluster.workers_per_host
+    place = place_variables(rank=rank, workers=cluster.workers, workers_per_host=each)
     meeting = {"MASTER_ADDR": cluster.address_of(0), "MASTER_PORT": str(PORT)}
     devices = {"GLOO_SOCKET_IFNAME": DEVICE, "NCCL_SOCKET_IFNAME": DEVICE}
     # Else Python keeps lines back when it does not write to a terminal.
@@ -112,74 +109,7 @@ def worker_environment(
     return {**streams, **threads, **place, **meeting, **devices}
 
 
-def run_job(
-    cluster: Cluster,
-    hosts: Sequence[Place],
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str] | None = None,
-    timeout_s: float | None = None,
-    grace_s: float = GRACE_S,
-    output: Output | None = None,
-    notice: Notice | None = None,
-    signals: socket.socket | None = None,
-) -> JobResult:
-    """Run a command once for every worker of a cluster, and wait until all have ended.
-
-    When a worker fails, the others may go on for ``grace_s``, so that they can report their own
-    errors. Then they get SIGTERM, and ``grace_s`` later SIGKILL.
-
-    Args:
-        cluster: what the hosts are.
-        hosts: where to run it.
-        command: and its arguments.
-        environment: variables besides those of this process; those that torchrun sets are added.
-        timeout_s: the job is stopped after this long; None lets it run.
-        grace_s: see above.
-        output: gets every line as it comes; by default output is kept for the result.
-        notice: gets a sentence when a worker fails and when a signal is passed on.
-        signals: numbers of signals to pass on are read from here, one a byte; on the first, the
-            workers have ``grace_s`` to end, the second kills them.
-
-    Raises:
-        UserError: the command cannot be run.
-        PeerError: the cluster has ended.
-    """
-    kept: list[tuple[list[bytes], list[bytes]]] = [([], []) for _ in range(cluster.workers)]
-
-    def keep(rank: int, error: bool, line: bytes) -> None:
-        kept[rank][error].append(line)
-
-    with _Job(cluster, output or keep, notice or _ignore, grace_s) as job:
-        stopped = signals is not None and job.listen(signals)
-        for rank in range(0 if stopped else cluster.workers):
-            host = hosts[rank // cluster.workers_per_host]
-            ours = environment or {}
-            added = worker_environment(cluster, rank, {**os.environ, **ours})
-            job.start(rank, host, command, {**ours, **added})
-        result = job.wait(timeout_s)
-    if output is not None:
-        return result
-    texts = [[_text(lines) for lines in streams] for streams in kept]
-    return JobResult(
-        ends=result.ends,
-        stdout=tuple(out for out, _ in texts),
-        stderr=tuple(err for _, err in texts),
-        wall_s=result.wall_s,
-        timed_out=result.timed_out,
-        signal=result.signal,
-    )
-
-
-def _ignore(_: str) -> None:
-    pass
-
-
-def _text(lines: list[bytes]) -> str:
-    return b"".join(line + b"\n" for line in lines).decode(errors="replace")
-
-
-class _Job:
+class Job:
     """The workers that run, their output, and what is to happen to them when."""
 
     def __init__(self, cluster: Cluster, output: Output, notice: Notice, grace_s: float) -> None:
@@ -199,7 +129,7 @@ class _Job:
         self._signal: int | None = None
         self._timed_out = False
 
-    def __enter__(self) -> _Job:
+    def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,11 +149,15 @@ class _Job:
     def start(
         self, rank: int, host: Place, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
+        """Start a worker.
+
+        Raises:
+            UserError: the command cannot be run.
+            PeerError: the cluster has ended.
+        """
         pipes = [os.pipe(), os.pipe()]
         for error, (reading, _) in enumerate(pipes):
-            self._selector.register(
-                reading, selectors.EVENT_READ, _Stream(rank=rank, error=bool(error))
-            )
+            self._selector.register(reading, selectors.EVENT_READ, _Stream(rank, bool(error)))
             self._streams += 1
         try:
             process = host.start(
@@ -236,6 +170,11 @@ class _Job:
         self._selector.register(process, selectors.EVENT_READ, rank)
 
     def wait(self, timeout_s: float | None) -> JobResult:
+        """Wait until all workers have ended; return how they did, without their output.
+
+        Raises:
+            PeerError: the cluster has ended.
+        """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         while self._running:
             self._step(give_up_s)
@@ -257,11 +196,7 @@ class _Job:
         )
 
     def _step(self, until_s: float | None) -> None:
-        """Take in what comes until the next order or ``until_s`` is due, and carry out the order.
-
-        Raises:
-            PeerError: the cluster has ended.
-        """
+        """Take in what comes until the next order or ``until_s`` is due; carry out the order."""
         due_s = [when for when, _ in self._orders] + ([] if until_s is None else [until_s])
         wait_s = None if not due_s else max(0.0, min(due_s) - time.monotonic())
         for key, _ in self._selector.select(wait_s):
@@ -324,11 +259,9 @@ class _Job:
 
     def _others(self) -> str:
         running = len(self._running)
-        return (
-            f"; {running} worker{'s have' if running > 1 else ' has'} {self._grace_s:g} s to end"
-            if running
-            else ""
-        )
+        if not running:
+            return ""
+        return f"; {running} worker{'s have' if running > 1 else ' has'} {self._grace_s:g} s to end"
 
     def _stop(self, number: int) -> None:
         """Tell all workers to end; kill those that have not done so in time."""
@@ -345,7 +278,7 @@ class _Job:
 class _Stream:
     """One of a worker's two streams."""
 
-    def __init__(self, *, rank: int, error: bool) -> None:
+    def __init__(self, rank: int, error: bool) -> None:
         self.rank = rank
         self.error = error
         self.lines = Lines()

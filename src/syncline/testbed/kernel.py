@@ -1,4 +1,7 @@
-"""The system calls behind an emulated cluster, and what to do where the machine refuses them."""
+"""The system calls behind an emulated cluster, and what to do where the machine refuses them.
+
+A call that the kernel refuses raises an OSError.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +59,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(kinds: int) -> None:
-    """Move this process into new namespaces of the given kinds.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Move this process into new namespaces of the given kinds."""
     _checked(_libc.unshare(ctypes.c_int(kinds)))
 
 
 def setns(descriptor: int) -> None:
-    """Move this process into the namespace of a file in ``/proc/PID/ns``.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Move this process into the namespace of a file in ``/proc/PID/ns``."""
     _checked(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(0)))
 
 
@@ -86,21 +81,13 @@ def mount(
 
 
 def set_domain_name(name: str) -> None:
-    """Set the NIS domain name of this process's namespace of names, of up to 64 letters.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Set the NIS domain name of this process's namespace of names, of up to 64 letters."""
     text = name.encode()
     _checked(_libc.setdomainname(text, ctypes.c_size_t(len(text))))
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the process that started it ends.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Have this process killed when the process that started it ends."""
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 

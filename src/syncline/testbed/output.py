@@ -31,9 +31,7 @@ class Lines:
     def feed(self, data: bytes, now_s: float) -> list[bytes]:
         """Return the lines that ``data`` completes, without their ends.
 
-        Args:
-            data: what was written.
-            now_s: on any clock that does not go back.
+        ``now_s`` is on any clock that does not go back.
         """
         *whole, rest = (self._rest + data).split(b"\n")
         lines = [_last_drawn(line) for line in whole]
@@ -88,13 +86,7 @@ class Printer:
         ]
 
     def __call__(self, rank: int, error: bool, line: bytes) -> None:
-        """Write one line.
-
-        Args:
-            rank: of the worker.
-            error: whether it wrote to standard error.
-            line: without its end.
-        """
+        """Write a worker's line, given without its end; ``error`` says to standard error."""
         stream = self._streams[error]
         stream.write(self._prefixes[error][rank] + line + b"\n")
         stream.flush()

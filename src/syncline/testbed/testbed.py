@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
+
+import msgspec
 
 from syncline.errors import UserError
 from syncline.model.document import Value
 from syncline.processes import end_of
 from syncline.testbed.cluster import DEVICE, Cluster
 from syncline.testbed.control import Place, Sandbox
-from syncline.testbed.job import GRACE_S, JobResult, Notice, Output, run_job
+from syncline.testbed.job import GRACE_S, Job, JobResult, Notice, Output, worker_environment
 from syncline.testbed.kernel import tool
 from syncline.testbed.sandbox import SWITCH_PLACE
 
-__all__ = [
-    "SWITCH",
-    "Testbed",
-    "Traffic",
-    "delaying",
-    "host_links",
-    "port_of",
-    "shaping",
-    "switch_links",
-]
+__all__ = ["SWITCH", "Testbed", "Traffic", "delaying", "host_links", "shaping", "switch_links"]
 
 SWITCH = "switch"
 """The bridge that joins all hosts."""
@@ -49,9 +42,7 @@ def port_of(host: int) -> str:
 def switch_links(cluster: Cluster, namespaces: list[str]) -> Iterator[str]:
     """Yield the lines for ``ip -batch`` on the switch.
 
-    Args:
-        cluster: what to make.
-        namespaces: the path of each host's network namespace.
+    ``namespaces`` are the paths of the hosts' network namespaces.
     """
     # Without snooping and spanning tree nothing is sent but what the job sends.
     yield f"link add {SWITCH} type bridge stp_state 0 mcast_snooping 0"
@@ -74,10 +65,7 @@ def host_links(cluster: Cluster, host: int) -> Iterator[str]:
 def shaping(cluster: Cluster, host: int, device: str) -> Iterator[str]:
     """Yield the lines for ``tc -batch`` that limit what leaves through one end of a host's link.
 
-    Args:
-        cluster: what to make.
-        host: whose link it is.
-        device: the host's own end, or the switch's.
+    ``device`` is the host's own end, or the switch's.
     """
     rate = cluster.rate_of(host)
     if rate is not None:
@@ -166,12 +154,7 @@ class Testbed:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def run(
@@ -185,23 +168,47 @@ class Testbed:
         notice: Notice | None = None,
         signals: socket.socket | None = None,
     ) -> JobResult:
-        """Run a command on every host as torchrun would; see :func:`syncline.testbed.job.run_job`.
+        """Run a command once for every worker of the cluster, and wait until all have ended.
+
+        When a worker fails, the others may go on for ``grace_s``, so that they can report their
+        own errors. Then they get SIGTERM, and ``grace_s`` later SIGKILL.
+
+        Args:
+            command: and its arguments.
+            environment: variables besides those of this process; those that torchrun sets are
+                added.
+            timeout_s: the job is stopped after this long; None lets it run.
+            grace_s: see above.
+            output: gets every line as it comes; by default output is kept for the result.
+            notice: gets a sentence when a worker fails and when a signal is passed on.
+            signals: numbers of signals to pass on are read from here, one a byte; on the first,
+                the workers have ``grace_s`` to end, the second kills them.
 
         Raises:
             UserError: the command cannot be run.
             PeerError: the cluster has ended.
         """
-        return run_job(
-            self.cluster,
-            self.hosts,
-            command,
-            environment=environment,
-            timeout_s=timeout_s,
-            grace_s=grace_s,
-            output=output,
-            notice=notice,
-            signals=signals,
+        cluster = self.cluster
+        kept: list[tuple[list[bytes], list[bytes]]] = [([], []) for _ in range(cluster.workers)]
+
+        def keep(rank: int, error: bool, line: bytes) -> None:
+            kept[rank][error].append(line + b"\n")
+
+        ours = environment or {}
+        with Job(cluster, output or keep, notice or (lambda _: None), grace_s) as job:
+            stopped = signals is not None and job.listen(signals)
+            for rank in range(0 if stopped else cluster.workers):
+                host = self.hosts[rank // cluster.workers_per_host]
+                added = worker_environment(cluster, rank, {**os.environ, **ours})
+                job.start(rank, host, command, {**ours, **added})
+            result = job.wait(timeout_s)
+        if output is not None:
+            return result
+        stdout, stderr = (
+            tuple(b"".join(streams[error]).decode(errors="replace") for streams in kept)
+            for error in (False, True)
         )
+        return msgspec.structs.replace(result, stdout=stdout, stderr=stderr)
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return what has passed each host's link so far."""

@@ -61,13 +61,9 @@ class Checkpoint:
         save_archive(folder / FILE_NAME, content)
 
     def check(self, path: Path, config: TrainingConfig, classes: int, module: nn.Module) -> None:
-        """Make sure that a training can go on from here.
+        """Make sure that a training with this configuration and model can go on from here.
 
-        Args:
-            path: where the checkpoint was read, for messages.
-            config: of the training that is to go on.
-            classes: of its data.
-            module: its model; only names and shapes are looked at.
+        Of ``module`` only names and shapes are looked at; ``path`` is for messages.
 
         Raises:
             MismatchError: it is of another model, data set or setting.
@@ -209,17 +205,6 @@ def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
     return {**settings, "compression": config.compression_text, "classes": classes}
 
 
-def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
-    """Read the checkpoint in ``folder``; return its path and what it holds.
-
-    Raises:
-        FileError: there is none, or it is damaged, or it is not Syncline's.
-    """
-    path = folder / FILE_NAME
-    content = load_archive(path)
-    return path, _checkpoint_from(content, path)
-
-
 _TYPES: dict[str, type] = {
     "settings": dict,
     "epoch": int,
@@ -232,7 +217,14 @@ _TYPES: dict[str, type] = {
 }
 
 
-def _checkpoint_from(content: object, path: Path) -> Checkpoint:
+def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
+    """Read the checkpoint in ``folder``; return its path and what it holds.
+
+    Raises:
+        FileError: there is none, or it is damaged, or it is not Syncline's.
+    """
+    path = folder / FILE_NAME
+    content = load_archive(path)
     if not has_format(content, FORMAT):
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise FileError(f"{path}: expected a file of format {FORMAT!r}, found {quoted(found)}")
@@ -247,4 +239,4 @@ def _checkpoint_from(content: object, path: Path) -> Checkpoint:
         if not isinstance(value, expected) or isinstance(value, bool):
             found = type(value).__name__
             raise FileError(f"{path}: expected {name} of type {expected.__name__}, found {found}")
-    return Checkpoint(**{name: content[name] for name in _TYPES})
+    return path, Checkpoint(**{name: content[name] for name in _TYPES})

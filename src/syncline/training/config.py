@@ -12,17 +12,7 @@ from syncline.model.document import Value
 from syncline.model.recipe import Compression, Recipe, Rounded, SparseAlgorithm
 from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
-__all__ = [
-    "COLLECTIVES",
-    "COMPRESSIONS",
-    "DEVICES",
-    "PRECISIONS",
-    "STRATEGIES",
-    "DeviceName",
-    "Precision",
-    "Strategy",
-    "TrainingConfig",
-]
+__all__ = ["COLLECTIVES", "PRECISIONS", "STRATEGIES", "DeviceName", "Precision", "TrainingConfig"]
 
 Precision = Literal["float32", "bf16"]
 Strategy = Literal["ddp", "bsp-1", "bsp-2", "bsp-3"]
@@ -74,10 +64,7 @@ class TrainingConfig(Value, frozen=True):
     accumulate: Annotated[int, Meta(description="Forward passes a step.")] = 1
     """Only the last backward pass of a step exchanges gradients."""
     steps: Annotated[int | None, Meta(description="Stop after this many steps.")] = None
-    """Training ends after this many steps, if the epochs do not end it before.
-
-    The learning rate follows the epochs all the same.
-    """
+    """Unless the epochs end training before. The learning rate follows the epochs all the same."""
     device: Annotated[DeviceName, Meta(description="auto, cpu or cuda.")] = "auto"
     strategy: Annotated[Strategy, Meta(description="How to exchange; one of those below.")] = "ddp"
     """``ddp``: Syncline's DistributedDataParallel; ``bsp-1`` to ``bsp-3``: linear-pipeline's
@@ -147,11 +134,10 @@ class TrainingConfig(Value, frozen=True):
             ("--workers", self.workers),
             ("--accumulate", self.accumulate),
             ("--block-steps", self.block_steps),
+            ("--steps", self.steps),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, found {value}")
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"--steps must be at least 1, found {self.steps}")
         if self.seed < 0:
             raise UserError(f"--seed must not be negative, found {self.seed}")
         if not 0 < self.timeout_s <= 86_400:
@@ -215,13 +201,14 @@ class TrainingConfig(Value, frozen=True):
         )
 
     def _check_compression(self) -> None:
+        sparse_only = (
+            ("--density", self.density is not None),
+            ("--density-warmup", bool(self.density_warmup)),
+            ("--dense-below", self.dense_below is not None),
+            ("--step-ahead", self.step_ahead),
+        )
         if self.compression is None:
-            for option, given in (
-                ("--density", self.density is not None),
-                ("--density-warmup", bool(self.density_warmup)),
-                ("--dense-below", self.dense_below is not None),
-                ("--step-ahead", self.step_ahead),
-            ):
+            for option, given in sparse_only:
                 if given:
                     raise UserError(
                         f"{option} is for sparse exchange; name it with --compression gtopk"
@@ -238,9 +225,7 @@ class TrainingConfig(Value, frozen=True):
                 f"--compression {self.compression} has no meaning with --strategy "
                 f"{self.strategy}: it is for --strategy ddp"
             )
-        sparse_only = self.density, self.density_warmup or None, self.dense_below
-        goes_with_density = self.step_ahead or any(given is not None for given in sparse_only)
-        if not self.is_sparse and goes_with_density:
+        if not self.is_sparse and any(given for _, given in sparse_only):
             raise UserError(
                 f"--compression {self.compression} sends every element, so there is no density; "
                 "take gtopk, gtopk-tree or topk, or leave --density and what goes with it out"
@@ -308,11 +293,8 @@ class TrainingConfig(Value, frozen=True):
             UserError: as on construction, and for a precision, device or strategy that does not
                 exist.
         """
-        for option, known in (
-            ("precision", PRECISIONS),
-            ("device", DEVICES),
-            ("strategy", STRATEGIES),
-        ):
+        choices = {"precision": PRECISIONS, "device": DEVICES, "strategy": STRATEGIES}
+        for option, known in choices.items():
             name = options.get(option, known[0])
             if name not in known:
                 hint = did_you_mean(str(name), known)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import UserError
-from syncline.training.config import DeviceName
+from syncline.training.config import DeviceName, Precision, TrainingConfig
 
 __all__ = ["Worker", "pick_device", "process_group", "started_by_launcher"]
 
@@ -29,6 +29,11 @@ class Worker:
     def device_ids(self) -> list[int] | None:
         """What DistributedDataParallel takes as ``device_ids``."""
         return None if self.device.type == "cpu" else [self.device.index]
+
+    def autocast(self, precision: Precision) -> torch.autocast:
+        """Return the context in which a model computes with that precision."""
+        enabled = precision == "bf16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
 
     def sum(self, *values: float) -> list[float]:
         """Return the sums of the values over all workers, on every worker."""
@@ -77,45 +82,48 @@ def pick_device(device: DeviceName, workers_here: int) -> str:
 
 
 @contextmanager
-def process_group(
-    device: DeviceName, timeout_s: float, store: str | None = None
-) -> Iterator[Worker]:
+def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[Worker]:
     """Join the other workers, as torchrun's environment variables say, and leave them at the end.
 
     A process group that is there already is used, and left as it is.
 
     Args:
-        device: see :func:`pick_device`.
-        timeout_s: after this long without an answer a collective fails.
+        config: of the training; a collective fails after its timeout without an answer.
         store: a file through which the workers find each other; None: at ``MASTER_ADDR`` and
             ``MASTER_PORT``.
 
     Raises:
-        UserError: GPUs were asked for and there are too few.
+        UserError: GPUs were asked for and there are too few, or the launcher started other workers
+            than were asked for.
     """
     # RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are torchrun's way of passing arguments.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    if pick_device(device, workers_here) == "cuda":
+    if pick_device(config.device, workers_here) == "cuda":
         torch.cuda.set_device(local_rank)
         place, backend = torch.device("cuda", local_rank), "nccl"
     else:
         place, backend = torch.device("cpu"), "gloo"
     joins = not dist.is_initialized()
     if joins:
-        timeout = timedelta(seconds=timeout_s)
+        timeout = timedelta(seconds=config.timeout_s)
         if store is None:
             dist.init_process_group(backend, timeout=timeout)
         else:
-            rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             dist.init_process_group(
                 backend,
                 init_method=f"file://{store}",
-                rank=rank,
-                world_size=workers,
+                rank=int(os.environ["RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
                 timeout=timeout,
             )
-    yield Worker(rank=dist.get_rank(), workers=dist.get_world_size(), device=place)
+    workers = dist.get_world_size()
+    if workers != config.workers:
+        raise UserError(
+            f"--workers is {config.workers}, but the launcher started {workers}; leave --workers "
+            "out"
+        )
+    yield Worker(rank=dist.get_rank(), workers=workers, device=place)
     # Not after an error: leaving waits for peers that may be gone, and the process ends anyway.
     if joins:
         # Together: Gloo can abort a process that a peer leaves behind with its threads running.

@@ -65,12 +65,7 @@ class Hyperparameters(Value, frozen=True):
 
 
 _IMAGENET = Hyperparameters(
-    epochs=90,
-    batch_size=64,
-    learning_rate=0.1,
-    weight_decay=1e-4,
-    schedule="step",
-    warmup_epochs=5,
+    epochs=90, batch_size=64, learning_rate=0.1, weight_decay=1e-4, schedule="step", warmup_epochs=5
 )
 
 _DEFAULTS: dict[str, Hyperparameters] = {

@@ -25,9 +25,7 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
     As soon as one of them fails, the others are ended. They find each other through a file that
     only this user can read, and listen on the loopback device only.
 
-    Args:
-        config: what to train; the order of every worker.
-        program: the module that a worker runs.
+    ``program`` is the module that a worker runs, with ``config`` as its order.
 
     Raises:
         SynclineError: the error of the worker that failed, in its own class.
@@ -56,7 +54,8 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
         except PeerError as error:
             raise PeerError(f"{error}; {ADVICE}") from None
         finally:
-            _restore_terminal()
+            if sys.stderr.isatty():  # the live progress of a killed worker has hidden the cursor
+                Console(stderr=True).show_cursor(True)
 
 
 def _loopback(environment: Mapping[str, str]) -> dict[str, str]:
@@ -64,9 +63,3 @@ def _loopback(environment: Mapping[str, str]) -> dict[str, str]:
     device = socket.if_indextoname(1)  # in every network namespace the first
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: device for name in names if name not in environment}
-
-
-def _restore_terminal() -> None:
-    """Show the cursor again, which the live progress of a killed worker has hidden."""
-    if sys.stderr.isatty():
-        Console(stderr=True).show_cursor(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -10,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from syncline.errors import UserError
 from syncline.groups import Group
 from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
@@ -24,12 +23,7 @@ from syncline.training.data.spec import Batch
 from syncline.training.group import Worker, process_group
 from syncline.training.progress import Snapshot, TrainingProgress
 from syncline.training.replica import Replica
-from syncline.training.residuals import (
-    drop_states,
-    load_state,
-    save_state,
-    state_names,
-)
+from syncline.training.residuals import drop_states, load_state, save_state, state_names
 from syncline.training.result import BASELINE, SYNCLINE, record
 from syncline.training.task import Task, task_of
 from syncline.training.wrap import bsp_group, sgd, wrapped
@@ -59,12 +53,7 @@ def train(
         UserError: the data, a plan or a checkpoint does not fit, or training diverged.
         PeerError: another worker was lost.
     """
-    with process_group(config.device, config.timeout_s, store) as worker:
-        if worker.workers != config.workers:
-            raise UserError(
-                f"--workers is {config.workers}, but the launcher started {worker.workers}; "
-                "leave --workers out"
-            )
+    with process_group(config, store) as worker:
         shown = progress if progress is not None and worker.rank == 0 else TrainingProgress()
         try:
             with bsp_group(config, worker) as group:
@@ -85,7 +74,10 @@ def _prepare(
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
         module.load_state_dict(checkpoint.weights)
-    twin = _copy_of(module, task) if config.baseline else None
+    twin = None
+    if config.baseline:
+        twin = task.build().to(worker.device)
+        twin.load_state_dict(module.state_dict())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
@@ -106,16 +98,9 @@ def _prepare(
     if checkpoint is not None:
         training.restore(checkpoint)
     if config.checkpoint is not None and worker.rank == 0:
-        drop_states(
-            Path(config.checkpoint), None if checkpoint is None else checkpoint.compression_files
-        )
+        kept = None if checkpoint is None else checkpoint.compression_files
+        drop_states(Path(config.checkpoint), kept)
     return training
-
-
-def _copy_of(module: nn.Module, task: Task) -> nn.Module:
-    twin = task.build().to(next(module.parameters()).device)
-    twin.load_state_dict(module.state_dict())
-    return twin
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -230,7 +215,7 @@ class _Training:
             settings=settings_of(self.config, self.task.classes),
             epoch=self.epoch,
             step=self.step,
-            weights=_on_cpu(replica.module.state_dict()),
+            weights={name: w.cpu() for name, w in replica.module.state_dict().items()},
             optimizer=replica.optimizer.state_dict(),
             schedule=replica.schedule.state_dict(),
             random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
@@ -258,7 +243,8 @@ class _Training:
                 )
             )
         for replica in self.replicas:
-            replica.optimizer.load_state_dict(checkpoint.optimizer)
+            # The optimizer keeps the tensors that it is given, and twins must not share them.
+            replica.optimizer.load_state_dict(copy.deepcopy(checkpoint.optimizer))
             # It depends on nothing but the steps done.
             replica.schedule.last_epoch = self.step
             replica.schedule._step_count = self.step + 1
@@ -267,7 +253,3 @@ class _Training:
             stored = checkpoint.random_states[worker.rank]
             # A checkpoint of a training on CPUs has no state for the generator of a GPU.
             replica.random_state[: len(stored)] = stored[: len(replica.random_state)]
-
-
-def _on_cpu(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in weights.items()}

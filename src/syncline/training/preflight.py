@@ -25,9 +25,7 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     The data are loaded, the model is built, and every file that was named is read; the folders to
     be written to are made.
 
-    Args:
-        config: of the training.
-        workers_here: workers on this host.
+    ``workers_here`` are those on this host.
 
     Raises:
         UserError: an option, or a file that it names, cannot be used.
@@ -42,9 +40,16 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     if config.checkpoint is not None and config.resume:
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
-    for option, folder in (("--report", config.report), ("--checkpoint", config.checkpoint)):
-        if folder is not None:
-            _make_folder(option, Path(folder))
+    for option, name in (("--report", config.report), ("--checkpoint", config.checkpoint)):
+        if name is None:
+            continue
+        folder = Path(name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(
+                f"{folder}: {option} needs a folder, and it cannot be made: {error.strerror}"
+            ) from None
 
 
 def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
@@ -85,12 +90,3 @@ def _refuse(path: str, difference: str | None, noun: str) -> None:
         raise MismatchError(
             f"{path}: {difference}; leave out --{noun} to have the model measured and planned anew"
         )
-
-
-def _make_folder(option: str, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(
-            f"{folder}: {option} needs a folder, and it cannot be made: {error.strerror}"
-        ) from None

@@ -7,6 +7,7 @@ that give the durations, and ``report`` the folder of the results.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from syncline.errors import UserError
 from syncline.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
 from syncline.measure.profiler import profile
 from syncline.measure.statistics import lower_quartile
@@ -32,6 +32,7 @@ from syncline.training.data.sampling import seed_from
 from syncline.training.group import Worker, process_group
 from syncline.training.task import Task, task_of
 from syncline.training.worker import lost_peers_as_errors, main
+from syncline.training.wrap import sgd
 from syncline.workers import leave
 
 __all__ = ["run_profiling"]
@@ -58,13 +59,8 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
     iterations = config.steps
     with (
         lost_peers_as_errors(config.timeout_s),
-        process_group(config.device, config.timeout_s, store) as worker,
+        process_group(config, store) as worker,
     ):
-        if worker.workers != config.workers:
-            raise UserError(
-                f"--workers is {config.workers}, but the launcher started {worker.workers}; leave "
-                "--workers out"
-            )
         found = _profile(config, worker, iterations)
         network = _network(found, worker, iterations)
         if worker.rank == 0:
@@ -78,33 +74,22 @@ def _profile(config: TrainingConfig, worker: Worker, iterations: int) -> Profile
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
     torch.manual_seed(seed_from(config.seed, worker.rank))
-    hyper = config.hyper
-    optimizer = torch.optim.SGD(
-        module.parameters(),
-        lr=hyper.learning_rate,
-        momentum=hyper.momentum,
-        weight_decay=hyper.weight_decay,
-    )
-    with torch.autocast(
-        worker.device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"
-    ):
+    with worker.autocast(config.precision):
         return profile(
             module,
             _batches(task, worker),
             _loss,
-            optimizer=optimizer,
+            optimizer=sgd(module, config),
             iterations=iterations * OBSERVED,
             name=config.model,
         )
 
 
 def _batches(task: Task, worker: Worker) -> Iterator[tuple[Tensor, Tensor]]:
-    epoch = 0
-    while True:
+    for epoch in itertools.count():
         for step in task.steps(epoch, worker):
             for batch in step:
                 yield batch.inputs, batch.targets
-        epoch += 1
 
 
 def _loss(output: Tensor | tuple[Tensor, object], targets: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
@@ -97,9 +96,8 @@ class LiveProgress(TrainingProgress):
         self._progress.stop()
 
 
-def progress_on(stream: TextIO | None = None) -> TrainingProgress:
-    """Return live progress where ``stream`` (standard error) is a terminal, else epoch lines."""
-    stream = stream or sys.stderr
+def progress_on(stream: TextIO) -> TrainingProgress:
+    """Return live progress where ``stream`` is a terminal, else epoch lines."""
     return LiveProgress(stream) if stream.isatty() else EpochLines(stream)
 
 

@@ -91,11 +91,9 @@ class Replica:
         self._memory = None
 
     def run_block(self, block: Sequence[tuple[Batch, ...]], *, after_twin: bool) -> list[float]:
-        """Take one step for each element of ``block``; return this worker's losses.
+        """Take a step with each group of batches; return this worker's losses.
 
-        Args:
-            block: the batches of each step.
-            after_twin: whether there is a twin that had its turn before.
+        ``after_twin`` says whether there is a twin that had its turn before.
 
         Raises:
             UserError: the loss is no longer a finite number.
@@ -108,14 +106,12 @@ class Replica:
                 loss = self._step(batches)
                 if self.worker.device.type == "cuda":
                     torch.cuda.synchronize()
-                seconds = time.perf_counter() - start
-                self.times.append(
-                    StepTime(
-                        seconds=seconds,
-                        measuring=measuring or self._measuring(),
-                        first_of_block=after_twin and index == 0,
-                    )
+                step = StepTime(
+                    seconds=time.perf_counter() - start,
+                    measuring=measuring or self._measuring(),
+                    first_of_block=after_twin and index == 0,
                 )
+                self.times.append(step)
                 losses.append(self._checked(float(loss)))
         if after_twin:
             start = time.perf_counter()
@@ -136,7 +132,7 @@ class Replica:
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             with nullcontext() if last else self.ddp.no_sync():
-                part = self._loss(_moved(batch, self.worker.device)) / len(batches)
+                part = self._loss(batch) / len(batches)
                 part.backward()
             loss += part.detach()
         if self.config.hyper.clip_norm is not None:
@@ -146,7 +142,8 @@ class Replica:
         return loss
 
     def _loss(self, batch: Batch) -> Tensor:
-        with self._autocast():
+        batch = Batch(*(tensor.to(self.worker.device) for tensor in batch))
+        with self.worker.autocast(self.config.precision):
             loss, self._memory = self.task.loss(self.ddp, batch, self._memory)
         return loss
 
@@ -166,17 +163,11 @@ class Replica:
             dist.broadcast(buffer, src=0)
         self.module.eval()
         try:
-            with torch.no_grad(), self._own_random_state(), self._autocast():
+            precision = self.worker.autocast(self.config.precision)
+            with torch.no_grad(), self._own_random_state(), precision:
                 return judge(self.module, self.worker)
         finally:
             self.module.train()
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(
-            self.worker.device.type,
-            dtype=torch.bfloat16,
-            enabled=self.config.precision == "bf16",
-        )
 
     def _measuring(self) -> bool:
         return bool(getattr(self.ddp, "measuring", False))
@@ -199,10 +190,6 @@ class Replica:
         finally:
             self.random_state = random_state(self.worker.device)
             set_random_state(outside, self.worker.device)
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    return Batch(batch.inputs.to(device), batch.targets.to(device))
 
 
 def random_state(device: torch.device) -> list[Tensor]:
@@ -233,11 +220,6 @@ def learning_rate_factor(step: int, steps_per_epoch: int, hyper: Hyperparameters
     It rises linearly over the warm-up. From there on ``constant`` keeps it, ``step`` divides it by
     ten after half and after three quarters of the training, and ``cosine`` lets it fall to 0 along
     half a period.
-
-    Args:
-        step: optimizer steps done before.
-        steps_per_epoch: optimizer steps an epoch.
-        hyper: gives the schedule, the warm-up and the epochs.
     """
     warmup_steps = hyper.warmup_epochs * steps_per_epoch
     if step + 1 < warmup_steps:

@@ -30,13 +30,7 @@ from syncline.training.archive import (
     save_archive,
 )
 
-__all__ = [
-    "drop_states",
-    "load_state",
-    "require_states",
-    "save_state",
-    "state_names",
-]
+__all__ = ["drop_states", "load_state", "require_states", "save_state", "state_names"]
 
 OWN_NAME = re.compile(r"checkpoint\.pt\.partial|compression-[0-9]+-[0-9]+\.pt(\.partial)?")
 """Files that only this module and :mod:`syncline.training.checkpoint` write."""
@@ -99,9 +93,8 @@ def drop_states(folder: Path, kept: Sequence[str] | None) -> None:
 
     Call it where nobody writes: before the first step of a training, and between its checkpoints.
 
-    Args:
-        folder: of the checkpoints; files of other names stay.
-        kept: names of the files of the checkpoint that is there; None keeps all that are whole.
+    Files of other names stay. ``kept`` names the files of the checkpoint that is there; None keeps
+    all that are whole.
     """
     for path in folder.iterdir():
         whole = not path.name.endswith(PARTIAL)

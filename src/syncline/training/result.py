@@ -169,23 +169,21 @@ def rates(
         One rate a twin, in the order of ``times``; none for a twin of which no step is left, so
         none at all if training ended while the reference was measuring.
     """
-    measuring = [step.measuring for step in times[reference]]
     result = []
     for name, steps in times.items():
         counted = [
             step.seconds
-            for step, excluded in zip(steps, measuring, strict=True)
-            if not (excluded or step.first_of_block)
+            for step, measured in zip(steps, times[reference], strict=True)
+            if not (measured.measuring or step.first_of_block)
         ]
         if counted:
             iteration_s = median(counted)
-            result.append(
-                Rate(
-                    name=name,
-                    iteration_s=iteration_s,
-                    noise_s=standard_error(counted),
-                    iterations=len(counted),
-                    samples_per_s=samples_per_step / iteration_s,
-                )
+            rate = Rate(
+                name=name,
+                iteration_s=iteration_s,
+                noise_s=standard_error(counted),
+                iterations=len(counted),
+                samples_per_s=samples_per_step / iteration_s,
             )
+            result.append(rate)
     return tuple(result)

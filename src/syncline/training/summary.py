@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from syncline.model.run import Rate, Run
+from syncline.model.run import Rate, Run, Sent
 from syncline.training.config import TrainingConfig
 from syncline.training.result import (
     BASELINE,
@@ -28,45 +28,33 @@ LABEL_WIDTH = 24
 
 def summary_text(config: TrainingConfig, run: Run) -> str:
     """Return the results, the rates, the prediction and the decision, a line each."""
-    lines = [f"{config.model} on {config.data}, {run.workers} workers ({run.backend})"]
-    lines += [
-        _line(*_figure(name, value)) for name, value in run.results.items() if _shown(name, run)
-    ]
-    lines += [_line(rate.name, _rate(rate)) for rate in run.rates]
+    rows = [_figure(name, value) for name, value in run.results.items() if _shown(name, run)]
+    rows += [(rate.name, _rate(rate)) for rate in run.rates]
     ratio = speed_ratio(run)
     if ratio is not None:
-        lines.append(
-            _line("speed-up", f"{ratio[0]:.3f} +- {ratio[1]:.3f} ({SYNCLINE} over {BASELINE})")
-        )
+        rows.append(("speed-up", f"{ratio[0]:.3f} +- {ratio[1]:.3f} ({SYNCLINE} over {BASELINE})"))
     elif config.baseline:
-        lines.append(_line("speed-up", "unknown: training ended before the measurement did"))
+        rows.append(("speed-up", "unknown: training ended before the measurement did"))
     if DIFFERENCE in run.results:
-        lines.append(_line("parameters", _identity(run.results[DIFFERENCE])))
+        rows.append(("parameters", _identity(run.results[DIFFERENCE])))
     predicted, measured = _prediction(run)
     if predicted is not None and measured is not None:
-        lines.append(
-            _line(
-                "predicted / measured",
-                f"{_ms(predicted)} / {_ms(measured)} an iteration: "
-                f"{(predicted / measured - 1) * 100:+.1f} %",
-            )
-        )
+        error = f"{(predicted / measured - 1) * 100:+.1f} %"
+        times = f"{_ms(predicted)} / {_ms(measured)} an iteration"
+        rows.append(("predicted / measured", f"{times}: {error}"))
     divided = iteration_profile(run)
     if divided is not None:
-        lines.append(
-            _line(
-                "iteration profile",
-                f"comm {_ms(divided.communication_s)}, compt {_ms(divided.computation_s)}, "
-                f"comm % {divided.communication_share * 100:.1f}",
-            )
-        )
+        times = f"comm {_ms(divided.communication_s)}, compt {_ms(divided.computation_s)}"
+        share = f"comm % {divided.communication_share * 100:.1f}"
+        rows.append(("iteration profile", f"{times}, {share}"))
     if run.compression is not None and run.sent is not None:
-        lines.append(_line("compression", _compression(config, run)))
-    lines.append(_line("decision", f"{run.decision}: {run.reason}"))
+        rows.append(("compression", _compression(config, run.sent)))
+    rows.append(("decision", f"{run.decision}: {run.reason}"))
     if run.suggestion is not None and run.compression is None:
-        lines.append(_line("suggestion", f"compression: {run.suggestion.sentence}"))
-    lines.append(_line("report", str(report_path(config))))
-    return "\n".join(lines)
+        rows.append(("suggestion", f"compression: {run.suggestion.sentence}"))
+    rows.append(("report", str(report_path(config))))
+    title = f"{config.model} on {config.data}, {run.workers} workers ({run.backend})"
+    return "\n".join([title, *(f"  {label:<{LABEL_WIDTH}}{text}" for label, text in rows)])
 
 
 def summary_json(config: TrainingConfig, run: Run) -> str:
@@ -87,11 +75,11 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "planner": run.planner,
         "messages": run.messages,
         "deferred": run.deferred,
-        "compression": None if run.compression is None else msgspec.to_builtins(run.compression),
-        "sent": None if run.sent is None else msgspec.to_builtins(run.sent),
-        "suggestion": None if run.suggestion is None else msgspec.to_builtins(run.suggestion),
+        "compression": run.compression,
+        "sent": run.sent,
+        "suggestion": run.suggestion,
         "results": run.results,
-        "rates": [msgspec.to_builtins(rate) for rate in run.rates],
+        "rates": run.rates,
         "speed_up": None if ratio is None else ratio[0],
         "speed_up_noise": None if ratio is None else ratio[1],
         "identical_parameters": None if difference is None else difference == 0,
@@ -120,14 +108,7 @@ def _prediction(run: Run) -> tuple[float | None, float | None]:
 def _shown(name: str, run: Run) -> bool:
     if name.startswith(BASELINE):  # what it reached says nothing new where the bits are the same
         return run.results.get(DIFFERENCE) != 0
-    return name not in (
-        "epochs",
-        "steps",
-        SETTLING,
-        DIFFERENCE,
-        COMMUNICATION,
-        COMPUTATION,
-    )
+    return name not in ("epochs", "steps", SETTLING, DIFFERENCE, COMMUNICATION, COMPUTATION)
 
 
 def _figure(name: str, value: float) -> tuple[str, str]:
@@ -146,9 +127,7 @@ def _rate(rate: Rate) -> str:
     )
 
 
-def _compression(config: TrainingConfig, run: Run) -> str:
-    sent = run.sent
-    assert sent is not None
+def _compression(config: TrainingConfig, sent: Sent) -> str:
     if sent.steps == 0:
         return f"{config.compression_text}: no step was compressed"
     a_step = sent.sent_bytes / sent.steps
@@ -166,7 +145,3 @@ def _identity(difference: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"
-
-
-def _line(label: str, text: str) -> str:
-    return f"  {label:<{LABEL_WIDTH}}{text}"

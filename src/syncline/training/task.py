@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from syncline.training.data.sampling import (
     training_windows,
     windows_in_epoch,
 )
-from syncline.training.data.spec import Batch, ImageData, ImageSplit, TextData
+from syncline.training.data.spec import Batch, ImageData, TextData
 from syncline.training.group import Worker
 from syncline.training.models import model_named
 from syncline.training.models.spec import ImageModel, TextModel
@@ -38,47 +38,6 @@ Memory = Any
 """The state that a recurrent model carries from one window to the next; None where there is none.
 
 Its form is the model's own business."""
-
-
-class Task(Protocol):
-    """A model and the data it is trained on."""
-
-    @property
-    def classes(self) -> int:
-        """The classes, or the size of the vocabulary: what fixes the model's output."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps an epoch."""
-
-    def build(self) -> nn.Module:
-        """Return a freshly initialised model."""
-
-    def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
-        """Yield the batches of one worker for each optimizer step of an epoch."""
-
-    def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
-        """Return the mean loss of a batch and what the next batch needs to know."""
-
-    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return figures of merit by name; all workers take part and get the same."""
-
-    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return figures over data that is looked at only once, after training."""
-
-
-def task_of(config: TrainingConfig) -> Task:
-    """Load the data of a configuration.
-
-    Raises:
-        UserError: the model or the data set is unknown, they do not fit, or the data are too few.
-        FileError: a file of the data is missing or broken.
-    """
-    model = model_named(config.model)
-    if isinstance(model, ImageModel):
-        images = load_images(config.data, config.data_dir, model)
-        return ImageTask(config=config, model=model, data=images)
-    return TextTask(config=config, model=model, data=load_text(config.data, config.data_dir, model))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +68,7 @@ class ImageTask:
         return self.model.build(self.data.image_size, self.data.classes)
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
-        """Yield the shuffled and varied images of one worker."""
+        """Yield the shuffled and varied images of one worker, by optimizer step."""
         shard = training_shard(
             len(self.data.train),
             workers=worker.workers,
@@ -138,14 +97,17 @@ class ImageTask:
         batch: Batch,
         memory: Memory,  # noqa: ARG002
     ) -> tuple[Tensor, Memory]:
-        """Return the cross entropy; images carry nothing over."""
+        """Return the mean cross entropy; images carry nothing over."""
         return functional.cross_entropy(model(batch.inputs), batch.targets), None
 
     def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Return the test accuracy (0 to 1) and the test loss."""
         shard = evaluation_shard(len(self.data.test), workers=worker.workers, rank=worker.rank)
         correct = loss = 0.0
-        for batch in _evaluation_batches(self.data.test, shard):
+        # A worker has no part in an evaluation of fewer images than there are workers.
+        parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
+        batches = (self.data.test.batch(part, augment_seed=None) for part in parts)
+        for batch in made_ahead(batches) if self.data.test.decodes else batches:
             targets = batch.targets.to(worker.device)
             logits = model(batch.inputs.to(worker.device)).float()
             loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
@@ -160,13 +122,6 @@ class ImageTask:
     ) -> dict[str, float]:
         """Return nothing: the test images are looked at after every epoch."""
         return {}
-
-
-def _evaluation_batches(split: ImageSplit, shard: Tensor) -> Iterator[Batch]:
-    # A worker has no part in an evaluation of fewer images than there are workers.
-    parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
-    batches = (split.batch(part, augment_seed=None) for part in parts)
-    return made_ahead(batches) if split.decodes else batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +153,7 @@ class TextTask:
         return self.model.build(self.data.vocabulary)
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
-        """Yield the windows of one worker, in the order of the text."""
+        """Yield the windows of one worker, by optimizer step, in the order of the text."""
         return training_windows(
             self.data.train,
             workers=worker.workers,
@@ -211,7 +166,7 @@ class TextTask:
         )
 
     def loss(self, model: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
-        """Return the cross entropy a token and, for a recurrent model, its state, detached."""
+        """Return the mean cross entropy a token and a recurrent model's state, detached."""
         logits, memory = self._logits(model, batch.inputs, memory)
         return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), memory
 
@@ -249,3 +204,22 @@ class TextTask:
             return model(inputs), None
         logits, state = model(inputs, memory)
         return logits, tuple(part.detach() for part in state)
+
+
+Task = ImageTask | TextTask
+"""Both have the same methods. All workers take part in an evaluation and get the same figures; the
+final one is over data that is looked at only once, after training."""
+
+
+def task_of(config: TrainingConfig) -> Task:
+    """Load the data of a configuration.
+
+    Raises:
+        UserError: the model or the data set is unknown, they do not fit, or the data are too few.
+        FileError: a file of the data is missing or broken.
+    """
+    model = model_named(config.model)
+    if isinstance(model, ImageModel):
+        images = load_images(config.data, config.data_dir, model)
+        return ImageTask(config=config, model=model, data=images)
+    return TextTask(config=config, model=model, data=load_text(config.data, config.data_dir, model))

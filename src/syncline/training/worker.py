@@ -25,9 +25,7 @@ __all__ = ["lost_peers_as_errors", "main", "run_worker"]
 def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     """Train as one worker; rank 0 shows how it goes and prints the summary.
 
-    Args:
-        config: of the training.
-        store: see :func:`~syncline.training.group.process_group`.
+    ``store`` is as for :func:`~syncline.training.group.process_group`.
 
     Raises:
         SynclineError: as for :func:`~syncline.training.loop.train`; the loss of a peer, which torch
@@ -55,11 +53,9 @@ def lost_peers_as_errors(timeout_s: float) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str], run: Callable[[TrainingConfig, str], None] = run_worker) -> None:
-    """Carry out the order of the launcher.
+    """Carry out the order of the launcher: by default, train as one worker.
 
-    Args:
-        arguments: the launcher's socket, and the store of the process group.
-        run: what to do as one worker; by default to train.
+    ``arguments`` are the launcher's socket, and the store of the process group.
     """
     path, store = arguments
     serve(path, int(os.environ["RANK"]), TrainingConfig, lambda config, _: run(config, store))

@@ -16,7 +16,6 @@ from syncline.groups import Group
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.model.recipe import Compression
 from syncline.planners import planner_named
 from syncline.planners.base import MergingPlanner
 from syncline.torch_private import default_store
@@ -90,37 +89,24 @@ def wrapped(
 ) -> DistributedDataParallel | BspSgd:
     """Return ``module`` under the strategy that ``config`` names.
 
-    Args:
-        module: to be trained.
-        optimizer: of the module.
-        config: of the training.
-        worker: this one.
-        group: of a BSP strategy.
-        steps_per_epoch: by which the warm-up of a density goes.
+    ``group`` is that of a BSP strategy; the warm-up of a density goes by ``steps_per_epoch``.
 
     Raises:
         FileError: a plan, profile or network cannot be read.
         MismatchError: one of them is for another model or worker count.
     """
-    if group is None:
-        return _syncline_ddp(module, config, worker, config.recipe(steps_per_epoch))
     from syncline.parallel.bsp import BspSgd
-
-    return BspSgd(
-        module,
-        optimizer,
-        group,
-        algorithm=int(config.strategy.removeprefix("bsp-")),
-        collectives=COLLECTIVES[config.collectives or "auto"],
-        planner=merging_planner(config),
-    )
-
-
-def _syncline_ddp(
-    module: nn.Module, config: TrainingConfig, worker: Worker, compression: Compression | None
-) -> DistributedDataParallel:
     from syncline.parallel.ddp import DistributedDataParallel
 
+    if group is not None:
+        return BspSgd(
+            module,
+            optimizer,
+            group,
+            algorithm=int(config.strategy.removeprefix("bsp-")),
+            collectives=COLLECTIVES[config.collectives or "auto"],
+            planner=merging_planner(config),
+        )
     return DistributedDataParallel(
         module,
         planner=config.planner,
@@ -128,6 +114,6 @@ def _syncline_ddp(
         profile=None if config.profile is None else Profile.load(config.profile),
         network=None if config.network is None else Network.load(config.network),
         check=config.check,
-        compression=compression,
+        compression=config.recipe(steps_per_epoch),
         device_ids=worker.device_ids,
     )

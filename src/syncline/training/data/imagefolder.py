@@ -8,7 +8,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,10 +45,7 @@ class FolderImages:
     """(N,), int64."""
     image_size: int
 
-    @property
-    def decodes(self) -> bool:
-        """True: every image is read and decoded when asked for."""
-        return True
+    decodes: ClassVar[bool] = True
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -60,14 +57,13 @@ class FolderImages:
         Raises:
             FileError: an image cannot be decoded.
         """
-        places = [(i, int(index)) for i, index in enumerate(indices)]
 
-        def image(place: tuple[int, int]) -> Tensor:
-            seed = None if augment_seed is None else seed_from(augment_seed, place[0])
-            return _read_image(self.files[place[1]], self.image_size, seed)
+        def image(place: int, index: int) -> Tensor:
+            seed = None if augment_seed is None else seed_from(augment_seed, place)
+            return _read_image(self.files[index], self.image_size, seed)
 
         with ThreadPoolExecutor(DECODING_THREADS) as pool:
-            images = list(pool.map(image, places))
+            images = list(pool.map(image, range(len(indices)), indices.tolist()))
         return Batch(torch.stack(images), self.labels[indices])
 
 
@@ -95,12 +91,7 @@ def load(folder: Path, model: ImageModel) -> ImageData:
     train, test = (
         _list_images(folder / split, classes, model.folder_image) for split in ("train", "val")
     )
-    return ImageData(
-        image_size=model.folder_image,
-        classes=len(classes),
-        train=train,
-        test=test,
-    )
+    return ImageData(image_size=model.folder_image, classes=len(classes), train=train, test=test)
 
 
 def _classes(folder: Path) -> list[str]:

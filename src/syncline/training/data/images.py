@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ __all__ = [
     "DIGITS",
     "RECORD_BYTES",
     "MemoryImages",
-    "enlargement",
     "load_cifar10",
     "load_digits",
     "random_crops",
@@ -49,10 +49,7 @@ class MemoryImages:
     flip: bool = False
     """Whether half of the training images are mirrored."""
 
-    @property
-    def decodes(self) -> bool:
-        """False: the images are at hand."""
-        return False
+    decodes: ClassVar[bool] = False
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -76,7 +73,7 @@ class MemoryImages:
         return Batch(inputs, self.labels[indices])
 
 
-def enlargement(model: ImageModel, image_size: int) -> int:
+def _enlargement(model: ImageModel, image_size: int) -> int:
     """Return the whole factor by which images must grow to be large enough for the model."""
     return max(1, -(-model.smallest_image // image_size))
 
@@ -174,7 +171,7 @@ def load_cifar10(folder: Path, model: ImageModel) -> ImageData:
     """
     parts = [read_records(folder / name, records=RECORDS_PER_FILE) for name in TRAIN_FILES]
     test = read_records(folder / TEST_FILE, records=RECORDS_PER_FILE)
-    enlarge = enlargement(model, CIFAR10_IMAGE_SIZE)
+    enlarge = _enlargement(model, CIFAR10_IMAGE_SIZE)
 
     def split(pixels: Tensor, labels: Tensor) -> MemoryImages:
         return MemoryImages(
@@ -214,11 +211,8 @@ SPLIT_SEED = 0
 def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
     """Load 1,797 handwritten digits, scanned at 8x8, which come with scikit-learn.
 
-    They are split 80/20 so that every digit is as frequent in both parts.
-
-    Args:
-        folder: not read.
-        model: its needs say how far the images are enlarged.
+    They are split 80/20 so that every digit is as frequent in both parts, and enlarged as far as
+    the model needs.
 
     Raises:
         UserError: scikit-learn is not installed.
@@ -244,7 +238,7 @@ def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
         test[shuffled[: round(len(places) * TEST_FRACTION)]] = True
 
     train_pixels = pixels[~test].float()
-    enlarge = enlargement(model, DIGITS_IMAGE_SIZE)
+    enlarge = _enlargement(model, DIGITS_IMAGE_SIZE)
 
     def split(chosen: torch.Tensor) -> MemoryImages:
         return MemoryImages(

@@ -8,6 +8,7 @@ carry its state from one window to the next.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -63,12 +64,6 @@ def made_ahead(items: Iterator[T]) -> Iterator[T]:
 
 def steps_in_epoch(samples: int, *, workers: int, batch_size: int, accumulate: int) -> int:
     """Return the optimizer steps an epoch; the last incomplete global batch is dropped.
-
-    Args:
-        samples: training samples.
-        workers: worker count.
-        batch_size: samples a worker in one forward pass.
-        accumulate: forward passes a step.
 
     Raises:
         UserError: the samples do not fill one global batch.
@@ -159,15 +154,9 @@ def training_windows(
     rows = workers * batch_size
     inputs, targets = _columns(stream[start:], rows, (len(stream) - window) // rows)
     own = slice(rank * batch_size, (rank + 1) * batch_size)
-    for step in range(steps):
-        places = range(step * accumulate, (step + 1) * accumulate)
-        yield tuple(
-            Batch(
-                inputs[own, place * window : (place + 1) * window],
-                targets[own, place * window : (place + 1) * window],
-            )
-            for place in places
-        )
+    windows = _windows(inputs[own], targets[own], window)
+    for _ in range(steps):
+        yield tuple(itertools.islice(windows, accumulate))
 
 
 def evaluation_windows(stream: Tensor, *, workers: int, rank: int, window: int) -> Iterator[Batch]:
@@ -175,10 +164,12 @@ def evaluation_windows(stream: Tensor, *, workers: int, rank: int, window: int) 
     rows = min(EVALUATION_ROWS, len(stream) - 1)
     inputs, targets = _columns(stream, rows, (len(stream) - 1) // rows)
     inputs, targets = inputs[rank::workers], targets[rank::workers]
-    if len(inputs) == 0:
-        return
-    for start in range(0, inputs.shape[1], window):
-        yield Batch(inputs[:, start : start + window], targets[:, start : start + window])
+    if len(inputs) > 0:
+        yield from _windows(inputs, targets, window)
+
+
+def _windows(inputs: Tensor, targets: Tensor, window: int) -> Iterator[Batch]:
+    return map(Batch, inputs.split(window, 1), targets.split(window, 1))
 
 
 def _columns(stream: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:

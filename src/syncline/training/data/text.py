@@ -20,9 +20,6 @@ def load_help_text(folder: Path) -> TextData:  # noqa: ARG001
 
     It differs a little between versions of Python, and with it the perplexity.
 
-    Args:
-        folder: not read.
-
     Raises:
         UserError: this Python was installed without the text.
     """

@@ -173,12 +173,7 @@ class Vgg16(nn.Module):
     """
 
     def __init__(self, classes: int, *, width: float = 1.0) -> None:
-        """Build the model, or a narrower one.
-
-        Args:
-            classes: number of logits.
-            width: channels of each convolution, as a share of the original's.
-        """
+        """Build the model, or a narrower one: ``width`` is its share of the original's channels."""
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
