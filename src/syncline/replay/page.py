@@ -98,24 +98,24 @@ def _figures(replay: Replay) -> tuple[KeyFigure, ...]:
     figures = [_time(best)] if ddp in (None, best) else [_time(ddp), _time(best)]
     figures += [
         KeyFigure(
-            "predicted",
-            f"{best.planner}, predicted",
-            best.predicted_s,
-            "s",
+            name="predicted",
+            label=f"{best.planner}, predicted",
+            value=best.predicted_s,
+            unit="s",
             note=f"{units.percent(best.error, signed=True)} against the measurement",
         ),
         KeyFigure(
-            "exposed",
-            "Exposed communication",
-            best.exposed_s,
-            "s",
+            name="exposed",
+            label="Exposed communication",
+            value=best.exposed_s,
+            unit="s",
             note=f"an iteration, under {best.planner}",
         ),
         KeyFigure(
-            "above_bound",
-            "Above the lower bound",
-            best.above_bound,
-            "fraction",
+            name="above_bound",
+            label="Above the lower bound",
+            value=best.above_bound,
+            unit="fraction",
             note=f"of {units.duration(best.lower_bound_s)}, for plans like {best.planner}",
         ),
     ]
@@ -126,10 +126,10 @@ def _time(entry: PlanTimes) -> KeyFigure:
     low, high = map(units.duration, entry.spread_s)
     rounds = units.counted(len(entry.rounds_s), "round")
     return KeyFigure(
-        f"measured {entry.planner}",
-        f"{entry.planner}, measured",
-        entry.measured_s,
-        "s",
+        name=f"measured {entry.planner}",
+        label=f"{entry.planner}, measured",
+        value=entry.measured_s,
+        unit="s",
         note=rounds if low == high else f"{rounds} from {low} to {high}",
     )
 

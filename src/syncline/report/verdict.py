@@ -202,10 +202,10 @@ def _measured_figures(bundle: Bundle) -> list[KeyFigure]:
         gain, noise = _gain(bundle.run.baseline, planned)
         figures.append(
             KeyFigure(
-                "gain",
-                "Gain" if gain >= 0 else "Loss",
-                abs(gain),
-                "fraction",
+                name="gain",
+                label="Gain" if gain >= 0 else "Loss",
+                value=abs(gain),
+                unit="fraction",
                 noise=noise,
                 note=f"{'less' if gain >= 0 else 'more'} time an iteration than stock DDP",
             )
@@ -215,10 +215,10 @@ def _measured_figures(bundle: Bundle) -> list[KeyFigure]:
 
 def _time(name: str, label: str, rate: Rate | Baseline) -> KeyFigure:
     return KeyFigure(
-        name,
-        label,
-        rate.iteration_s,
-        "s",
+        name=name,
+        label=label,
+        value=rate.iteration_s,
+        unit="s",
         noise=rate.noise_s,
         note=f"median of {units.counted(rate.iterations, 'iteration')}",
     )
@@ -240,20 +240,20 @@ def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
     if prediction:
         figures.append(
             KeyFigure(
-                "exposed",
-                "Exposed communication",
-                prediction.exposed_s,
-                "s",
+                name="exposed",
+                label="Exposed communication",
+                value=prediction.exposed_s,
+                unit="s",
                 note=f"{units.percent(prediction.exposed_fraction)} of the communication is not "
                 "hidden",
             )
         )
         figures.append(
             KeyFigure(
-                "above_bound",
-                "Above the lower bound",
-                prediction.distance_to_bound,
-                "fraction",
+                name="above_bound",
+                label="Above the lower bound",
+                value=prediction.distance_to_bound,
+                unit="fraction",
                 note=f"no schedule can be below {units.duration(prediction.lower_bound_s)}",
             )
         )
@@ -265,10 +265,10 @@ def _training_figures(run: Run) -> list[KeyFigure]:
     if run.overhead_iterations is not None:
         figures.append(
             KeyFigure(
-                "overhead",
-                "Cost of measuring",
-                run.overhead_iterations,
-                "iterations",
+                name="overhead",
+                label="Cost of measuring",
+                value=run.overhead_iterations,
+                unit="iterations",
                 note="of stock DDP, spent on measuring and planning",
             )
         )
@@ -276,10 +276,10 @@ def _training_figures(run: Run) -> list[KeyFigure]:
         by_samples = rate.samples_per_s is not None
         figures.append(
             KeyFigure(
-                f"rate: {rate.name}",
-                f"{rate.name}, whole run",
-                rate.samples_per_s if rate.samples_per_s is not None else rate.iteration_s,
-                "samples/s" if by_samples else "s",
+                name=f"rate: {rate.name}",
+                label=f"{rate.name}, whole run",
+                value=rate.samples_per_s if rate.samples_per_s is not None else rate.iteration_s,
+                unit="samples/s" if by_samples else "s",
                 noise=None if by_samples else rate.noise_s,
                 note=f"{units.counted(rate.iterations, 'iteration')} of "
                 f"{units.with_noise(rate.iteration_s, rate.noise_s)}"
@@ -310,17 +310,17 @@ def what_if_figures(what_if: WhatIf) -> tuple[KeyFigure, ...]:
     workers = units.counted(point.setting.workers, "worker")
     return (
         KeyFigure(
-            "speed_up",
-            "Speed-up",
-            point.speed_up(best),
-            "",
+            name="speed_up",
+            label="Speed-up",
+            value=point.speed_up(best),
+            unit="",
             note=f"of {workers}, against one without communication",
         ),
         KeyFigure(
-            "efficiency",
-            "Efficiency",
-            point.efficiency(best),
-            "fraction",
+            name="efficiency",
+            label="Efficiency",
+            value=point.efficiency(best),
+            unit="fraction",
             note=f"one such worker takes {units.duration(point.alone_s)}",
         ),
     )
