@@ -87,7 +87,7 @@ class Panel:
 
     def crossings(self) -> list[Crossing]:
         """Return the crossings on this panel of planners that lead somewhere, in order."""
-        leaders = self._leaders()
+        leaders = {point.best.planner for point in self.points}
         mine = [
             crossing
             for crossing in self.what_if.crossings
@@ -113,9 +113,6 @@ class Panel:
             members.sort(key=lambda planner: colours.get(planner, "pale"))
             found.append(PlannerGroup(tuple(members), colours.get(members[0], "pale")))
         return found
-
-    def _leaders(self) -> set[str]:
-        return {point.best.planner for point in self.points}
 
 
 def coloured(what_if: WhatIf) -> dict[str, str]:
