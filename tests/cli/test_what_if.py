@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from syncline.cli import sweep
+from syncline.cli import progress
 from syncline.cli.sweep import Asked, tracked
 from syncline.errors import UserError
 from syncline.model.network import PRESETS
@@ -316,7 +316,7 @@ def test_a_bar_on_a_terminal_only(
     assert list(tracked([1, 2, 3])) == [1, 2, 3]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(sweep, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert list(tracked([1, 2, 3])) == [1, 2, 3]
     assert "simulating" in capsys.readouterr().err

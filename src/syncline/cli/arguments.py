@@ -23,6 +23,7 @@ from syncline.traces.formats import TraceOptions, detect, read_trace
 __all__ = [
     "NETWORK_HELP",
     "clip_option",
+    "cluster_options",
     "network_argument",
     "place_of",
     "place_options",
@@ -238,15 +239,39 @@ def with_clipping(profile: Profile, *, clip: bool) -> Profile:
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that :func:`place_of` reads."""
-    for option in (
-        click.option("--rate", help="Rate of every link of theirs, such as 1gbit."),
-        click.option("--hosts", type=int, help="On this many emulated hosts instead."),
+    return _with_options(
+        command,
         click.option(
             "--place",
             type=click.Choice(PLACES),
             help="On this host: shared memory, or TCP on the loopback device.  [default: shared]",
         ),
-    ):
+        click.option("--hosts", type=int, help="On this many emulated hosts instead."),
+        click.option("--rate", help="Rate of every link of theirs, such as 1gbit."),
+    )
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that :meth:`Cluster.of` takes."""
+    return _with_options(
+        command,
+        click.option("--hosts", type=int, default=2, help="How many hosts."),
+        click.option("--rate", help="Rate of every link, such as 1gbit.  [default: not limited]"),
+        click.option(
+            "--hosts-rate",
+            multiple=True,
+            metavar="HOST:RATE",
+            help="Rate of one host's link, such as 0:100mbit; may be repeated.",
+        ),
+        click.option("--latency", help="Added on the way between two hosts, such as 20us."),
+        click.option("--workers-per-host", type=int, default=1, help="Workers on each host."),
+        click.option("--mtu", "mtu_bytes", type=int, default=9000, help="Largest packet in bytes."),
+    )
+
+
+def _with_options(command: Callable[..., Any], *options: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command options, in the order of the help."""
+    for option in reversed(options):
         command = option(command)
     return command
 

@@ -20,6 +20,7 @@ from syncline.cli.arguments import place_of, place_options, worker_counts
 from syncline.cli.progress import ProgressBar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
+from syncline.model.document import Document
 from syncline.processes import ended_by_signals
 from syncline.report.page import require_place
 
@@ -36,6 +37,8 @@ tools/bench-mpi has set them up, or --mpi names an interpreter that has mpi4py. 
 what 'syncline emulate' needs.
 """
 WORKERS = (2, 3, 4)
+Number = TypeVar("Number", int, float)
+D = TypeVar("D", bound=Document)
 DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
 
 
@@ -48,14 +51,12 @@ def bench() -> None:
 @click.option(
     "--collective",
     default="all-reduce",
-    show_default=True,
     metavar="NAME",
     help=f"One of {', '.join(PROGRAMS)}.",
 )
 @click.option(
     "--sizes",
     default="4,4KiB,64KiB,1MiB,16MiB",
-    show_default=True,
     metavar="SIZE,...",
     help="Of the vector; 4..256MiB: from 4 bytes, every fourfold.",
 )
@@ -64,17 +65,15 @@ def bench() -> None:
 @click.option(
     "--contestants",
     default=",".join(DEFAULT),
-    show_default=True,
     metavar="NAME,...",
     help=f"Who takes part; {OURS}:ALGORITHM forces one of ours, 'all' is every one there is.",
 )
-@click.option("--rounds", type=int, default=5, show_default=True, help="Turns of every contestant.")
+@click.option("--rounds", type=int, default=5, help="Turns of every contestant.")
 @click.option(
     "--lap",
     "lap_s",
     type=float,
     default=0.05,
-    show_default=True,
     metavar="SECONDS",
     help="How long a turn should take.",
 )
@@ -90,7 +89,6 @@ def bench() -> None:
     "timeout_s",
     type=float,
     default=300.0,
-    show_default=True,
     help="Give up when a turn takes longer than this many seconds.",
 )
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
@@ -127,14 +125,7 @@ def collectives(
         require_place(Path(report))
     with ended_by_signals(), ProgressBar() as bar:
         benchmark = measure_collectives(request, progress=bar)
-    if report is not None:
-        save_report(benchmark, Path(report))
-    if as_json:
-        click.echo(benchmark.to_json(), nl=False)
-        return
-    print_benchmark(Console(highlight=False), benchmark)
-    if report is not None:
-        click.echo(f"report written to {report}")
+    _show(benchmark, report, save_report, print_benchmark, as_json=as_json)
 
 
 def _contestants(collective: Collective, text: str) -> tuple[str, ...]:
@@ -151,30 +142,24 @@ def _mpi(text: str) -> tuple[str, Path]:
     return name, Path(python)
 
 
-Number = TypeVar("Number", int, float)
-
-
 @bench.command()
 @click.option(
     "--sizes",
     default="1e4,1e5,1e6,1e7,1e8",
-    show_default=True,
     metavar="N,...",
     help="Elements of the vectors.",
 )
 @click.option(
     "--densities",
     default="0.01,0.001,0.0001",
-    show_default=True,
     metavar="SHARE,...",
     help="Shares that are selected.",
 )
-@click.option("--rounds", type=int, default=5, show_default=True, help="Turns of every contestant.")
+@click.option("--rounds", type=int, default=5, help="Turns of every contestant.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
-    show_default=True,
     help="One core, or a GPU.",
 )
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
@@ -195,12 +180,23 @@ def topk(
             device=device,
             progress=bar,
         )
+    _show(measured, report, save_selections, print_selections, as_json=as_json)
+
+
+def _show(
+    measured: D,
+    report: str | None,
+    save: Callable[[D, Path], None],
+    print_table: Callable[[Console, D], None],
+    *,
+    as_json: bool,
+) -> None:
     if report is not None:
-        save_selections(measured, Path(report))
+        save(measured, Path(report))
     if as_json:
         click.echo(measured.to_json(), nl=False)
         return
-    print_selections(Console(highlight=False), measured)
+    print_table(Console(highlight=False), measured)
     if report is not None:
         click.echo(f"report written to {report}")
 

@@ -51,7 +51,9 @@ class _Commands(click.Group):
             ) from None
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(__version__, prog_name="syncline")
 def cli() -> None:
     """Fast synchronous data-parallel training on the network you have."""

@@ -6,12 +6,14 @@ import math
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from syncline.cli.arguments import cluster_options
 from syncline.errors import UserError
 from syncline.processes import end_of, received_signals
 from syncline.report.units import counted, percent, size
@@ -37,21 +39,7 @@ Needs ip and tc of iproute2, and root or user namespaces.
 
 
 @click.command(epilog=EPILOG, context_settings={"allow_interspersed_args": False})
-@click.option("--hosts", type=int, default=2, show_default=True, help="How many hosts.")
-@click.option("--rate", help="Rate of every link, such as 1gbit.  [default: not limited]")
-@click.option(
-    "--hosts-rate",
-    multiple=True,
-    metavar="HOST:RATE",
-    help="Rate of one host's link, such as 0:100mbit; may be repeated.",
-)
-@click.option("--latency", help="Added on the way between two hosts, such as 20us.")
-@click.option(
-    "--workers-per-host", type=int, default=1, show_default=True, help="Workers on each host."
-)
-@click.option(
-    "--mtu", "mtu_bytes", type=int, default=9000, show_default=True, help="Largest packet in bytes."
-)
+@cluster_options
 @click.option(
     "--timeout",
     "timeout_s",
@@ -63,33 +51,17 @@ Needs ip and tc of iproute2, and root or user namespaces.
     "grace_s",
     type=float,
     default=GRACE_S,
-    show_default=True,
     help="Seconds that workers have to end after another failed, or after a signal.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def emulate(
-    hosts: int,
-    rate: str | None,
-    hosts_rate: tuple[str, ...],
-    latency: str | None,
-    workers_per_host: int,
-    mtu_bytes: int,
-    timeout_s: float | None,
-    grace_s: float,
-    command: tuple[str, ...],
+    timeout_s: float | None, grace_s: float, command: tuple[str, ...], **described: Any
 ) -> None:
     """Run COMMAND on an emulated cluster: hosts on this machine, joined by links of a given rate.
 
     The exit code is 0 if all workers end with 0, else that of the worker that failed first.
     """
-    cluster = Cluster.of(
-        hosts=hosts,
-        rate=rate,
-        hosts_rate=hosts_rate,
-        latency=latency,
-        workers_per_host=workers_per_host,
-        mtu_bytes=mtu_bytes,
-    )
+    cluster = Cluster.of(**described)
     _require_seconds("--timeout", timeout_s, above_zero=True)
     _require_seconds("--grace", grace_s, above_zero=False)
     with received_signals() as signals, Testbed(cluster) as bed:

@@ -21,7 +21,6 @@ __all__ = ["plan"]
 @click.option(
     "--planner",
     default="auto",
-    show_default=True,
     help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run the plans of all.",
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")

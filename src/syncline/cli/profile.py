@@ -25,14 +25,13 @@ ITERATIONS = 100
 
 
 @click.command()
-@click.option("--model", default="resnet20", show_default=True, help="A model of 'syncline train'.")
+@click.option("--model", default="resnet20", help="A model of 'syncline train'.")
 @click.option("--data", help="A data set of 'syncline train'.  [default: what is at hand]")
 @training_options("data_dir", "workers", "device", "batch_size", "precision")
 @click.option(
     "--iterations",
     type=int,
     default=ITERATIONS,
-    show_default=True,
     help="Iterations that give the durations; three times as many are run.",
 )
 @training_options("seed")

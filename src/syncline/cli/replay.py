@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import clip_option, network_argument, profile_argument, with_clipping
+from syncline.cli.arguments import (
+    clip_option,
+    cluster_options,
+    network_argument,
+    profile_argument,
+    with_clipping,
+)
 from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
 from syncline.model.plan import Plan
@@ -40,7 +47,6 @@ needs.
     "--planner",
     metavar="NAME,...",
     default="ddp,overlap",
-    show_default=True,
     help="Planners to compare, 'all' for every one; ddp is torch's own class.",
 )
 @click.option(
@@ -50,30 +56,15 @@ needs.
     multiple=True,
     help="A plan to run as well; may be repeated.",
 )
-@click.option("--hosts", type=int, default=2, show_default=True, help="How many hosts.")
-@click.option("--rate", help="Rate of every link, such as 1gbit.  [default: not limited]")
-@click.option(
-    "--hosts-rate",
-    multiple=True,
-    metavar="HOST:RATE",
-    help="Rate of one host's link, such as 0:100mbit; may be repeated.",
-)
-@click.option("--latency", help="Added on the way between two hosts, such as 20us.")
-@click.option(
-    "--workers-per-host", type=int, default=1, show_default=True, help="Workers on each host."
-)
-@click.option(
-    "--mtu", "mtu_bytes", type=int, default=9000, show_default=True, help="Largest packet in bytes."
-)
-@click.option("--rounds", type=int, default=5, show_default=True, help="Turns of every planner.")
-@click.option(
-    "--iterations", type=int, default=8, show_default=True, help="Measured iterations of a turn."
-)
-@click.option("--warmup", type=int, default=3, show_default=True, help="Iterations before them.")
+@cluster_options
+@click.option("--rounds", type=int, default=5, help="Turns of every planner.")
+@click.option("--iterations", type=int, default=8, help="Measured iterations of a turn.")
+@click.option("--warmup", type=int, default=3, help="Iterations before them.")
 @click.option(
     "--scale-compute",
     type=float,
     default=1.0,
+    show_default=False,
     metavar="FACTOR",
     help="The device takes this many times as long; 0.5: half.",
 )
@@ -95,12 +86,6 @@ def replay(
     profile: str,
     planner: str,
     plan_files: tuple[str, ...],
-    hosts: int,
-    rate: str | None,
-    hosts_rate: tuple[str, ...],
-    latency: str | None,
-    workers_per_host: int,
-    mtu_bytes: int,
     rounds: int,
     iterations: int,
     warmup: int,
@@ -110,6 +95,7 @@ def replay(
     report: str | None,
     as_json: bool,
     clip: bool,
+    **described: Any,
 ) -> None:
     """Try plans for PROFILE on an emulated cluster: measured against predicted.
 
@@ -117,14 +103,9 @@ def replay(
     """
     loaded, notes = profile_argument(profile)
     loaded = with_clipping(loaded, clip=clip)
-    cluster = Cluster.of(
-        hosts=hosts,
-        rate=rate,
-        hosts_rate=hosts_rate,
-        latency=latency,
-        workers_per_host=workers_per_host,
-        mtu_bytes=mtu_bytes,
-    )
+    if scale_compute != 1:
+        notes += (f"computing takes {scale_compute:g} times as long as in the profile",)
+    cluster = Cluster.of(**described)
     request = ReplayRequest(
         profile=with_compute_scale(loaded, scale_compute),
         cluster=cluster,
@@ -135,7 +116,7 @@ def replay(
         iterations=iterations,
         warmup=warmup,
         timeout_s=timeout_s,
-        notes=(*notes, *_notes(scale_compute)),
+        notes=notes,
     )
     if report is not None:
         require_place(Path(report))
@@ -158,7 +139,3 @@ def _planners(text: str) -> tuple[str, ...]:
     if "all" in names:
         raise UserError("--planner all stands alone; leave the other names out")
     return names
-
-
-def _notes(scale: float) -> tuple[str, ...]:
-    return () if scale == 1 else (f"computing takes {scale:g} times as long as in the profile",)

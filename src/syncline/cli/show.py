@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -29,20 +31,19 @@ from syncline.report.whatif_table import print_what_if
 
 __all__ = ["show"]
 
-KINDS: tuple[type[Document], ...] = (
-    Profile,
-    Network,
-    Plan,
-    Timeline,
-    Comparison,
-    WhatIf,
-    Replay,
-    Benchmark,
-    Choices,
-    Selections,
-    Run,
-    Summary,
-)
+
+def _print_table(console: Console, document: Document) -> None:
+    console.print(document_table(document))
+
+
+PRINTERS: dict[type[Document], Callable[[Console, Any], None]] = {
+    **dict.fromkeys((Profile, Network, Plan, Timeline, Comparison, Run, Summary), _print_table),
+    WhatIf: print_what_if,
+    Replay: print_replay,
+    Benchmark: print_benchmark,
+    Choices: print_choices,
+    Selections: print_selections,
+}
 
 
 @click.command()
@@ -54,21 +55,11 @@ def show(file: Path, as_json: bool) -> None:
     A profile, network, plan, timeline, comparison, what-if, replay, benchmark of
     collectives or of selection, choices of algorithms, run or report.
     """
-    document = read_document(file, KINDS)
+    document = read_document(file, tuple(PRINTERS))
     if as_json:
         click.echo(document.to_json(), nl=False)
-    elif isinstance(document, WhatIf):
-        print_what_if(Console(highlight=False), document)
-    elif isinstance(document, Replay):
-        print_replay(Console(highlight=False), document)
-    elif isinstance(document, Benchmark):
-        print_benchmark(Console(highlight=False), document)
-    elif isinstance(document, Selections):
-        try:
-            print_selections(Console(highlight=False), document)
-        except UserError as error:  # what is compared was not all measured
-            raise FileError(f"{file}: {error}") from None
-    elif isinstance(document, Choices):
-        print_choices(Console(highlight=False), document)
-    else:
-        Console(highlight=False).print(document_table(document))
+        return
+    try:
+        PRINTERS[type(document)](Console(highlight=False), document)
+    except UserError as error:  # selections: what is compared was not all measured
+        raise FileError(f"{file}: {error}") from None

@@ -52,7 +52,6 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
     "--planner",
     metavar="NAME,...",
     default="auto",
-    show_default=True,
     help="Planners to compare: names, 'auto' for those that it chooses from without "
     "model.overlap(optimizer), or 'all'.",
 )
@@ -159,11 +158,7 @@ def _print(output: Comparison | WhatIf) -> None:
 
 
 def _planners(text: str) -> tuple[str, ...] | None:
-    """Return the planners asked for; None for those that ``auto`` chooses from.
-
-    Raises:
-        UserError: one is unknown, named twice, or named beside 'all' or 'auto'.
-    """
+    """Return the planners asked for; None for those that ``auto`` chooses from."""
     names = [name.strip() for name in text.split(",")]
     if names == ["auto"]:
         return None
@@ -179,11 +174,7 @@ def _planners(text: str) -> tuple[str, ...] | None:
 
 
 def _require_priced(plan: Plan | None, densities: Iterable[float | None]) -> None:
-    """Make sure that a plan of lossy messages is not simulated at what dense ones cost.
-
-    Raises:
-        UserError: it would be.
-    """
+    """Make sure that a plan of lossy messages is not simulated at what dense ones cost."""
     payloads = {message.payload for message in plan.messages} - {"dense"} if plan else set()
     if payloads == {"sparse"} and None in set(densities):
         raise UserError(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
+from syncline.cli.progress import LateBar
 from syncline.errors import UserError, did_you_mean
 from syncline.model.exchange import EXCHANGES
 from syncline.model.quantities import (
@@ -33,7 +31,6 @@ ALGORITHM_ALIASES = {
     "ps": "parameter-server",
 }
 WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-SHOWN_AFTER_S = 2.0
 LARGEST_DEVIATION = 2.0
 
 T = TypeVar("T")
@@ -80,7 +77,13 @@ class Asked(NamedTuple):
             UserError: a value cannot be read, options contradict one another, or there are too many
                 points.
         """
-        self._check()
+        if self.seed is not None and self.spread is None and self.jitter is None:
+            raise UserError(
+                "--seed has nothing to draw; give --spread 0.1 or --jitter 0.05 with it, or leave "
+                "it out"
+            )
+        if self.strategy != "all" and "all" in (self.strategy or "").split(","):
+            raise UserError("--strategy all stands alone; leave the other names out")
         strategies = list(STRATEGIES.values())
         if self.strategy != "all":
             strategies = _values("--strategy", self.strategy, strategy_named, "caffe-mpi,pytorch")
@@ -104,21 +107,18 @@ class Asked(NamedTuple):
             strategies=strategies,
         )
 
-    def _check(self) -> None:
-        if self.seed is not None and self.spread is None and self.jitter is None:
-            raise UserError(
-                "--seed has nothing to draw; give --spread 0.1 or --jitter 0.05 with it, or leave "
-                "it out"
-            )
-        if self.strategy != "all" and "all" in (self.strategy or "").split(","):
-            raise UserError("--strategy all stands alone; leave the other names out")
-
     def _behaviours(self, own_workers: int) -> list[Workers]:
         stragglers = _values("--straggler", self.straggler, _stragglers, "none,1.2@3")
         spreads = _values("--spread", self.spread, _deviation, "0,0.1")
         jitters = _values("--jitter", self.jitter, _deviation, "0,0.05")
         seeds = _values("--seed", self.seed, _seed, "0,1")
-        self._check_ranks(stragglers, min(self.worker_counts(), default=own_workers))
+        fewest_workers = min(self.worker_counts(), default=own_workers)
+        rank = max((rank for pairs in stragglers for rank, _ in pairs), default=0)
+        if rank >= fewest_workers:
+            raise UserError(
+                f"--straggler names rank {rank}, but of {fewest_workers} workers the ranks are 0 "
+                f"to {fewest_workers - 1}; name a lower rank, such as 1.2@0, or more --workers"
+            )
         if math.prod(len(v) or 1 for v in (stragglers, spreads, jitters, seeds)) > MOST_POINTS:
             raise UserError(
                 "--straggler, --spread, --jitter and --seed stand for more than "
@@ -130,17 +130,6 @@ class Asked(NamedTuple):
                 stragglers or [()], spreads or [0.0], jitters or [0.0], seeds or [0]
             )
         ]
-
-    @staticmethod
-    def _check_ranks(
-        stragglers: Iterable[tuple[tuple[int, float], ...]], fewest_workers: int
-    ) -> None:
-        rank = max((rank for pairs in stragglers for rank, _ in pairs), default=0)
-        if rank >= fewest_workers:
-            raise UserError(
-                f"--straggler names rank {rank}, but of {fewest_workers} workers the ranks are 0 "
-                f"to {fewest_workers - 1}; name a lower rank, such as 1.2@0, or more --workers"
-            )
 
 
 def _values(option: str, text: str | None, read: Callable[[str], T], example: str) -> list[T]:
@@ -219,16 +208,7 @@ def _seed(text: str) -> int:
 
 def tracked(items: Sequence[T]) -> Iterator[T]:
     """Yield the items, with a bar on a terminal's standard error once it takes over two seconds."""
-    began = time.monotonic()
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    columns = (TextColumn("simulating"), BarColumn(bar_width=30), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(file=sys.stderr), transient=True
-    ) as bar:
-        task = bar.add_task("simulating", total=len(items), visible=False)
+    with LateBar("simulating", MofNCompleteColumn()) as bar:
         for done, item in enumerate(items):
-            late = time.monotonic() - began > SHOWN_AFTER_S
-            bar.update(task, completed=done, visible=late)
+            bar(done, len(items))
             yield item

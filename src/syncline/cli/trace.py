@@ -9,15 +9,13 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from syncline.cli.arguments import NETWORK_HELP, network_argument
 from syncline.cli.progress import ReadingProgress
-from syncline.errors import UserError, printable
+from syncline.errors import UserError
 from syncline.model.document import write_atomically
 from syncline.model.network import Network
-from syncline.report import units
+from syncline.report import terminal, units
 from syncline.traces.astrasim import DEFAULT_CLOCK_HZ
 from syncline.traces.formats import (
     FORMATS,
@@ -81,8 +79,8 @@ def info(
         click.echo(msgspec.json.format(msgspec.json.encode(_facts(form, found))).decode())
         return
     console = Console(highlight=False)
-    console.print(_text(f"Trace {found.model}", "bold"))
-    console.print(_grid(_rows(form, found)))
+    console.print(terminal.title(f"Trace {found.model}"))
+    console.print(terminal.facts(_rows(form, found)))
 
 
 @trace.command(epilog=NETWORK_HELP)
@@ -227,16 +225,3 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
         yield "timed messages", f"{count}, {span}"
     for index, note in enumerate(found.notes):
         yield "" if index else "note", note
-
-
-def _grid(rows: Iterable[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(name, _text(value))
-    return grid
-
-
-def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text), style=style)

@@ -113,12 +113,12 @@ def _option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     # Defaults of hyper-parameters depend on the model; empty ones are described.
     shown = name in FIELDS and field.default not in (None, (), "") and field.default is not False
     if shown:
-        settings |= {"default": field.default, "show_default": True}
+        settings["default"] = field.default
     return click.option(flag, name, **settings)
 
 
 @click.command(epilog=EPILOG)
-@click.option("--model", default="resnet20", show_default=True, help="One of those below.")
+@click.option("--model", default="resnet20", help="One of those below.")
 @click.option("--data", help="One of those below.  [default: what is at hand]")
 @training_options(*OPTIONS)
 @click.pass_context

@@ -39,14 +39,12 @@ WORKERS = (2, 4)
 @click.option(
     "--collectives",
     default=",".join(PROGRAMS),
-    show_default=True,
     metavar="NAME,...",
     help="Which to measure.",
 )
 @click.option(
     "--sizes",
     default=SIZES,
-    show_default=True,
     metavar="SIZE,...",
     help="Of the vector; 256..16MiB: from 256 bytes, every fourfold.",
 )
@@ -55,13 +53,12 @@ WORKERS = (2, 4)
 @click.option(
     "--workers-per-host", type=int, help="Workers on each of the emulated hosts.  [default: 1]"
 )
-@click.option("--rounds", type=int, default=7, show_default=True, help="Turns of every algorithm.")
+@click.option("--rounds", type=int, default=7, help="Turns of every algorithm.")
 @click.option(
     "--lap",
     "lap_s",
     type=float,
     default=0.02,
-    show_default=True,
     metavar="SECONDS",
     help="How long a turn should take.",
 )
@@ -70,7 +67,6 @@ WORKERS = (2, 4)
     "timeout_s",
     type=float,
     default=60.0,
-    show_default=True,
     metavar="SECONDS",
     help="Give up when a turn takes longer than this.",
 )
@@ -79,7 +75,6 @@ WORKERS = (2, 4)
     "deadline_s",
     type=float,
     default=900.0,
-    show_default=True,
     metavar="SECONDS",
     help="Stop after this time; collectives not measured by then keep the built-in choice.",
 )
@@ -163,12 +158,7 @@ def _require_alone(context: click.Context) -> None:
 
 
 def _kept() -> list[tuple[Choices, Path]]:
-    """Return what the cache has, the latest first.
-
-    Raises:
-        FileError: a file is damaged.
-        UserError: there is none.
-    """
+    """Return what the cache has, the latest first."""
     folder = choices_folder()
     files = sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []
     if not files:
@@ -183,11 +173,7 @@ def _kept() -> list[tuple[Choices, Path]]:
 
 
 def _save(choices: Choices, output: str | None) -> Path:
-    """Write choices to a file, or to the cache.
-
-    Raises:
-        FileError: they cannot be written.
-    """
+    """Write choices to a file, or to the cache."""
     path = choices_path(choices.site) if output is None else Path(output)
     if output is None:
         made_directory(path.parent)

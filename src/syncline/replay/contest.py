@@ -70,18 +70,6 @@ def train_step(
         scaler.update()
 
 
-def _nothing(_: Any) -> None:
-    pass
-
-
-def _always(_: Any) -> bool:
-    return True
-
-
-def _none(_: Any) -> tuple[SentMessage, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
     """One way to exchange gradients."""
@@ -93,13 +81,13 @@ class Contestant:
     step: Callable[[Any, Any], None] | None = None
     """Takes one step with these two; None for :func:`train_step`, which clips as the profile says.
     """
-    is_ready: Callable[[Any], bool] = _always
+    is_ready: Callable[[Any], bool] = lambda _: True
     """Whether the model is past all that it does only at first; the same on every rank."""
-    settle: Callable[[Any], None] = _nothing
+    settle: Callable[[Any], None] = lambda _: None
     """Finishes what the model has still to do after the last step."""
-    messages: Callable[[Any], Sequence[SentMessage]] = _none
+    messages: Callable[[Any], Sequence[SentMessage]] = lambda _: ()
     """Returns when the messages of the last two iterations went, where that is known."""
-    close: Callable[[Any], None] = _nothing
+    close: Callable[[Any], None] = lambda _: None
     """Takes the model apart: threads end, process groups go."""
 
 

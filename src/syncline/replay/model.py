@@ -158,7 +158,10 @@ class Replayed(nn.Module):
         super().__init__()
         self.gradient_names = module_names([g.name for g in profile.gradients])
         """Name of each gradient's parameter here, by its name in the profile."""
-        self.profile = _renamed(profile, self.gradient_names)
+        renamed = tuple(
+            msgspec.structs.replace(g, name=self.gradient_names[g.name]) for g in profile.gradients
+        )
+        self.profile = msgspec.structs.replace(profile, gradients=renamed)
         """What is replayed, under the names of the parameters."""
         self.clock = clock if clock is not None else DeviceClock()
         self.work = Computation(self.profile, self.clock)
@@ -313,14 +316,6 @@ class _End(Function):
 def _applied(function: type[Function], *arguments: Any) -> Tensor:
     result: Tensor = function.apply(*arguments)
     return result
-
-
-def _renamed(profile: Profile, names: Mapping[str, str]) -> Profile:
-    gradients = tuple(
-        msgspec.structs.replace(gradient, name=names[gradient.name])
-        for gradient in profile.gradients
-    )
-    return msgspec.structs.replace(profile, gradients=gradients)
 
 
 def _register(root: nn.Module, name: str, shape: tuple[int, ...], dtype: str) -> None:

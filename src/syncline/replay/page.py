@@ -10,12 +10,12 @@ from syncline.model.document import Document
 from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
 from syncline.replay.session import ReplayOutcome
-from syncline.replay.table import against_ddp, headline, measured_how, spread_text
+from syncline.replay.table import against_ddp, headline, measured_how, spread_text, time_unit
 from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.chart import Axis
 from syncline.report.facts import KeyFigure
-from syncline.report.markup import Column, Html, section, table, tag, typeset
+from syncline.report.markup import Column, Html, note, section, table, tag, typeset
 from syncline.report.page import page, save_page
 from syncline.report.sections import (
     figures_section,
@@ -136,9 +136,7 @@ def _time(entry: PlanTimes) -> KeyFigure:
 
 def _plans_section(replay: Replay) -> Html:
     entries = replay.fastest_first
-    unit = units.TimeUnit(
-        seconds for e in entries for seconds in (*e.rounds_s, e.predicted_s, e.lower_bound_s)
-    )
+    unit = time_unit(replay)
     columns = [
         Column(title="Plan", css="name"),
         Column(title="Messages", numeric=True, wide=True),
@@ -167,17 +165,15 @@ def _plans_section(replay: Replay) -> Html:
     return section(
         "plans",
         "Measured against predicted",
-        tag(
-            "p",
+        note(
             "A dot is what was measured, its line runs from the fastest to the slowest round; a "
             "diamond is what was predicted; dashed is the lower bound, "
             f"{typeset(units.duration(replay.lower_bound_s))}, that none of these plans can pass. "
-            "Gradients, messages and the network were real, computing was waiting.",
-            class_="note",
+            "Gradients, messages and the network were real, computing was waiting."
         ),
         tag("div", replay_picture(replay), class_="beside"),
         table(columns, cells, caption="Measured and predicted times of every plan", marked=0),
-        [tag("p", typeset(note), class_="note") for note in replay.notes],
+        [note(typeset(text)) for text in replay.notes],
     )
 
 
@@ -194,11 +190,9 @@ def _rounds_section(replay: Replay) -> Html:
     return section(
         "rounds",
         "Every round",
-        tag(
-            "p",
+        note(
             f"What an iteration took, in {unit.name}, of the slowest worker in the steady "
-            "state. Plans took turns, and each round began with another one.",
-            class_="note",
+            "state. Plans took turns, and each round began with another one."
         ),
         table(columns, cells, caption="Time an iteration in every round"),
     )

@@ -59,11 +59,7 @@ class ReplayOutcome(NamedTuple):
     """Of each entry: the last iteration of rank 0 in the last round."""
 
 
-def replay(
-    request: ReplayRequest,
-    *,
-    progress: Progress | None = None,
-) -> ReplayOutcome:
+def replay(request: ReplayRequest, *, progress: Progress | None = None) -> ReplayOutcome:
     """Measure plans on an emulated cluster, with computation that is waited for.
 
     Args:
@@ -76,7 +72,7 @@ def replay(
         PeerError: a worker failed, or it took too long.
     """
     require_memory(request.profile, request.cluster.workers)
-    tell = progress or _silence
+    tell = progress or (lambda *_: None)
     with _Workers(request, tell) as workers:
         network = request.network or workers.probe()
         # What waits takes no core from the exchange, so nothing slows down beside it.
@@ -135,10 +131,6 @@ def require_memory(profile: Profile, workers: int) -> None:
                     f"about {size(needed)} of memory, and {size(available)} are free; emulate "
                     "fewer hosts"
                 )
-
-
-def _silence(stage: str, done: int, total: int) -> None:
-    pass
 
 
 class _Workers:

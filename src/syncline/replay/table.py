@@ -10,7 +10,15 @@ from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report import terminal, units
 
-__all__ = ["against_ddp", "headline", "measured_how", "print_replay", "replay_table", "spread_text"]
+__all__ = [
+    "against_ddp",
+    "headline",
+    "measured_how",
+    "print_replay",
+    "replay_table",
+    "spread_text",
+    "time_unit",
+]
 
 
 def headline(replay: Replay) -> str:
@@ -66,7 +74,7 @@ def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> Re
         replay: what was measured.
         without: columns to leave out.
     """
-    unit = _unit(replay)
+    unit = time_unit(replay)
     title = f"{replay.model} · {replay.cluster} · {measured_how(replay)}"
     below = (
         f"computing alone takes {unit.text(replay.computation_s)} {unit.name}; no plan of these "
@@ -82,7 +90,7 @@ def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> Re
 
 
 def _plans(replay: Replay, without: frozenset[str]) -> Table:
-    unit = _unit(replay)
+    unit = time_unit(replay)
     table = terminal.plain_table()
     rows = [_cells(replay, entry, unit) for entry in replay.fastest_first]
     shown = [column for column in rows[0] if column not in without]
@@ -97,7 +105,8 @@ def _plans(replay: Replay, without: frozenset[str]) -> Table:
     return table
 
 
-def _unit(replay: Replay) -> units.TimeUnit:
+def time_unit(replay: Replay) -> units.TimeUnit:
+    """Return the unit of all times of a replay."""
     return units.TimeUnit(
         seconds
         for entry in replay.entries

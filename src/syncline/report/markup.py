@@ -13,6 +13,7 @@ __all__ = [
     "bar",
     "embedded_json",
     "escaped",
+    "note",
     "section",
     "table",
     "tag",
@@ -120,6 +121,11 @@ def table(
         tag("thead", head),
         tag("tbody", body),
     )
+
+
+def note(*children: Child) -> Html:
+    """Return a paragraph in small print."""
+    return tag("p", *children, class_="note")
 
 
 def section(name: str, title: str, *children: Child) -> Html:

@@ -116,7 +116,9 @@ def page(
         "style": Html(_asset("page.css")),
         "subject": subject,
         "headline": typeset(headline) + ".",
-        "detail": _detail(detail),
+        "detail": tag("p", typeset(detail[0].upper() + detail[1:]) + ".", class_="detail")
+        if detail
+        else "",
         "sections": Html("\n".join(sections)),
         "numbers": numbers,
         "data": timeline_data(timelines),
@@ -149,12 +151,6 @@ def _subject(summary: Summary) -> str:
     elif network and network.name != parts[0]:
         parts.append(network.name)
     return " · ".join(filter(None, parts))
-
-
-def _detail(detail: str) -> Html | str:
-    if not detail:
-        return ""
-    return tag("p", typeset(detail[0].upper() + detail[1:]) + ".", class_="detail")
 
 
 # --- where it is written ---

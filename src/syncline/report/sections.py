@@ -6,7 +6,7 @@ from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.chart import fit_plot
 from syncline.report.facts import NetworkFacts, PlannerRow
-from syncline.report.markup import Child, Column, Html, bar, section, table, tag, typeset
+from syncline.report.markup import Child, Column, Html, bar, note, section, table, tag, typeset
 from syncline.report.summary import Summary
 from syncline.report.verdict import figure_text
 
@@ -76,8 +76,7 @@ def planners_section(_: Bundle, summary: Summary) -> Html | None:
     return section(
         "planners",
         "What each planner would take",
-        tag(
-            "p",
+        note(
             "Predicted for ",
             f"{planners.network}, {units.counted(planners.workers, 'worker')}. ",
             tag("span", class_="swatch k-backward"),
@@ -86,7 +85,6 @@ def planners_section(_: Bundle, summary: Summary) -> Html | None:
             " communication that nothing hides, ",
             tag("span", class_="swatch tick"),
             " the lower bound that no schedule can pass.",
-            class_="note",
         ),
         table(columns, cells, caption=caption, marked=marked),
         tag(
@@ -138,11 +136,9 @@ def checks_section(_: Bundle, summary: Summary) -> Html | None:
     return section(
         "checks",
         "Predicted against measured",
-        tag(
-            "p",
+        note(
             "A positive error means that the prediction was too slow. Values with noise are "
-            "medians over many iterations.",
-            class_="note",
+            "medians over many iterations."
         ),
         table(columns, cells, caption="Predicted and measured times"),
     )
@@ -161,12 +157,10 @@ def network_section(bundle: Bundle, summary: Summary) -> Html | None:
     return section(
         "network",
         "The network",
-        tag(
-            "p",
+        note(
             f"An all-reduce among {units.counted(facts.workers, 'worker')} of {facts.name}"
             f" ({facts.backend})",
             ": measured points and the fitted curve." if plot else ".",
-            class_="note",
         ),
         tag("div", plot, _network_terms(facts), class_="beside" if plot else None),
     )
@@ -227,7 +221,7 @@ def messages_section(_: Bundle, summary: Summary) -> Html | None:
     return section(
         "messages",
         "The messages of the plan",
-        tag("p", typeset(f"{total} in {units.counted(len(messages), 'message')}."), class_="note"),
+        note(typeset(f"{total} in {units.counted(len(messages), 'message')}.")),
         table(columns, cells[:MOST_MESSAGES], caption=caption),
         tag(
             "details",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from syncline.model.document import Document
+import msgspec
+
+from syncline.model.document import Document, Value
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
@@ -30,6 +31,8 @@ from syncline.report.facts import (
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, verdict
 
 __all__ = ["Summary", "network_facts", "planner_table", "summarise", "timeline_facts"]
+
+T = TypeVar("T", bound=Value)
 
 LARGEST = 10
 """How many of the largest gradients and operations a report lists."""
@@ -64,23 +67,16 @@ def summarise(bundle: Bundle) -> Summary:
         network=network_facts(bundle.network) if bundle.network else None,
         messages=_messages(bundle.plan) if bundle.plan else (),
         profile=_profile(bundle.profile) if bundle.profile else None,
-        run=RunFacts(
-            model=run.model,
-            workers=run.workers,
-            backend=run.backend,
-            machine=run.machine,
-            decision=run.decision,
-            reason=run.reason,
-            planner=run.planner,
-            messages=run.messages,
-            deferred=run.deferred,
-            rates=run.rates,
-            results={name: number(value) for name, value in run.results.items()},
-            events=run.events,
-        )
+        run=_facts(RunFacts, run, results={n: number(v) for n, v in run.results.items()})
         if run
         else None,
     )
+
+
+def _facts(kind: type[T], source: object, **others: Any) -> T:
+    """Return facts whose fields are the attributes of ``source``, but for ``others``."""
+    names = (field.name for field in msgspec.structs.fields(kind) if field.name not in others)
+    return kind(**{name: getattr(source, name) for name in names}, **others)
 
 
 def timeline_facts(timeline: Timeline) -> TimelineFacts:
@@ -104,27 +100,12 @@ def timeline_facts(timeline: Timeline) -> TimelineFacts:
 def planner_table(comparison: Comparison) -> PlannerTable:
     """Return the planners of a comparison, fastest first."""
     fastest_first = sorted(comparison.predictions, key=lambda p: (p.iteration_s, p.planner))
-    return PlannerTable(
-        model=comparison.model,
-        network=comparison.network,
-        workers=comparison.workers,
+    return _facts(
+        PlannerTable,
+        comparison,
         rows=tuple(
-            PlannerRow(
-                planner=p.planner,
-                chosen=p.planner == comparison.chosen,
-                iteration_s=p.iteration_s,
-                messages=p.messages,
-                computation_s=p.computation_s,
-                communication_s=p.communication_s,
-                exposed_s=p.exposed_s,
-                exposed_fraction=p.exposed_fraction,
-                lower_bound_s=p.lower_bound_s,
-                distance_to_bound=p.distance_to_bound,
-            )
-            for p in fastest_first
+            _facts(PlannerRow, p, chosen=p.planner == comparison.chosen) for p in fastest_first
         ),
-        chosen=comparison.chosen,
-        reason=comparison.reason,
         suggestion=comparison.suggestion.sentence if comparison.suggestion else "",
     )
 
@@ -135,29 +116,20 @@ def network_facts(network: Network) -> NetworkFacts:
     for point in sorted(network.points, key=lambda p: p.size_bytes):
         fitted_s = network.all_reduce.seconds(point.size_bytes)
         error = fitted_s / point.time_s - 1 if point.time_s > 0 else None
-        points.append(
-            FittedPoint(
-                size_bytes=point.size_bytes,
-                time_s=point.time_s,
-                fitted_s=fitted_s,
-                error=error,
-            )
-        )
+        points.append(_facts(FittedPoint, point, fitted_s=fitted_s, error=error))
     errors = [abs(p.error) for p in points if p.error is not None]
     mean, largest = network.fit_error, network.fit_error_max
     if errors:
         mean = math.fsum(errors) / len(errors) if mean is None else mean
         largest = max(errors) if largest is None else largest
     link = network.link
-    return NetworkFacts(
-        name=network.name,
-        workers=network.workers,
-        backend=network.backend,
+    return _facts(
+        NetworkFacts,
+        network,
         startup_s=network.all_reduce.startup_s,
         alpha_s=link.alpha_s if link else None,
         beta_s_per_byte=link.beta_s_per_byte if link else None,
         gamma_s_per_byte=link.gamma_s_per_byte if link else None,
-        contention=network.contention,
         fit_error=mean,
         fit_error_max=largest,
         points=tuple(points),
@@ -173,20 +145,15 @@ def _check(what: str, predicted_s: float, measured_s: float, noise_s: float | No
 
 def _checks(bundle: Bundle) -> tuple[Check, ...]:
     checks = []
-    run = bundle.run
-    if run and run.baseline and run.predicted_baseline_s is not None:
-        rate = run.baseline
-        checks.append(
-            _check("iteration, stock DDP", run.predicted_baseline_s, rate.iteration_s, rate.noise_s)
-        )
-    if run and run.planned and run.predicted_planned_s is not None:
-        rate = run.planned
-        what = f"iteration, {rate.name} plan"
-        checks.append(_check(what, run.predicted_planned_s, rate.iteration_s, rate.noise_s))
-    if run and run.steady and run.predicted_s is not None:
-        rate = run.steady
-        what = f"iteration, {rate.name} in the long run"
-        checks.append(_check(what, run.predicted_s, rate.iteration_s, rate.noise_s))
+    if run := bundle.run:
+        for what, predicted_s, rate in (
+            ("iteration, stock DDP", run.predicted_baseline_s, run.baseline),
+            ("iteration, {} plan", run.predicted_planned_s, run.planned),
+            ("iteration, {} in the long run", run.predicted_s, run.steady),
+        ):
+            if rate and predicted_s is not None:
+                what = what.format(rate.name)
+                checks.append(_check(what, predicted_s, rate.iteration_s, rate.noise_s))
     if bundle.timeline_predicted and bundle.timeline_measured:
         predicted = timeline_facts(bundle.timeline_predicted)
         measured = timeline_facts(bundle.timeline_measured)
@@ -207,7 +174,6 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
 
 
 def _messages(plan: Plan) -> tuple[MessageFacts, ...]:
-    facts = zip(itertools.count(1), plan.message_tensors(), plan.message_bytes(), strict=False)
     return tuple(
         MessageFacts(
             number=number,
@@ -215,43 +181,29 @@ def _messages(plan: Plan) -> tuple[MessageFacts, ...]:
             tensors=tuple(plan.tensors[index].name for index in tensors),
             size_bytes=size_bytes,
         )
-        for number, tensors, size_bytes in facts
+        for number, (tensors, size_bytes) in enumerate(
+            zip(plan.message_tensors(), plan.message_bytes(), strict=True), start=1
+        )
     )
 
 
 def _profile(profile: Profile) -> ProfileFacts:
-    gradient_bytes = profile.gradient_bytes
-    computation_s = profile.computation_s
+    gradient_bytes, computation_s = profile.gradient_bytes, profile.computation_s
     phases = dict.fromkeys(operation.phase for operation in profile.operations)
     gradients = sorted(profile.gradients, key=lambda g: -g.size_bytes)[:LARGEST]
     operations = sorted(profile.operations, key=lambda o: -o.duration_s)[:LARGEST]
-    return ProfileFacts(
-        model=profile.model,
-        device=profile.device,
-        workers=profile.workers,
-        iterations=profile.iterations,
+    return _facts(
+        ProfileFacts,
+        profile,
         operations=len(profile.operations),
         gradients=len(profile.gradients),
-        gradient_bytes=gradient_bytes,
-        computation_s=computation_s,
         phases_s={phase: profile.phase_s(phase) for phase in phases},
         largest_gradients=tuple(
-            LargeGradient(
-                name=g.name,
-                elements=g.elements,
-                dtype=g.dtype,
-                size_bytes=g.size_bytes,
-                share=g.size_bytes / gradient_bytes if gradient_bytes else 0.0,
-            )
+            _facts(LargeGradient, g, share=g.size_bytes / gradient_bytes if gradient_bytes else 0.0)
             for g in gradients
         ),
         largest_operations=tuple(
-            LargeOperation(
-                name=o.name,
-                phase=o.phase,
-                duration_s=o.duration_s,
-                share=o.duration_s / computation_s if computation_s else 0.0,
-            )
+            _facts(LargeOperation, o, share=o.duration_s / computation_s if computation_s else 0.0)
             for o in operations
         ),
     )

@@ -186,6 +186,15 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
         )
         for span in longest[:limit]
     ]
+    waits = []
+    if timeline.records_waits:
+        waits.append(
+            Text(
+                f"waiting for messages {units.duration(facts.stall_s)}, line busy "
+                f"{units.percent(facts.line_share)}, idle while a later message was ready "
+                f"{units.duration(facts.order_stall_s)}"
+            )
+        )
     return Group(
         terminal.title(f"Timeline {timeline.name}, {timeline.source}"),
         Text(
@@ -194,27 +203,13 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
             f"{units.duration(facts.communication_s)}, of which exposed "
             f"{units.duration(facts.exposed_s)}"
         ),
-        *_waits(timeline),
+        *waits,
         terminal.below(picture),
         terminal.below(
             terminal.table(("longest spans", "kind", "start", "duration", "size"), cells)
         ),
         *terminal.left_out(len(longest) - limit, "span"),
     )
-
-
-def _waits(timeline: Timeline) -> list[RenderableType]:
-    """Return a line on waiting, where the timeline records it."""
-    if not timeline.records_waits:
-        return []
-    facts = timeline_facts(timeline)
-    return [
-        Text(
-            f"waiting for messages {units.duration(facts.stall_s)}, line busy "
-            f"{units.percent(facts.line_share)}, idle while a later message was ready "
-            f"{units.duration(facts.order_stall_s)}"
-        )
-    ]
 
 
 def _shaded(row: Row, end_ns: int) -> str:

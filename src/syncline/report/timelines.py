@@ -10,7 +10,7 @@ import msgspec
 from syncline.model.timeline import Row, Span, SpanKind, Timeline, exposed_intervals, rows
 from syncline.report import units
 from syncline.report.bundle import Bundle
-from syncline.report.markup import Column, Html, embedded_json, table, tag
+from syncline.report.markup import Column, Html, embedded_json, note, table, tag
 from syncline.report.summary import Summary, timeline_facts
 
 __all__ = [
@@ -146,7 +146,6 @@ def span_table(timeline: Timeline) -> Html:
     longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)[:MOST_LISTED]
     listed = sorted(longest, key=lambda s: (s.start_ns, s.stop_ns))
     left_out = len(timeline.spans) - len(listed)
-    note = f"{left_out} shorter spans are left out here; trace.json holds them." if left_out else ""
     caption = f"Spans of the {timeline.source} iteration"
     with_ready = any(span.ready_ns is not None for span in listed)
     columns = [
@@ -162,7 +161,9 @@ def span_table(timeline: Timeline) -> Html:
         "div",
         tag("h3", timeline.source.capitalize()),
         table(columns, [_cells(span, with_ready=with_ready) for span in listed], caption=caption),
-        tag("p", note, class_="note") if note else None,
+        note(f"{left_out} shorter spans are left out here; trace.json holds them.")
+        if left_out
+        else None,
     )
 
 

@@ -236,9 +236,7 @@ def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
         error = run.prediction_error if run else None
         if error is not None:
             note = f"{units.percent(error, signed=True)} against the measurement"
-        figures.append(
-            KeyFigure(name="predicted", label="Predicted", value=predicted_s, unit="s", note=note)
-        )
+        figures.append(KeyFigure("predicted", "Predicted", predicted_s, "s", note=note))
     if prediction:
         figures.append(
             KeyFigure(
@@ -291,9 +289,7 @@ def _training_figures(run: Run) -> list[KeyFigure]:
         )
     for name, result in list(run.results.items())[:RESULTS_SHOWN]:
         value = number(result)
-        figures.append(
-            KeyFigure(name=f"result: {name}", label=name.capitalize(), value=value, unit="")
-        )
+        figures.append(KeyFigure(f"result: {name}", name.capitalize(), value, ""))
     return figures
 
 

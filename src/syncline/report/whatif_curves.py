@@ -11,7 +11,7 @@ from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
 from syncline.report.chart import Axis, Bar, Line, Mark, bar_chart, line_chart
-from syncline.report.markup import Html, tag, typeset
+from syncline.report.markup import Html, note, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
@@ -87,7 +87,7 @@ class Panel:
 
     def crossings(self) -> list[Crossing]:
         """Return the crossings on this panel of planners that lead somewhere, in order."""
-        leaders = self._leaders()
+        leaders = {point.best.planner for point in self.points}
         mine = [
             crossing
             for crossing in self.what_if.crossings
@@ -113,9 +113,6 @@ class Panel:
             members.sort(key=lambda planner: colours.get(planner, "pale"))
             found.append(PlannerGroup(tuple(members), colours.get(members[0], "pale")))
         return found
-
-    def _leaders(self) -> set[str]:
-        return {point.best.planner for point in self.points}
 
 
 def coloured(what_if: WhatIf) -> dict[str, str]:
@@ -169,16 +166,14 @@ def axis_section(what_if: WhatIf, axis: str) -> Html | None:
     return tag(
         "section",
         tag("h2", TITLES[axis]),
-        tag("p", panels[0].title, class_="note") if panels[0].title else None,
+        note(panels[0].title) if panels[0].title else None,
         _panel(panels[0]),
-        tag("p", typeset(REFERENCE + EXPLAINED), class_="note"),
+        note(typeset(REFERENCE + EXPLAINED)),
         [
             tag("details", tag("summary", panel.title), _panel(panel), class_="panel-of")
             for panel in unfolded
         ],
-        tag("p", f"{units.counted(left_out, 'more combination')}: what-if.json.", class_="note")
-        if left_out
-        else None,
+        note(f"{units.counted(left_out, 'more combination')}: what-if.json.") if left_out else None,
         id="workers-curves" if axis == "workers" else "bandwidth-curves",
     )
 

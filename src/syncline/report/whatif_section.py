@@ -5,7 +5,7 @@ from __future__ import annotations
 from syncline.model.whatif import Bottleneck, PathPart, Point, WhatIf
 from syncline.report import units
 from syncline.report.bundle import Bundle
-from syncline.report.markup import Child, Column, Html, bar, section, table, tag, typeset
+from syncline.report.markup import Child, Column, Html, bar, note, section, table, tag, typeset
 from syncline.report.summary import Summary
 from syncline.report.timelines import KINDS
 from syncline.report.whatif_curves import axis_section
@@ -58,12 +58,10 @@ def path_section(bundle: Bundle, _: Summary) -> Html | None:
     return section(
         "path",
         "The critical path",
-        tag(
-            "p",
+        note(
             "The chain of tasks that each began the moment the one before ended: only what is on "
             f"it can shorten the iteration. One iteration of {found.planner} in the steady state, "
-            f"{_place(what_if)}, from left to right.",
-            class_="note",
+            f"{_place(what_if)}, from left to right."
         ),
         tag("div", _path_bar(found, whole_s), class_="phases"),
         tag(
@@ -153,15 +151,13 @@ def points_section(bundle: Bundle, _: Summary) -> Html | None:
     caption = "Every point of the sweep with its fastest planner"
     marked = what_if.bottleneck.point
     parts: list[Child] = [
-        tag(
-            "p",
+        note(
             [
                 [tag("span", class_=f"swatch {part.css}"), f" {part.name}, "]
                 for part in PARTS.values()
             ],
             "of the fastest planner. ",
             None if set(what_if.swept) & {"workers", "bandwidth_bytes_per_s"} else REFERENCE,
-            class_="note",
         ),
         table(columns, rows[:SHOWN], caption=caption, marked=marked if marked < SHOWN else None),
     ]
@@ -178,8 +174,8 @@ def points_section(bundle: Bundle, _: Summary) -> Html | None:
     left_out = len(best) - len(rows)
     if left_out:
         text = f"{units.counted(left_out, 'further point')} and all planners: what-if.json."
-        parts.append(tag("p", text, class_="note"))
-    parts += [tag("p", note, class_="note") for note in what_if.notes]
+        parts.append(note(text))
+    parts += [note(text) for text in what_if.notes]
     return section("points", "Every point", *parts)
 
 
