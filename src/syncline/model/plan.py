@@ -208,17 +208,28 @@ class Plan(Document, frozen=True, kw_only=True):
             Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
         )
         ends = list(itertools.accumulate(t.elements for t in tensors))
-        stops = [ends[last] for last in last_tensors]
-        starts = [0, *stops[:-1]]
+        return cls.cut(
+            planner, profile.model, workers, tensors, [ends[last] for last in last_tensors]
+        )
+
+    @classmethod
+    def cut(
+        cls,
+        planner: str,
+        model: str,
+        workers: int,
+        tensors: tuple[Tensor, ...],
+        stops: Sequence[int],
+    ) -> Plan:
+        """Build the plan whose messages end after ``stops`` elements, which do not decrease."""
+        bounds = itertools.pairwise((0, *stops))
+        messages = tuple(Message(start=a, stop=b) for a, b in bounds if a < b)
         return cls(
             planner=planner,
-            model=profile.model,
+            model=model,
             workers=workers,
             tensors=tensors,
-            messages=tuple(
-                Message(start=a, stop=b) for a, b in zip(starts, stops, strict=True) if a < b
-            )
-            or (Message(start=0, stop=0),),
+            messages=messages or (Message(start=0, stop=0),),
         )
 
     @property
