@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -24,7 +24,7 @@ __all__ = [
 SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
 SelectionUnit = Literal["layer", "message", "model"]
 
-ALGORITHMS = ("top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly")
+ALGORITHMS: tuple[str, ...] = get_args(SparseAlgorithm)
 PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the first epochs, one each (gTop-k, section IV.B)."""
 
