@@ -77,7 +77,17 @@ class CostCurve(Value, frozen=True, kw_only=True):
     @classmethod
     def line(cls, a_s: float, b_s_per_byte: float) -> CostCurve:
         """Return ``T(M) = a + b M``. Source: MG-WFBP, Eq. 10."""
-        return cls(segments=(CostSegment(start_bytes=0, cost_s=a_s, s_per_byte=b_s_per_byte),))
+        return cls.of_rows([(0, a_s, b_s_per_byte)])
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, float, float]]) -> CostCurve:
+        """Return the curve of (start_bytes, cost_s, s_per_byte), as :meth:`rows` has them."""
+        return cls(
+            segments=tuple(
+                CostSegment(start_bytes=start, cost_s=cost_s, s_per_byte=rate)
+                for start, cost_s, rate in rows
+            )
+        )
 
     @classmethod
     def in_turn(cls, curves: Iterable[CostCurve]) -> CostCurve:
@@ -87,15 +97,13 @@ class CostCurve(Value, frozen=True, kw_only=True):
         """
         parts = tuple(curves)
         starts = sorted({0, *(s.start_bytes for part in parts for s in part.segments)})
-        return cls(
-            segments=tuple(
-                CostSegment(
-                    start_bytes=start,
-                    cost_s=math.fsum(part.seconds(start) for part in parts),
-                    s_per_byte=math.fsum(part.segment_at(start).s_per_byte for part in parts),
-                )
-                for start in starts
+        return cls.of_rows(
+            (
+                start,
+                math.fsum(part.seconds(start) for part in parts),
+                math.fsum(part.segment_at(start).s_per_byte for part in parts),
             )
+            for start in starts
         )
 
     def less(self, line: CostCurve) -> CostCurve:
@@ -244,17 +252,13 @@ def lower_envelope(curves: Mapping[str, CostCurve]) -> CostCurve:
     Raises:
         UserError: there are no curves.
     """
-    segments: list[CostSegment] = []
+    rows: list[tuple[int, float, float]] = []
     previous: CostSegment | None = None
     for start, line in _pieces(curves):
-        if line.segment is previous:
-            continue
-        previous = line.segment
-        cost_s = previous.seconds(start)
-        segments.append(
-            CostSegment(start_bytes=start, cost_s=cost_s, s_per_byte=previous.s_per_byte)
-        )
-    return CostCurve(segments=tuple(segments))
+        if line.segment is not previous:
+            previous = line.segment
+            rows.append((start, previous.seconds(start), previous.s_per_byte))
+    return CostCurve.of_rows(rows)
 
 
 def _pieces(curves: Mapping[str, CostCurve]) -> list[tuple[int, _Line]]:

@@ -278,10 +278,8 @@ def _link_rescaled(
     slower = new.segments[0].s_per_byte / old_b if old_b else 1.0
     a_s, b = curve.linearised(reference_bytes)
     new_a_s = new.startup_s
-    if a_s > 0 and old_a_s > 0:
-        startup_s = a_s * (new_a_s / old_a_s)
-    else:
-        startup_s = max(a_s + new_a_s - old_a_s, 0.0)
+    scales = a_s > 0 and old_a_s > 0
+    startup_s = a_s * (new_a_s / old_a_s) if scales else max(a_s + new_a_s - old_a_s, 0.0)
     if len(new.segments) > 1 or after.density != before.density:
         return new.rebased(startup_s, b / old_b if old_b else 1.0)
     return curve.rebased(startup_s, slower)

@@ -193,10 +193,6 @@ class Network(Document, frozen=True, kw_only=True):
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
         """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
 
-        Args:
-            kind: one of these.
-            in_flight: how many messages may be under way at once.
-
         The two halves cost half of the all-reduce each, as the simulator has it. That is exact for
         the ring and for halving and doubling without gamma; adding belongs to the reduce-scatter
         alone, so with gamma the halves are off by half of it, and their sum is right.
@@ -280,6 +276,8 @@ class Network(Document, frozen=True, kw_only=True):
             return self
         reference_bytes = self._reference_bytes()
         pipelined = self.pipelined
+        if pipelined is not None:
+            pipelined = rescaled(pipelined, before, after, reference_bytes)
         return self._of(
             after,
             rescaled(self.all_reduce, before, after, reference_bytes),
@@ -289,9 +287,7 @@ class Network(Document, frozen=True, kw_only=True):
             issue_gap_s=self.issue_gap_s,
             sparse=self.sparse,
             whole=self._whole_after(before, after),
-            pipelined=None
-            if pipelined is None
-            else rescaled(pipelined, before, after, reference_bytes),
+            pipelined=pipelined,
         )
 
     def _whole_after(self, before: Exchange, after: Exchange) -> CostCurve | None:

@@ -29,7 +29,7 @@ import math
 
 from syncline.errors import UserError
 from syncline.model.collective_costs import require_workers
-from syncline.model.cost import CostCurve, CostSegment, lower_envelope
+from syncline.model.cost import CostCurve, lower_envelope
 from syncline.model.quantities import LARGEST_BYTES
 
 __all__ = [
@@ -171,13 +171,9 @@ def pipeline_curve(
 
     # Linear in the number of whole blocks but for where max(m, p) turns.
     turns = sorted({1, workers}) if collective == "all-reduce" else [1]
-    segments = [
-        CostSegment(
-            start_bytes=blocks * block_bytes,
-            cost_s=at(blocks),
-            s_per_byte=(at(blocks + 1) - at(blocks)) / block_bytes,
-        )
+    rows = [
+        (blocks * block_bytes, at(blocks), (at(blocks + 1) - at(blocks)) / block_bytes)
         for blocks in turns
         if blocks * block_bytes <= LARGEST_BYTES
     ]
-    return CostCurve(segments=(*line(1).segments, *segments))
+    return CostCurve.of_rows([*line(1).rows(), *rows])

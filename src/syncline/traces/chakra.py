@@ -171,11 +171,7 @@ def write_chakra(profile: Profile, network: Network | None = None) -> Written:
 
     ``duration_micros`` is rounded, as the format wants; an attribute keeps the nanoseconds.
     Control dependencies keep the operations of a lane in their order; update and unpacking depend
-    on all messages.
-
-    Args:
-        profile: what to write.
-        network: gives the durations of the messages, rounded to microseconds; without it 0.
+    on all messages. The network gives the durations of the messages; without it they are 0.
     """
     about: dict[str, AttributeValue] = {
         OURS: FORM,
@@ -404,9 +400,7 @@ class Graph(NamedTuple):
                 )
             place[node.id] = index
         notes = []
-        absent = sum(
-            d not in place for n in nodes for deps in (n.data_deps, n.ctrl_deps) for d in deps
-        )
+        absent = sum(d not in place for n in nodes for d in (*n.data_deps, *n.ctrl_deps))
         if absent:
             notes.append(f"{absent} dependencies are on nodes that the file does not hold")
         with_control = True
@@ -478,7 +472,7 @@ def phases_of(
         if launcher is not None and launcher < index:
             backward[index] = backward[index] or backward[launcher]
             updating[index] = updating[index] or updating[launcher]
-    first_backward = next((i for i, yes in enumerate(backward) if yes), len(nodes))
+    first_backward = backward.index(True) if True in backward else len(nodes)
     computing = False
     phases: list[Phase] = []
     for index, node in enumerate(nodes):

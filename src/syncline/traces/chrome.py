@@ -223,23 +223,20 @@ def _arrows(
         id(span): tid for tid, row in enumerate(rows(timeline), start=1) for span in row.spans
     }
     events: list[dict[str, Any]] = []
-
-    def end(phase: str, span: Span, at_ns: int, number: int) -> dict[str, Any]:
-        return {
-            "ph": phase,
-            "id": number,
-            "pid": pid,
-            "tid": thread[id(span)],
-            "name": "gradient",
-            "cat": "flow",
-            "ts": at_ns / NS_PER_US,
-        }
-
-    for number, flow in enumerate(found, start=first_id):
+    for number, (source, target) in enumerate(found, start=first_id):
         # An arrow is tied to the span that is open at its time: the last nanosecond still is.
-        leaves_ns = max(flow.source.stop_ns - 1, flow.source.start_ns)
-        events.append(end("s", flow.source, leaves_ns, number))
-        events.append(end("f", flow.target, flow.target.start_ns, number) | {"bp": "e"})
+        leaves_ns = max(source.stop_ns - 1, source.start_ns)
+        for phase, span, at_ns in (("s", source, leaves_ns), ("f", target, target.start_ns)):
+            event = {
+                "ph": phase,
+                "id": number,
+                "pid": pid,
+                "tid": thread[id(span)],
+                "name": "gradient",
+                "cat": "flow",
+                "ts": at_ns / NS_PER_US,
+            }
+            events.append(event if phase == "s" else event | {"bp": "e"})
     return events
 
 

@@ -66,10 +66,7 @@ class ExecutionTrace(NamedTuple):
         """Return the gradients and the messages that were exchanged, from the last iteration.
 
         An execution trace alone holds no more: without durations there is no profile to predict
-        from.
-
-        Args:
-            workers: the worker count, where the trace does not say it.
+        from. ``workers`` is the worker count where the trace does not say it.
 
         Raises:
             UserError: the trace holds no gradients, the messages are not made of them, or nobody

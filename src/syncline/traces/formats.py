@@ -158,11 +158,7 @@ def write_trace(
 ) -> Written:
     """Return the content of a file of that format.
 
-    Args:
-        trace: what to write.
-        form: the format.
-        network: what messages cost, for formats that hold it.
-        options: see :class:`TraceOptions`.
+    The network is what messages cost, for formats that hold it.
 
     Raises:
         UserError: the format cannot be written, or the trace does not hold what it needs.

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from syncline.model.profile import Resource
+from syncline.model.timeline import Interval, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
     EVALUATE,
@@ -83,8 +84,8 @@ class _Cutter:
         self._queued_until_ns = outline.start_ns
         self._first_kernel = False
         self._forward: list[tuple[int, int]] = []  # (end or launch, task)
-        self._in_flight = union([(c.start_ns, c.stop_ns) for c in collectives])
-        self._busy = union([(op.start_ns, op.stop_ns) for op in outline.outermost])
+        self._in_flight = merged((c.start_ns, c.stop_ns) for c in collectives)
+        self._busy = merged((op.start_ns, op.stop_ns) for op in outline.outermost)
         self._producers = [
             (op.start_ns, op.sequence)
             for op in outline.ops
@@ -192,12 +193,7 @@ class _Cutter:
             free = max(call.start_ns, min(self._stream_free(copy), call.stop_ns))
             begun = min(max(copy.start_ns, free), call.stop_ns)
             self._work_until(begun, spent_ns=max(begun - max(free, self._cursor_ns), 0))
-            index = self._launch(copy)
-            self._work_until(
-                call.stop_ns,
-                after=(index,),
-                spent_ns=max(call.stop_ns - max(copy.stop_ns, self._cursor_ns), 0),
-            )
+            self._end_wait(call, copy, self._launch(copy))
             return
         self._work_until(min(call.stop_ns, self._step.stop_ns))
         for task in tasks:
@@ -218,11 +214,12 @@ class _Cutter:
         awaited = self._index_of.get(id(waited))
         if awaited is None:
             awaited = self._point("messages arrived", call.start_ns)
-        self._work_until(
-            call.stop_ns,
-            after=(awaited,),
-            spent_ns=max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0),
-        )
+        self._end_wait(call, waited, awaited)
+
+    def _end_wait(self, call: LaunchCall, waited: DeviceTask, index: int) -> None:
+        """Add the rest of a call that waited for a device task: what came after that is work."""
+        spent_ns = max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0)
+        self._work_until(call.stop_ns, after=(index,), spent_ns=spent_ns)
 
     def _stream_free(self, task: DeviceTask) -> int:
         """Return when the task before this one on its stream ended."""
@@ -442,29 +439,15 @@ def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
     return moved
 
 
-Intervals = Sequence[tuple[int, int]]
-"""Disjoint and in order."""
-
-
-def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the union of ``spans`` as disjoint intervals, in order."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-def uncovered_ns(spans: Intervals, start: int, stop: int, but: Intervals) -> int:
-    """Return how much of ``[start, stop)`` lies in ``spans`` and not in ``but``."""
+def uncovered_ns(spans: Sequence[Interval], start: int, stop: int, but: Sequence[Interval]) -> int:
+    """Return how much of ``[start, stop)`` lies in ``spans`` and not in ``but``, both merged."""
     return sum(
         b - a - sum(d - c for c, d in _within(but, a, b)) for a, b in _within(spans, start, stop)
     )
 
 
-def _within(spans: Intervals, start: int, stop: int) -> list[tuple[int, int]]:
+def _within(spans: Sequence[Interval], start: int, stop: int) -> list[Interval]:
+    """Return the parts of merged ``spans`` in ``[start, stop)``."""
     index = max(bisect.bisect_right(spans, start, key=lambda s: s[0]) - 1, 0)
     found = []
     while index < len(spans) and spans[index][0] < stop:

@@ -314,11 +314,18 @@ def make_plan(profile: Profile, exchange: TracedExchange, workers: int) -> Plan 
 def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
     """Return what ran when in a step, which began ``shift_ns`` after the clock's zero."""
     zero_ns = step.start_ns - shift_ns
-
-    def span(
-        lane: str, start: int, stop: int, label: str, kind: SpanKind, size: int | None = None
-    ) -> Span:
-        return Span(
+    ran: list[tuple[str, int, int, str, SpanKind, int | None]] = []
+    for task in step.tasks:
+        start = task.start_ns
+        if task.resource == "host":
+            start = task.stop_ns - task.duration_ns  # the time before that was waiting
+        if start < task.stop_ns:
+            ran.append((_lane(task), start, task.stop_ns, task.name, task.phase, None))
+    for index, sent in enumerate(step.collectives):
+        label, size = f"message {index}", sent.size_bytes
+        ran.append((COMMUNICATION, sent.start_ns, sent.stop_ns, label, "message", size))
+    spans = tuple(
+        Span(
             lane=lane,
             start_ns=max(start - zero_ns, 0),
             stop_ns=max(stop - zero_ns, 0),
@@ -326,28 +333,10 @@ def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
             kind=kind,
             size_bytes=size,
         )
-
-    spans = []
-    for task in step.tasks:
-        start = task.start_ns
-        if task.resource == "host":
-            start = task.stop_ns - task.duration_ns  # the time before that was waiting
-        if start < task.stop_ns:
-            spans.append(span(_lane(task), start, task.stop_ns, task.name, task.phase))
-    for index, sent in enumerate(step.collectives):
-        spans.append(
-            span(
-                COMMUNICATION,
-                sent.start_ns,
-                sent.stop_ns,
-                f"message {index}",
-                "message",
-                sent.size_bytes,
-            )
-        )
-    return Timeline(
-        name=name, source="measured", iteration_ns=step.duration_ns + shift_ns, spans=tuple(spans)
+        for lane, start, stop, label, kind, size in ran
     )
+    iteration_ns = step.duration_ns + shift_ns
+    return Timeline(name=name, source="measured", iteration_ns=iteration_ns, spans=spans)
 
 
 def _lane(task: TracedTask) -> str:

@@ -93,6 +93,10 @@ class Outline(NamedTuple):
         finalize = max(self.finalize_ns, at_ns)
         return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
 
+    def all_ops(self) -> list[HostOp]:
+        """Return the operators of all threads, by start."""
+        return sorted((*self.ops, *self.others), key=lambda op: op.start_ns)
+
     def operator(self, at_ns: int) -> HostOp | None:
         """Return the outermost operator that is running, or the one that ran last."""
         index = bisect.bisect_right(self.outermost, at_ns, key=lambda op: op.start_ns) - 1
@@ -188,16 +192,11 @@ def _outline(
     outermost = _outermost(own)
     backward, passes = _last_pass(outermost, backward)
     first: float = min((op.start_ns for op in backward), default=math.inf)
-    last = max((op.stop_ns for op in backward), default=math.inf)
-    finalize = min(
-        (o.start_ns for o in own if FINALIZE in o.name and o.start_ns > first), default=None
-    )
+    last: float = max((op.stop_ns for op in backward), default=math.inf)
     steps = [op.start_ns for op in own if OPTIMIZER_STEP.match(op.name) and op.start_ns > first]
-    update: float
-    if finalize is None:
-        finalize_ns = update = min([last, *steps])
-    else:
-        finalize_ns, update = finalize, min(steps, default=last)
+    unpacking = [op.start_ns for op in own if FINALIZE in op.name and op.start_ns > first]
+    update = min(steps, default=last) if unpacking else min([last, *steps])
+    finalize_ns = min(unpacking, default=update)
     return Outline(
         number=number,
         start_ns=start,
@@ -225,19 +224,19 @@ def _last_pass(outermost: Sequence[HostOp], backward: Sequence[HostOp]) -> tuple
 
     A new pass begins where a forward operator ran in between whose backward node comes later.
     """
-    nodes = {op.sequence: op.start_ns for op in backward if op.sequence is not None}
     if not backward:
         return [], 0
+    nodes = {op.sequence: op.start_ns for op in backward if op.sequence is not None}
     left = list(backward)
     passes = 1
     for op in outermost:
-        if op.start_ns > left[0].start_ns and not _is_backward(op):
-            later = nodes.get(op.sequence) if op.sequence is not None else None
-            if later is not None and later > op.start_ns:
-                after = [b for b in left if b.start_ns > op.start_ns]
-                if after and len(after) < len(left):
-                    left = after
-                    passes += 1
+        if op.sequence is None or op.start_ns <= left[0].start_ns or _is_backward(op):
+            continue
+        if nodes.get(op.sequence, op.start_ns) > op.start_ns:
+            after = [b for b in left if b.start_ns > op.start_ns]
+            if after and len(after) < len(left):
+                left = after
+                passes += 1
     return left, passes
 
 
@@ -326,8 +325,7 @@ def find_collectives(
     if not math.isfinite(step.backward_ns):
         return []
     found: list[MeasuredCollective] = []
-    around = [op for op in (*step.ops, *step.others) if LAUNCHED_BY.match(op.name)]
-    around.sort(key=lambda op: op.start_ns)
+    around = [op for op in step.all_ops() if LAUNCHED_BY.match(op.name)]
     seen: set[int] = set()
     for call in step.calls:
         if call.correlation is None or call.correlation in seen:
@@ -363,11 +361,8 @@ def _collective(
 ) -> MeasuredCollective | None:
     """Return a message, or None if what is summed are no gradients.
 
-    Args:
-        launch_ns: when it was launched.
-        ran: the kernel, or the operator of the host that exchanged it.
-        told_by: what may hold its arguments; the first that does counts.
-        record_id: of the operator that launched it.
+    ``ran`` is the kernel, or the operator of the host that exchanged it. Its arguments are those of
+    the first of ``told_by`` that has them.
     """
     elements, dtype, group = _payload(told_by)
     if dtype and not element_dtype(dtype):
@@ -406,9 +401,7 @@ def _on_host(step: Outline) -> list[MeasuredCollective]:
         if LAUNCH_ON_HOST.match(op.name) and step.backward_ns <= op.start_ns < step.optimizer_ns
     ]
     spans = [
-        op
-        for op in sorted((*step.ops, *step.others), key=lambda op: op.start_ns)
-        if ON_HOST.match(op.name) and op.start_ns >= step.backward_ns
+        op for op in step.all_ops() if ON_HOST.match(op.name) and op.start_ns >= step.backward_ns
     ]
     found = (
         _collective(launch.stop_ns, span, [span, launch], launch.record_id)

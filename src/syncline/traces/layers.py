@@ -47,13 +47,9 @@ class LayerTable:
 def profile_of(
     layers: Sequence[Layer], *, model: str, data_s: float = 0.0, iterations: int = 1
 ) -> Profile:
-    """Return the profile of layers that run one after another.
+    """Return the profile of layers, in forward order, that run one after another.
 
-    Args:
-        layers: in forward order.
-        model: the name of the profile.
-        data_s: seconds of reading the batch; 0 for none.
-        iterations: over how many iterations the times were averaged.
+    ``data_s`` is the time of reading the batch; 0 for none.
 
     Raises:
         UserError: as for :class:`Profile`; no layer has a gradient, for example.

@@ -80,7 +80,12 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
                 continue
             where = f"{source}: line {line_number}"
             if line[0].isspace():
-                edges.append((*_edge(line, where), line_number))
+                ends = [part.strip() for part in line.strip().split(SEPARATOR)]
+                if len(ends) != 2:
+                    raise FileError(
+                        f"{where}: expected an edge 'node -- node', found {line.strip()[:40]!r}"
+                    )
+                edges.append((ends[0], ends[1], line_number))
             else:
                 node = _node(line, len(nodes), where)
                 if node.name in nodes:
@@ -110,13 +115,6 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
         "in the backward pass a node waits for the nodes that read its output",
     )
     return Trace(model=profile.model, profile=profile, notes=notes)
-
-
-def _edge(line: str, where: str) -> tuple[str, str]:
-    parts = line.strip().split(SEPARATOR)
-    if len(parts) != 2:
-        raise FileError(f"{where}: expected an edge 'node -- node', found {line.strip()[:40]!r}")
-    return parts[0].strip(), parts[1].strip()
 
 
 def _node(line: str, place: int, where: str) -> _Node:

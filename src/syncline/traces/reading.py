@@ -191,40 +191,27 @@ def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Ite
 
 
 def _object(scanner: _Scanner, arrays: Collection[str]) -> Iterator[JsonElement]:
-    where = "at the top"
-    scanner.take("{", where)
-    if scanner.peek() == "}":
-        scanner.take("}", where)
-        return
-    while True:
+    after = "at the top"
+    scanner.take("{", after)
+    first = True
+    while scanner.more("}", after, first=first):
+        first = False
         key = scanner.value("at the top")
         if not isinstance(key, str):
             raise scanner.error(f"expected the name of a member, found {quoted(key)}")
-        where = f"in {quoted(key)}"
+        where, after = f"in {quoted(key)}", f"after {quoted(key)}"
         scanner.take(":", where)
         if key in arrays and scanner.peek() == "[":
             yield from _array(scanner, key)
         else:
             yield JsonElement(key, None, scanner.value(where))
-        if scanner.peek() == "}":
-            scanner.take("}", where)
-            return
-        scanner.take(",", f"after {quoted(key)}")
 
 
 def _array(scanner: _Scanner, key: str) -> Iterator[JsonElement]:
     scanner.take("[", f"in {quoted(key)}")
-    if scanner.peek() == "]":
-        scanner.take("]", f"in {quoted(key)}")
-        return
     index = 0
-    while True:
-        where = f"in {key}[{index}]"
-        yield JsonElement(key, index, scanner.value(where))
-        if scanner.peek() == "]":
-            scanner.take("]", where)
-            return
-        scanner.take(",", f"after {key}[{index}]")
+    while scanner.more("]", f"after {key}[{index - 1}]", first=index == 0):
+        yield JsonElement(key, index, scanner.value(f"in {key}[{index}]"))
         index += 1
 
 
@@ -263,6 +250,15 @@ class _Scanner:
                 raise self.truncated(where)
             raise self.error(f"expected {character!r} {where}, found {quoted(self.excerpt())}")
         self._position += 1
+
+    def more(self, closing: str, where: str, *, first: bool) -> bool:
+        """Skip the comma before the next item, or the closing bracket where there is none."""
+        if self.peek() == closing:
+            self.take(closing, where)
+            return False
+        if not first:
+            self.take(",", where)
+        return True
 
     def value(self, where: str) -> Any:
         if self.peek() == "":

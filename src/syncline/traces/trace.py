@@ -71,8 +71,7 @@ class Trace(NamedTuple):
     def network(self, workers: int | None = None) -> Network:
         """Return the network that the timed messages were sent over.
 
-        Args:
-            workers: the worker count, where the trace does not say it.
+        ``workers`` is the worker count where the trace does not say it.
 
         Raises:
             UserError: the trace times messages of fewer than two sizes, or nobody says how many
@@ -117,11 +116,9 @@ class Written(NamedTuple):
 def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, ...]:
     """Return the mean time of each size, smallest first, with its repetitions.
 
-    Where there are more than 48 sizes, neighbours on the logarithmic scale are merged: their
-    bytes and seconds are averaged.
-
-    Args:
-        samples: bytes and seconds of single messages; those without either are left out.
+    Samples are bytes and seconds of single messages; those without either are left out. Where
+    there are more than 48 sizes, neighbours on the logarithmic scale are merged: their bytes and
+    seconds are averaged.
     """
     times: dict[int, list[float]] = {}
     for size_bytes, time_s in samples:
@@ -149,9 +146,7 @@ def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, 
 def message_s(network: Network | None, size_bytes: int) -> float:
     """Return the seconds of an all-reduce: as measured at that size, else by the fitted curve.
 
-    Args:
-        network: None for a cost of 0.
-        size_bytes: a message of 0 bytes is not sent and costs nothing.
+    0 without a network, and for a message of 0 bytes, which is not sent.
     """
     if network is None or not size_bytes:
         return 0.0
