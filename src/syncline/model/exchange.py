@@ -104,11 +104,9 @@ def hierarchical_all_reduce(
         local = all_reduce_curve("ring", workers_a_host, inside)
         gamma = between.gamma_s_per_byte / workers_a_host
     elif scheme == "reduce":
-        costs = (workers_a_host, *msgspec.structs.astuple(inside))
-        formulas = (
-            table["minimum-spanning-tree"] for table in (REDUCE_ALGORITHMS, BROADCAST_ALGORITHMS)
-        )
-        local = CostCurve.in_turn(CostCurve.line(*formula(*costs)) for formula in formulas)
+        tree, costs = "minimum-spanning-tree", msgspec.structs.astuple(inside)
+        stages = (REDUCE_ALGORITHMS[tree], BROADCAST_ALGORITHMS[tree])
+        local = CostCurve.in_turn(CostCurve.line(*s(workers_a_host, *costs)) for s in stages)
         gamma = between.gamma_s_per_byte
     else:
         raise UserError(f"unknown scheme {quoted(scheme)} (known: reduce-scatter, reduce)")
@@ -186,7 +184,6 @@ class Exchange(Value, frozen=True, kw_only=True):
                 alpha_s=self.link.alpha_s,
                 beta_s_per_byte=self.link.beta_s_per_byte,
                 density=self.density,
-                index_bytes=self.index_bytes,
                 speeds=self.speeds,
             )
         if self.algorithm not in DENSE_ALGORITHMS:

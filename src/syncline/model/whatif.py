@@ -65,12 +65,10 @@ class Setting(Value, frozen=True, kw_only=True):
             )
         for rank, factor in self.stragglers:
             require_finite(f"what-if: the factor of straggler {rank}", factor, above_0=True)
-        for field in ("bandwidth_bytes_per_s", "density", "compute_scale"):
+        positive = ("bandwidth_bytes_per_s", "density", "compute_scale")
+        for field in (*positive, "latency_s", "spread", "jitter"):
             if (value := getattr(self, field)) is not None:
-                require_finite(f"what-if: {field}", value, above_0=True)
-        for field in ("latency_s", "spread", "jitter"):
-            if (value := getattr(self, field)) is not None:
-                require_finite(f"what-if: {field}", value)
+                require_finite(f"what-if: {field}", value, above_0=field in positive)
 
 
 class Split(Value, frozen=True, kw_only=True):
