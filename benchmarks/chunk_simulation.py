@@ -18,7 +18,7 @@ from rich.table import Table
 
 from syncline.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
 from syncline.model.collective_costs import all_reduce_line
-from syncline.model.pipeline_costs import pipeline_all_reduce
+from syncline.model.pipeline_costs import pipeline_curve
 from syncline.simulator.chunks import TransferOrder, simulate_chunks
 from syncline.simulator.fabric import Fabric, FabricWire, Slowdown
 
@@ -61,7 +61,9 @@ def all_reduce(algorithm: str, ranks: int) -> Schedule:
 def formula_s(algorithm: str, ranks: int, blocks: int) -> float:
     """Return the analytic cost; of the double trees the corrected row of Table 2."""
     if algorithm == "linear-pipeline":
-        curve = pipeline_all_reduce(ranks, *COSTS.values(), block_bytes=SIZE_BYTES // blocks)
+        curve = pipeline_curve(
+            "all-reduce", ranks, *COSTS.values(), block_bytes=SIZE_BYTES // blocks
+        )
     else:
         row = "two-tree" if algorithm == "double-binary-trees" else algorithm
         curve = all_reduce_line(row, workers=ranks, **COSTS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, all_reduce_line
-from syncline.model.cost import CheapestFrom, CostCurve, cheapest, crossings, lower_envelope
+from syncline.model.cost import CheapestFrom, CostCurve, crossings, lower_envelope
 from syncline.model.quantities import LARGEST_BYTES
 from tests import strategies as some
 
@@ -28,13 +28,6 @@ def test_crossings_by_hand() -> None:
         CheapestFrom(3, "middle"),
         CheapestFrom(28, "flat"),
     )
-    assert [cheapest(size, LINES) for size in (0, 2, 3, 27, 29)] == [
-        "steep",
-        "steep",
-        "middle",
-        "middle",
-        "flat",
-    ]
 
 
 def test_the_envelope_by_hand() -> None:
@@ -55,7 +48,6 @@ def test_the_envelope_is_the_minimum_everywhere(curves: list[CostCurve], sizes: 
         assert best.seconds(size) == pytest.approx(least, rel=1e-9)
         chosen = [choice.name for choice in choices if choice.start_bytes <= size][-1]
         assert named[chosen].seconds(size) == pytest.approx(least, rel=1e-9)
-        assert named[cheapest(size, named)].seconds(size) == least
 
 
 @some.few
@@ -95,7 +87,6 @@ def test_small_messages_double_and_large_ones_halve(workers: int) -> None:
 def test_equal_curves_name_the_first() -> None:
     same = {"one": CostCurve.line(1.0, 1.0), "two": CostCurve.line(1.0, 1.0)}
     assert crossings(same) == (CheapestFrom(0, "one"),)
-    assert cheapest(5, same) == "one"
 
 
 def test_a_crossing_beyond_every_message_is_none() -> None:
@@ -109,7 +100,7 @@ def test_lines_that_meet_never_start_twice() -> None:
     assert all(x < y for x, y in itertools.pairwise(starts))
 
 
-@pytest.mark.parametrize("ask", [crossings, lower_envelope, lambda none: cheapest(1, none)])
+@pytest.mark.parametrize("ask", [crossings, lower_envelope])
 def test_the_least_of_nothing(ask: object) -> None:
     with pytest.raises(UserError, match="name at least one"):
         ask({})  # type: ignore[operator]

@@ -13,9 +13,7 @@ from syncline.errors import UserError
 from syncline.model.collective_costs import all_reduce_line
 from syncline.model.pipeline_costs import (
     best_block_bytes,
-    pipeline_all_reduce,
-    pipeline_broadcast,
-    pipeline_reduce,
+    pipeline_curve,
     pipeline_steps,
 )
 from tests import strategies as some
@@ -44,7 +42,7 @@ def test_the_erratum_of_the_pipelines_length() -> None:
     assert 2 * counted == 10  # the paper's text
     assert workers - 1 + blocks == counted + 1  # the paper's table
     # Two workers, one block: one message, for which the table has twice the time.
-    one = pipeline_broadcast(2, ALPHA, BETA, block_bytes=1000).seconds(1000)
+    one = pipeline_curve("broadcast", 2, ALPHA, BETA, block_bytes=1000).seconds(1000)
     assert one == pytest.approx(ALPHA + 1000 * BETA)
 
 
@@ -75,9 +73,9 @@ def test_the_cost_is_not_invariant_to_the_workers() -> None:
     block = 64 * 1024
 
     def ratio(size: int) -> float:
-        return pipeline_broadcast(8, 0.0, BETA, block_bytes=block).seconds(
+        return pipeline_curve("broadcast", 8, 0.0, BETA, block_bytes=block).seconds(
             size
-        ) / pipeline_broadcast(2, 0.0, BETA, block_bytes=block).seconds(size)
+        ) / pipeline_curve("broadcast", 2, 0.0, BETA, block_bytes=block).seconds(size)
 
     assert ratio(block) == pytest.approx(7)
     for size in (10 * block, 1000 * block):
@@ -110,12 +108,14 @@ def test_a_curve_of_whole_blocks_is_the_formula() -> None:
         through = workers - 2 + blocks
         sums, copies = ALPHA + (BETA + GAMMA) * block, ALPHA + BETA * block
         given_block = {"block_bytes": block}
-        found = pipeline_broadcast(workers, ALPHA, BETA, **given_block).seconds(size)
+        found = pipeline_curve("broadcast", workers, ALPHA, BETA, **given_block).seconds(size)
         assert found == pytest.approx(through * copies)
-        found = pipeline_reduce(workers, ALPHA, BETA, GAMMA, **given_block).seconds(size)
+        found = pipeline_curve("reduce", workers, ALPHA, BETA, GAMMA, **given_block).seconds(size)
         assert found == pytest.approx(through * sums)
         total, adding = steps.ring_pipeline_all_reduce(workers, blocks)
-        found = pipeline_all_reduce(workers, ALPHA, BETA, GAMMA, **given_block).seconds(size)
+        found = pipeline_curve("all-reduce", workers, ALPHA, BETA, GAMMA, **given_block).seconds(
+            size
+        )
         assert found == pytest.approx(adding * sums + (total - adding) * copies)
 
 
@@ -135,9 +135,9 @@ def test_the_best_block_is_the_best(collective: str, workers: int, size: int) ->
         best <= cost(m) * (1 + 1e-9) for m in {*range(1, min(size, 3000) + 1), min(size, 9999)}
     )
     curve = {
-        "broadcast": pipeline_broadcast(workers, ALPHA, BETA),
-        "reduce": pipeline_reduce(workers, ALPHA, BETA, GAMMA),
-        "all-reduce": pipeline_all_reduce(workers, ALPHA, BETA, GAMMA),
+        "broadcast": pipeline_curve("broadcast", workers, ALPHA, BETA),
+        "reduce": pipeline_curve("reduce", workers, ALPHA, BETA, GAMMA),
+        "all-reduce": pipeline_curve("all-reduce", workers, ALPHA, BETA, GAMMA),
     }[collective]
     whole = min(cost(m) for m in {1, *(int(size / block) + d for d in (0, 1))} if m >= 1)
     assert best * (1 - 1e-9) <= curve.seconds(size) <= whole * 1.021
@@ -154,21 +154,23 @@ def test_the_closed_form_by_hand() -> None:
 @given(st.integers(1, 300), st.lists(st.integers(0, 1 << 32), min_size=2, max_size=9))
 def test_curves_do_not_decrease(blocked: int | None, workers: int, sizes: list[int]) -> None:
     for curve in (
-        pipeline_broadcast(workers, ALPHA, BETA, block_bytes=blocked),
-        pipeline_reduce(workers, ALPHA, BETA, GAMMA, block_bytes=blocked),
-        pipeline_all_reduce(workers, ALPHA, BETA, GAMMA, block_bytes=blocked),
+        pipeline_curve("broadcast", workers, ALPHA, BETA, block_bytes=blocked),
+        pipeline_curve("reduce", workers, ALPHA, BETA, GAMMA, block_bytes=blocked),
+        pipeline_curve("all-reduce", workers, ALPHA, BETA, GAMMA, block_bytes=blocked),
     ):
         costs = [curve.seconds(size) for size in sorted(sizes)]
         assert all(x <= y * (1 + 1e-9) for x, y in itertools.pairwise(costs))
 
 
 def test_one_worker_needs_no_pipeline() -> None:
-    assert pipeline_all_reduce(1, ALPHA, BETA).seconds(10**9) == 0
+    assert pipeline_curve("all-reduce", 1, ALPHA, BETA).seconds(10**9) == 0
 
 
 def test_without_startup_blocks_are_as_small_as_may_be() -> None:
     assert best_block_bytes("broadcast", 1000, 4, 0.0, BETA) == 1
-    assert math.isclose(pipeline_broadcast(4, 0.0, BETA).seconds(10**9), BETA * 10**9, rel_tol=1e-5)
+    assert math.isclose(
+        pipeline_curve("broadcast", 4, 0.0, BETA).seconds(10**9), BETA * 10**9, rel_tol=1e-5
+    )
 
 
 # Mistakes
@@ -181,7 +183,7 @@ def test_an_unknown_collective() -> None:
 
 def test_a_block_without_bytes() -> None:
     with pytest.raises(UserError, match="at least 1 byte, found 0"):
-        pipeline_broadcast(4, ALPHA, BETA, block_bytes=0)
+        pipeline_curve("broadcast", 4, ALPHA, BETA, block_bytes=0)
 
 
 @pytest.mark.parametrize(("size", "workers"), [(0, 4), (10, 1)])

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from syncline.errors import UserError, did_you_mean, quoted
+from syncline.errors import UserError
 from syncline.model.cost import CostCurve
-from syncline.model.quantities import LARGEST_WORKERS
+from syncline.model.quantities import LARGEST_WORKERS, require_known
 
 __all__ = [
     "ALL_REDUCE_ALGORITHMS",
@@ -69,38 +69,36 @@ def folded_rounds(workers: int) -> int:
     return exact if workers == 1 << exact else exact + 2
 
 
-LineFormula = Callable[[int, float, float, float], tuple[float, float]]
+Line = tuple[float, float]
+"""(a_s, b_s_per_byte)"""
+LineFormula = Callable[[int, float, float, float], Line]
 """(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte) -> (a_s, b_s_per_byte)."""
 
 
-def _binary_tree(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+def _binary_tree(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     rounds = doubling_rounds(workers)
     return 2 * alpha * rounds, (2 * beta + gamma) * rounds
 
 
-def _recursive_doubling(
-    workers: int, alpha: float, beta: float, gamma: float
-) -> tuple[float, float]:
+def _recursive_doubling(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     rounds = doubling_rounds(workers)
     return alpha * rounds, (beta + gamma) * rounds
 
 
-def _halving_doubling(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+def _halving_doubling(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     a_s = 2 * alpha * doubling_rounds(workers)
     return a_s, 2 * beta - (2 * beta + gamma) / workers + gamma
 
 
-def _double_binary_trees(
-    workers: int, alpha: float, beta: float, gamma: float
-) -> tuple[float, float]:
+def _double_binary_trees(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     return 2 * alpha * doubling_rounds(workers), beta + gamma
 
 
-def _two_tree(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+def _two_tree(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     return 2 * alpha * doubling_rounds(workers), 2 * beta + gamma
 
 
-def _ring(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+def _ring(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     share = (workers - 1) / workers
     return 2 * (workers - 1) * alpha, share * (2 * beta + gamma)
 
@@ -127,10 +125,7 @@ def line_formula(algorithm: str) -> LineFormula:
     Raises:
         UserError: the algorithm is unknown.
     """
-    if algorithm not in ALL_REDUCE_ALGORITHMS:
-        hint = did_you_mean(algorithm, ALL_REDUCE_ALGORITHMS)
-        known = ", ".join(ALL_REDUCE_ALGORITHMS)
-        raise UserError(f"unknown all-reduce algorithm {quoted(algorithm)}{hint} (known: {known})")
+    require_known("all-reduce algorithm", algorithm, ALL_REDUCE_ALGORITHMS)
     return ALL_REDUCE_ALGORITHMS[algorithm]
 
 
@@ -199,20 +194,18 @@ def pace_ring_line(
     )
 
 
-def _tree_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+def _tree_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     del gamma
     rounds = doubling_rounds(workers)
     return rounds * alpha, rounds * beta
 
 
-def _tree_reduce(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+def _tree_reduce(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     rounds = doubling_rounds(workers)
     return rounds * alpha, rounds * (beta + gamma)
 
 
-def _exchange_broadcast(
-    workers: int, alpha: float, beta: float, gamma: float
-) -> tuple[float, float]:
+def _exchange_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     """Tree scatter, then all-gather by bidirectional exchange: ``log p`` rounds each.
 
     Erratum: Table 1 prints ``(log p + p - 1) alpha``. Its proof gives the all-gather
@@ -224,16 +217,14 @@ def _exchange_broadcast(
     return 2 * doubling_rounds(workers) * alpha, 2 * share * beta
 
 
-def _scatter_ring_broadcast(
-    workers: int, alpha: float, beta: float, gamma: float
-) -> tuple[float, float]:
+def _scatter_ring_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     """Tree scatter, then all-gather round a ring: the row as printed, MPI's long broadcast."""
     del gamma
     share = (workers - 1) / workers
     return (doubling_rounds(workers) + workers - 1) * alpha, 2 * share * beta
 
 
-def _exchange_reduce(workers: int, alpha: float, beta: float, gamma: float) -> tuple[float, float]:
+def _exchange_reduce(workers: int, alpha: float, beta: float, gamma: float) -> Line:
     """Reduce-scatter by bidirectional exchange, then tree gather."""
     share = (workers - 1) / workers
     return 2 * doubling_rounds(workers) * alpha, share * (2 * beta + gamma)
@@ -308,9 +299,5 @@ def parameter_server_line(
     servers: int = 1,
 ) -> CostCurve:
     """Return the cost of a push and then a pull. Arguments and errors as for :func:`push_line`."""
-    return CostCurve.in_turn(
-        (
-            push_line(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte, servers=servers),
-            pull_line(workers, alpha_s, beta_s_per_byte, servers=servers),
-        )
-    )
+    push = push_line(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte, servers=servers)
+    return CostCurve.in_turn((push, pull_line(workers, alpha_s, beta_s_per_byte, servers=servers)))

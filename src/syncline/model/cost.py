@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from syncline.errors import UserError
 from syncline.model.document import Value
-from syncline.model.quantities import LARGEST_BYTES
+from syncline.model.quantities import LARGEST_BYTES, require_finite
 
-__all__ = ["CheapestFrom", "CostCurve", "CostSegment", "cheapest", "crossings", "lower_envelope"]
+__all__ = ["CheapestFrom", "CostCurve", "CostSegment", "crossings", "lower_envelope"]
 
 
 class CostSegment(Value, frozen=True, kw_only=True):
@@ -56,9 +56,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
         previous: CostSegment | None = None
         for index, segment in enumerate(self.segments):
             where = f"cost curve: segments[{index}]"
-            for field, value in (("cost_s", segment.cost_s), ("s_per_byte", segment.s_per_byte)):
-                if not (math.isfinite(value) and value >= 0):
-                    raise UserError(f"{where}: {field} must be finite and at least 0: {value}")
+            require_finite(f"{where}: cost_s", segment.cost_s)
+            require_finite(f"{where}: s_per_byte", segment.s_per_byte)
             if previous is not None:
                 if segment.start_bytes <= previous.start_bytes:
                     raise UserError(f"{where}: start_bytes must increase: {segment.start_bytes}")
@@ -78,7 +77,17 @@ class CostCurve(Value, frozen=True, kw_only=True):
     @classmethod
     def line(cls, a_s: float, b_s_per_byte: float) -> CostCurve:
         """Return ``T(M) = a + b M``. Source: MG-WFBP, Eq. 10."""
-        return cls(segments=(CostSegment(start_bytes=0, cost_s=a_s, s_per_byte=b_s_per_byte),))
+        return cls.of_rows([(0, a_s, b_s_per_byte)])
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, float, float]]) -> CostCurve:
+        """Return the curve of (start_bytes, cost_s, s_per_byte), as :meth:`rows` has them."""
+        return cls(
+            segments=tuple(
+                CostSegment(start_bytes=start, cost_s=cost_s, s_per_byte=rate)
+                for start, cost_s, rate in rows
+            )
+        )
 
     @classmethod
     def in_turn(cls, curves: Iterable[CostCurve]) -> CostCurve:
@@ -88,38 +97,24 @@ class CostCurve(Value, frozen=True, kw_only=True):
         """
         parts = tuple(curves)
         starts = sorted({0, *(s.start_bytes for part in parts for s in part.segments)})
-        return cls(
-            segments=tuple(
-                CostSegment(
-                    start_bytes=start,
-                    cost_s=math.fsum(part.seconds(start) for part in parts),
-                    s_per_byte=math.fsum(part.segment_at(start).s_per_byte for part in parts),
-                )
-                for start in starts
+        return cls.of_rows(
+            (
+                start,
+                math.fsum(part.seconds(start) for part in parts),
+                math.fsum(part.segment_at(start).s_per_byte for part in parts),
             )
+            for start in starts
         )
 
     def less(self, line: CostCurve) -> CostCurve:
-        """Return the curve less a straight line that is part of it; what rounds below 0 is 0.
-
-        Args:
-            line: a curve of a single segment that ``in_turn`` has added.
-        """
+        """Return the curve less a straight line that ``in_turn`` has added; below 0 is 0."""
         a_s, b = line.linearised(0)
         if a_s == b == 0:
             return self
-        left: list[CostSegment] = []
-        for s in self.segments:
-            # Rounding may leave less than the piece before ends with.
-            least_s = left[-1].seconds(s.start_bytes - 1) if left else 0.0
-            left.append(
-                CostSegment(
-                    start_bytes=s.start_bytes,
-                    cost_s=max(s.cost_s - a_s - b * s.start_bytes, least_s),
-                    s_per_byte=max(s.s_per_byte - b, 0.0),
-                )
-            )
-        return CostCurve(segments=tuple(left))
+        return _not_falling(
+            (s.start_bytes, s.cost_s - a_s - b * s.start_bytes, max(s.s_per_byte - b, 0.0))
+            for s in self.segments
+        )
 
     def segment_at(self, size_bytes: int) -> CostSegment:
         """Return the piece that ``size_bytes`` lies on."""
@@ -135,28 +130,17 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
         ``T'(M) = startup + rate (T(M) - T(0))``.
         """
-        base_s = self.startup_s
-        made: list[CostSegment] = []
-        for s in self.segments:
-            # Where little is left above the startup, rounding must not let the cost fall.
-            least_s = made[-1].seconds(s.start_bytes - 1) if made else 0.0
-            made.append(
-                CostSegment(
-                    start_bytes=s.start_bytes,
-                    cost_s=max(startup_s + rate * (s.cost_s - base_s), least_s),
-                    s_per_byte=rate * s.s_per_byte,
-                )
-            )
-        return CostCurve(segments=tuple(made))
+        return _not_falling(
+            (s.start_bytes, startup_s + rate * (s.cost_s - self.startup_s), rate * s.s_per_byte)
+            for s in self.segments
+        )
 
     def without_gain_from_cutting(self) -> CostCurve:
         """Return the least curve above this one whose cost a byte nowhere rises with the size.
 
         Where ``T(M) / M`` never rises, no message is cheaper in pieces (``T`` is subadditive). A
         measured curve may violate that by a per cent of noise, and a search would then cut messages
-        into hundreds of pieces.
-
-        O(n) for n segments.
+        into hundreds of pieces. O(n) for n segments.
         """
         pieces: list[CostSegment] = []  # from the last to the first
         rate = 0.0  # the largest cost a byte of any larger message
@@ -198,9 +182,9 @@ class CostCurve(Value, frozen=True, kw_only=True):
         The line through the cost of an empty message and of one of ``up_to_bytes``. Exact for a
         straight curve.
         """
+        a_s = self.startup_s
         if len(self.segments) == 1 or up_to_bytes <= 0:
-            return self.segments[0].cost_s, self.segments[0].s_per_byte
-        a_s = self.segments[0].cost_s
+            return a_s, self.segments[0].s_per_byte
         return a_s, (self.seconds(up_to_bytes) - a_s) / up_to_bytes
 
     def cheapest_s(self, total_bytes: int) -> float:
@@ -211,11 +195,20 @@ class CostCurve(Value, frozen=True, kw_only=True):
         """
         if total_bytes <= 0:
             return 0.0
-        ends = {total_bytes}
-        for segment in self.segments[1:]:
-            ends.update(e for e in (segment.start_bytes - 1, segment.start_bytes))
+        starts = [segment.start_bytes for segment in self.segments[1:]]
+        ends = {total_bytes, *starts, *(start - 1 for start in starts)}
         rate = min(self.seconds(end) / end for end in ends if 0 < end <= total_bytes)
         return rate * total_bytes
+
+
+def _not_falling(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
+    """Return the curve of (start_bytes, cost_s, s_per_byte); what rounding let fall is lifted."""
+    made: list[CostSegment] = []
+    for start, cost_s, rate in rows:
+        least_s = made[-1].seconds(start - 1) if made else 0.0
+        cost_s = max(cost_s, least_s)
+        made.append(CostSegment(start_bytes=start, cost_s=cost_s, s_per_byte=rate))
+    return CostCurve(segments=tuple(made))
 
 
 class CheapestFrom(NamedTuple):
@@ -234,22 +227,11 @@ class _Line(NamedTuple):
     segment: CostSegment
 
 
-def cheapest(size_bytes: int, curves: Mapping[str, CostCurve]) -> str:
-    """Return the name of the curve that costs least at ``size_bytes``; of equals the first.
-
-    Raises:
-        UserError: there are no curves.
-    """
-    _require(curves)
-    return min(curves, key=lambda name: curves[name].seconds(size_bytes))
-
-
 def crossings(curves: Mapping[str, CostCurve]) -> tuple[CheapestFrom, ...]:
-    """Return which curve is the cheapest from which message size on.
+    """Return which curve is the cheapest from which message size on, beginning with 0 bytes.
 
-    The first entry starts at 0 bytes. Exact at every whole number of bytes: where two lines cross
-    between two sizes, the entry starts at the larger one. Of equals the one that grows less is
-    taken, then the first listed.
+    Exact at every whole number of bytes: where two lines cross between two sizes, the entry starts
+    at the larger one. Of equals the one that grows less is taken, then the first listed.
 
     Raises:
         UserError: there are no curves.
@@ -270,27 +252,19 @@ def lower_envelope(curves: Mapping[str, CostCurve]) -> CostCurve:
     Raises:
         UserError: there are no curves.
     """
-    segments: list[CostSegment] = []
+    rows: list[tuple[int, float, float]] = []
     previous: CostSegment | None = None
     for start, line in _pieces(curves):
-        if line.segment is previous:
-            continue
-        previous = line.segment
-        cost_s = previous.cost_s + previous.s_per_byte * (start - previous.start_bytes)
-        segments.append(
-            CostSegment(start_bytes=start, cost_s=cost_s, s_per_byte=previous.s_per_byte)
-        )
-    return CostCurve(segments=tuple(segments))
-
-
-def _require(curves: Mapping[str, CostCurve]) -> None:
-    if not curves:
-        raise UserError("the cheapest of no algorithms was asked for; name at least one")
+        if line.segment is not previous:
+            previous = line.segment
+            rows.append((start, previous.seconds(start), previous.s_per_byte))
+    return CostCurve.of_rows(rows)
 
 
 def _pieces(curves: Mapping[str, CostCurve]) -> list[tuple[int, _Line]]:
     """Return (start_bytes, line) of the lower envelope, in order."""
-    _require(curves)
+    if not curves:
+        raise UserError("the cheapest of no algorithms was asked for; name at least one")
     ends = sorted({s.start_bytes for curve in curves.values() for s in curve.segments})
     pieces: list[tuple[int, _Line]] = []
     for start, stop in zip(ends, [*ends[1:], None], strict=True):

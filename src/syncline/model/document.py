@@ -105,11 +105,7 @@ class Document(Value, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "<string>") -> Self:
-        """Parse and validate JSON text.
-
-        Args:
-            text: the JSON text.
-            source: where the text came from, for error messages.
+        """Parse and validate JSON text; errors call it ``source``.
 
         Raises:
             FileError: the text is not valid JSON, is of another kind or version, or a value is

@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from syncline.errors import UserError, did_you_mean, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
     BROADCAST_ALGORITHMS,
@@ -20,7 +20,8 @@ from syncline.model.collective_costs import (
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
 from syncline.model.link import Link
-from syncline.model.pipeline_costs import pipeline_all_reduce
+from syncline.model.pipeline_costs import pipeline_curve
+from syncline.model.quantities import require_known
 from syncline.model.sparse_costs import (
     INDEX_BYTES,
     SPARSE_ALGORITHMS,
@@ -58,21 +59,10 @@ def all_reduce_curve(algorithm: str, workers: int, link: Link) -> CostCurve:
     Raises:
         UserError: the algorithm is unknown, or there is no worker.
     """
-    if algorithm not in DENSE_ALGORITHMS:
-        hint = did_you_mean(algorithm, DENSE_ALGORITHMS)
-        known = ", ".join(DENSE_ALGORITHMS)
-        raise UserError(f"unknown all-reduce algorithm {quoted(algorithm)}{hint} (known: {known})")
+    require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
     if algorithm == "linear-pipeline":
-        return pipeline_all_reduce(
-            workers, link.alpha_s, link.beta_s_per_byte, link.gamma_s_per_byte
-        )
-    return all_reduce_line(
-        algorithm,
-        workers=workers,
-        alpha_s=link.alpha_s,
-        beta_s_per_byte=link.beta_s_per_byte,
-        gamma_s_per_byte=link.gamma_s_per_byte,
-    )
+        return pipeline_curve("all-reduce", workers, *msgspec.structs.astuple(link))
+    return all_reduce_line(algorithm, workers=workers, **msgspec.structs.asdict(link))
 
 
 def hierarchical_all_reduce(
@@ -114,22 +104,14 @@ def hierarchical_all_reduce(
         local = all_reduce_curve("ring", workers_a_host, inside)
         gamma = between.gamma_s_per_byte / workers_a_host
     elif scheme == "reduce":
-        local = _reduce_and_broadcast(workers_a_host, inside)
+        tree, costs = "minimum-spanning-tree", msgspec.structs.astuple(inside)
+        stages = (REDUCE_ALGORITHMS[tree], BROADCAST_ALGORITHMS[tree])
+        local = CostCurve.in_turn(CostCurve.line(*s(workers_a_host, *costs)) for s in stages)
         gamma = between.gamma_s_per_byte
     else:
         raise UserError(f"unknown scheme {quoted(scheme)} (known: reduce-scatter, reduce)")
-    shared = Link(
-        alpha_s=between.alpha_s, beta_s_per_byte=between.beta_s_per_byte, gamma_s_per_byte=gamma
-    )
+    shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
     return CostCurve.in_turn((local, all_reduce_curve(algorithm, hosts, shared)))
-
-
-def _reduce_and_broadcast(workers: int, link: Link) -> CostCurve:
-    """Return the cost of a tree reduce to one worker and a tree broadcast from it."""
-    tree = "minimum-spanning-tree"
-    numbers = (workers, link.alpha_s, link.beta_s_per_byte, link.gamma_s_per_byte)
-    stages = (REDUCE_ALGORITHMS[tree](*numbers), BROADCAST_ALGORITHMS[tree](*numbers))
-    return CostCurve.in_turn(CostCurve.line(*stage) for stage in stages)
 
 
 EXCHANGES = (
@@ -202,16 +184,12 @@ class Exchange(Value, frozen=True, kw_only=True):
                 alpha_s=self.link.alpha_s,
                 beta_s_per_byte=self.link.beta_s_per_byte,
                 density=self.density,
-                index_bytes=self.index_bytes,
                 speeds=self.speeds,
             )
         if self.algorithm not in DENSE_ALGORITHMS:
+            servers = 1 if self.algorithm == "parameter-server" else self.workers
             return parameter_server_line(
-                self.workers,
-                self.link.alpha_s,
-                self.link.beta_s_per_byte,
-                self.link.gamma_s_per_byte,
-                servers=1 if self.algorithm == "parameter-server" else self.workers,
+                self.workers, *msgspec.structs.astuple(self.link), servers=servers
             )
         if self.hosts is None or self.inside is None:
             return all_reduce_curve(self.algorithm, self.workers, self.link)
@@ -253,12 +231,7 @@ def require_exchange(algorithm: str) -> None:
     Raises:
         UserError: it is none of :data:`EXCHANGES`.
     """
-    if algorithm not in EXCHANGES:
-        hint = did_you_mean(algorithm, EXCHANGES)
-        raise UserError(
-            f"unknown all-reduce algorithm {quoted(algorithm)}{hint} (known: "
-            f"{', '.join(EXCHANGES)})"
-        )
+    require_known("all-reduce algorithm", algorithm, EXCHANGES)
 
 
 def rescaled(
@@ -302,10 +275,8 @@ def _link_rescaled(
     slower = new.segments[0].s_per_byte / old_b if old_b else 1.0
     a_s, b = curve.linearised(reference_bytes)
     new_a_s = new.startup_s
-    if a_s > 0 and old_a_s > 0:
-        startup_s = a_s * (new_a_s / old_a_s)
-    else:
-        startup_s = max(a_s + new_a_s - old_a_s, 0.0)
+    scales = a_s > 0 and old_a_s > 0
+    startup_s = a_s * (new_a_s / old_a_s) if scales else max(a_s + new_a_s - old_a_s, 0.0)
     if len(new.segments) > 1 or after.density != before.density:
         return new.rebased(startup_s, b / old_b if old_b else 1.0)
     return curve.rebased(startup_s, slower)

@@ -112,20 +112,11 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     )
     hidden_s = hidden[len(hidden) // 2] if hidden else 0.0
     first, *others = occupied.segments
-    segments = [CostSegment(start_bytes=0, cost_s=hidden_s, s_per_byte=0.0)]
+    rows = [(0, hidden_s, 0.0)]
     if not others or others[0].start_bytes > 1:
-        segments.append(
-            CostSegment(
-                start_bytes=1,
-                cost_s=hidden_s + first.cost_s + first.s_per_byte,
-                s_per_byte=first.s_per_byte,
-            )
-        )
-    segments += [
-        CostSegment(start_bytes=s.start_bytes, cost_s=hidden_s + s.cost_s, s_per_byte=s.s_per_byte)
-        for s in others
-    ]
-    return CostCurve(segments=tuple(segments))
+        rows.append((1, hidden_s + first.cost_s + first.s_per_byte, first.s_per_byte))
+    rows += [(s.start_bytes, hidden_s + s.cost_s, s.s_per_byte) for s in others]
+    return CostCurve.of_rows(rows)
 
 
 def _non_decreasing(times: Sequence[float]) -> list[float]:
@@ -195,8 +186,7 @@ def _join(sizes: Sequence[int], times: Sequence[float], starts: Sequence[int]) -
             # on the logarithmic scale on which the points were chosen.
             begin_bytes = math.isqrt(max(sizes[start - 1], 1) * sizes[start])
             begin_bytes = min(max(begin_bytes, sizes[start - 1] + 1), sizes[start])
-            before = segments[-1]
-            floor_s = before.cost_s + before.s_per_byte * (begin_bytes - before.start_bytes)
+            floor_s = segments[-1].seconds(begin_bytes)
         cost_s = a + b * begin_bytes
         if cost_s < floor_s:
             # Keep the far end where the fit put it.

@@ -7,6 +7,7 @@ import math
 from syncline.errors import UserError
 from syncline.model.collective_costs import line_formula
 from syncline.model.document import Value
+from syncline.model.quantities import require_finite
 
 __all__ = ["Link"]
 
@@ -20,10 +21,8 @@ class Link(Value, frozen=True, kw_only=True):
     """Time to add one byte of two arrays in memory, for arrays larger than the caches."""
 
     def __post_init__(self) -> None:
-        for field in ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"link: {field} must be finite and at least 0, found {value}")
+        for field in self.__struct_fields__:
+            require_finite(f"link: {field}", getattr(self, field))
 
     @classmethod
     def of_line(
@@ -73,11 +72,7 @@ class Link(Value, frozen=True, kw_only=True):
     def with_(
         self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
     ) -> Link:
-        """Return the link with another bandwidth or latency; gamma stays.
-
-        Args:
-            bandwidth_bytes_per_s: one way; beta becomes its inverse.
-            latency_s: startup time of a message; alpha becomes it.
+        """Return the link with another bandwidth, one way, or latency; gamma stays.
 
         Raises:
             UserError: a value is not finite, a bandwidth not above 0 or a latency negative.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -17,6 +16,7 @@ from syncline.model.quantities import (
     LARGEST_BYTES,
     LARGEST_CONTENTION,
     LARGEST_WORKERS,
+    require_finite,
     require_time,
 )
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
@@ -93,11 +93,7 @@ class Network(Document, frozen=True, kw_only=True):
     """Largest relative error over the points."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= LARGEST_WORKERS:
-            raise UserError(
-                f"network: workers must be at least 1 and at most {LARGEST_WORKERS}, "
-                f"found {self.workers}"
-            )
+        _require_workers(self.workers)
         if not 1 <= self.contention <= LARGEST_CONTENTION:
             raise UserError(
                 f"network: contention must be at least 1 and at most {LARGEST_CONTENTION:g}, "
@@ -120,9 +116,8 @@ class Network(Document, frozen=True, kw_only=True):
                 f"{', '.join(ALL_REDUCE_ALGORITHMS)}, without hosts or density"
             )
         for field in ("fit_error", "fit_error_max"):
-            value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise UserError(f"network: {field} must be finite and at least 0, found {value}")
+            if (value := getattr(self, field)) is not None:
+                require_finite(f"network: {field}", value)
 
     @classmethod
     def line(
@@ -182,40 +177,21 @@ class Network(Document, frozen=True, kw_only=True):
         return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole)
 
     @classmethod
-    def _of(
-        cls,
-        exchange: Exchange,
-        curve: CostCurve,
-        *,
-        name: str,
-        backend: str = "unknown",
-        contention: float = 1.0,
-        issue_gap_s: float = 0.0,
-        sparse: SparseSpeeds | None = None,
-        whole: CostCurve | None = None,
-    ) -> Network:
+    def _of(cls, exchange: Exchange, curve: CostCurve, **others: Any) -> Network:
+        """Return the network of an exchange with such a cost, and other fields."""
         return cls(
-            name=name,
             workers=exchange.workers,
             all_reduce=curve,
-            backend=backend,
-            contention=contention,
-            issue_gap_s=issue_gap_s,
             link=exchange.link,
             algorithm=exchange.algorithm,
             density=exchange.density,
             hosts=exchange.hosts,
             inside=exchange.inside,
-            sparse=sparse,
-            whole=whole,
+            **others,
         )
 
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
         """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
-
-        Args:
-            kind: one of these.
-            in_flight: how many messages may be under way at once.
 
         The two halves cost half of the all-reduce each, as the simulator has it. That is exact for
         the ring and for halving and doubling without gamma; adding belongs to the reduce-scatter
@@ -279,10 +255,7 @@ class Network(Document, frozen=True, kw_only=True):
         before = self.exchange
         link = before.link.with_(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
         count = self.workers if workers is None else workers
-        if not 1 <= count <= LARGEST_WORKERS:
-            raise UserError(
-                f"network: workers must be at least 1 and at most {LARGEST_WORKERS}, found {count}"
-            )
+        _require_workers(count)
         if hosts is None and self.hosts is not None:
             hosts = hosts_for(count, self.workers // self.hosts)
         if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
@@ -302,7 +275,10 @@ class Network(Document, frozen=True, kw_only=True):
         if after == before:
             return self
         reference_bytes = self._reference_bytes()
-        changed = self._of(
+        pipelined = self.pipelined
+        if pipelined is not None:
+            pipelined = rescaled(pipelined, before, after, reference_bytes)
+        return self._of(
             after,
             rescaled(self.all_reduce, before, after, reference_bytes),
             name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
@@ -311,11 +287,8 @@ class Network(Document, frozen=True, kw_only=True):
             issue_gap_s=self.issue_gap_s,
             sparse=self.sparse,
             whole=self._whole_after(before, after),
+            pipelined=pipelined,
         )
-        if self.pipelined is None:
-            return changed
-        pipelined = rescaled(self.pipelined, before, after, reference_bytes)
-        return msgspec.structs.replace(changed, pipelined=pipelined)
 
     def _whole_after(self, before: Exchange, after: Exchange) -> CostCurve | None:
         """Return the cost of exchanging every element beside a compressed exchange."""
@@ -356,6 +329,13 @@ class Network(Document, frozen=True, kw_only=True):
 
     def _reference_bytes(self) -> int:
         return max((point.size_bytes for point in self.points), default=0) or REFERENCE_BYTES
+
+
+def _require_workers(workers: int) -> None:
+    if not 1 <= workers <= LARGEST_WORKERS:
+        raise UserError(
+            f"network: workers must be at least 1 and at most {LARGEST_WORKERS}, found {workers}"
+        )
 
 
 def _ethernet(gigabits: int) -> Network:

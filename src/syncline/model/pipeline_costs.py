@@ -29,14 +29,12 @@ import math
 
 from syncline.errors import UserError
 from syncline.model.collective_costs import require_workers
-from syncline.model.cost import CostCurve, CostSegment, lower_envelope
+from syncline.model.cost import CostCurve, lower_envelope
 from syncline.model.quantities import LARGEST_BYTES
 
 __all__ = [
     "best_block_bytes",
-    "pipeline_all_reduce",
-    "pipeline_broadcast",
-    "pipeline_reduce",
+    "pipeline_curve",
     "pipeline_steps",
 ]
 
@@ -64,57 +62,6 @@ def pipeline_steps(collective: str, workers: int, blocks: float) -> tuple[float,
         # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
         return through, 1 if workers == 2 else max(blocks, workers) - 1
     raise UserError(f"no linear pipeline for {collective!r} (known: broadcast, reduce, all-reduce)")
-
-
-def pipeline_broadcast(
-    workers: int, alpha_s: float, beta_s_per_byte: float, *, block_bytes: int | None = None
-) -> CostCurve:
-    """Return the cost of a broadcast: ``(p - 2 + n / b) (alpha + beta b)``.
-
-    Args:
-        workers: p, at least 1.
-        alpha_s: startup time of one block.
-        beta_s_per_byte: transmission time.
-        block_bytes: b; a shorter message is one block. Exact where b divides n, linear between. If
-            None, the message is cut into as many equal blocks as cost least, of 1, 2, 3, 4, 6, 8,
-            12, ...: at most 2.1 % more than with the best number of blocks.
-
-    Raises:
-        UserError: there is no worker, or a block has no bytes.
-    """
-    return _curve("broadcast", workers, alpha_s, beta_s_per_byte, 0.0, block_bytes)
-
-
-def pipeline_reduce(
-    workers: int,
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
-    *,
-    block_bytes: int | None = None,
-) -> CostCurve:
-    """Return the cost of a reduce: ``(p - 2 + n / b) (alpha + (beta + gamma) b)``.
-
-    Arguments and errors as for :func:`pipeline_broadcast`; ``gamma_s_per_byte`` is the time to add.
-    """
-    return _curve("reduce", workers, alpha_s, beta_s_per_byte, gamma_s_per_byte, block_bytes)
-
-
-def pipeline_all_reduce(
-    workers: int,
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
-    *,
-    block_bytes: int | None = None,
-) -> CostCurve:
-    """Return the cost of an all-reduce that fills the pipeline once.
-
-    For m = n / b >= p > 2 that is ``(m + p - 2) (alpha + (beta + gamma) b)`` for the sums and
-    ``(m - 1) (alpha + beta b)`` until all have them. Arguments and errors as for
-    :func:`pipeline_broadcast`.
-    """
-    return _curve("all-reduce", workers, alpha_s, beta_s_per_byte, gamma_s_per_byte, block_bytes)
 
 
 def best_block_bytes(
@@ -174,22 +121,43 @@ def best_block_bytes(
     return size_bytes / min(found, key=cost_s)
 
 
-def _curve(
+def pipeline_curve(
     collective: str,
     workers: int,
-    alpha: float,
-    beta: float,
-    gamma: float,
-    block_bytes: int | None,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+    *,
+    block_bytes: int | None = None,
 ) -> CostCurve:
+    """Return the cost of a pipelined collective of n bytes in blocks of b.
+
+    Broadcast: ``(p - 2 + n / b) (alpha + beta b)``. Reduce:
+    ``(p - 2 + n / b) (alpha + (beta + gamma) b)``. An all-reduce fills the pipeline once: for
+    m = n / b >= p > 2, ``(m + p - 2) (alpha + (beta + gamma) b)`` for the sums and
+    ``(m - 1) (alpha + beta b)`` until all have them.
+
+    Args:
+        collective: ``"broadcast"``, ``"reduce"`` or ``"all-reduce"``.
+        workers: p, at least 1.
+        alpha_s: startup time of one block.
+        beta_s_per_byte: transmission time.
+        gamma_s_per_byte: time to add; no part of a broadcast.
+        block_bytes: b; a shorter message is one block. Exact where b divides n, linear between. If
+            None, the message is cut into as many equal blocks as cost least, of 1, 2, 3, 4, 6, 8,
+            12, ...: at most 2.1 % more than with the best number of blocks.
+
+    Raises:
+        UserError: the collective is none of the three, there is no worker, or a block has no bytes.
+    """
     require_workers(workers)
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
 
     def line(blocks: int) -> CostCurve:
         adding, passing = pipeline_steps(collective, workers, blocks)
-        moved = adding * (beta + gamma) + passing * beta
-        return CostCurve.line((adding + passing) * alpha, moved / blocks)
+        moved = adding * (beta_s_per_byte + gamma_s_per_byte) + passing * beta_s_per_byte
+        return CostCurve.line((adding + passing) * alpha_s, moved / blocks)
 
     if block_bytes is None:
         # The cost of an all-reduce has a kink where there are as many blocks as workers.
@@ -203,18 +171,9 @@ def _curve(
 
     # Linear in the number of whole blocks but for where max(m, p) turns.
     turns = sorted({1, workers}) if collective == "all-reduce" else [1]
-    segments = [CostSegment(start_bytes=0, cost_s=line(1).startup_s, s_per_byte=_rate(line(1)))]
-    segments += [
-        CostSegment(
-            start_bytes=blocks * block_bytes,
-            cost_s=at(blocks),
-            s_per_byte=(at(blocks + 1) - at(blocks)) / block_bytes,
-        )
+    rows = [
+        (blocks * block_bytes, at(blocks), (at(blocks + 1) - at(blocks)) / block_bytes)
         for blocks in turns
         if blocks * block_bytes <= LARGEST_BYTES
     ]
-    return CostCurve(segments=tuple(segments))
-
-
-def _rate(line: CostCurve) -> float:
-    return line.segments[0].s_per_byte
+    return CostCurve.of_rows([*line(1).rows(), *rows])

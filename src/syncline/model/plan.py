@@ -16,7 +16,7 @@ import msgspec
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.profile import Gradient, Norm, Profile
+from syncline.model.profile import Norm, Profile, Tensor, require_tensors
 from syncline.model.quantities import (
     LARGEST_BYTES,
     LARGEST_IN_FLIGHT,
@@ -44,19 +44,6 @@ just before.
 
 BYTES_PER_NORM = 8
 """Norms are sent as float64."""
-
-
-class Tensor(Value, frozen=True, kw_only=True):
-    """A gradient tensor as the plan sees it."""
-
-    name: str
-    elements: int
-    dtype: str = "float32"
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the tensor in its own dtype."""
-        return self.elements * bytes_per_element(self.dtype)
 
 
 class Message(Value, frozen=True, kw_only=True):
@@ -103,21 +90,7 @@ class Plan(Document, frozen=True, kw_only=True):
             raise UserError(f"plan: workers must be at least 1, found {self.workers}")
         if not self.tensors:
             raise UserError("plan: no tensors to exchange")
-        seen: set[str] = set()
-        for index, tensor in enumerate(self.tensors):
-            where = f"plan: tensors[{index}] {quoted(tensor.name)}"
-            if tensor.name in seen:
-                raise UserError(f"{where}: another tensor has this name")
-            seen.add(tensor.name)
-            if tensor.elements < 0:
-                raise UserError(f"{where}: elements must not be negative: {tensor.elements}")
-            bytes_per_element(tensor.dtype)
-        size_bytes = sum(tensor.size_bytes for tensor in self.tensors)
-        if size_bytes > LARGEST_BYTES:
-            raise UserError(
-                f"plan: the tensors hold {size_bytes} bytes in all; at most {LARGEST_BYTES} can be "
-                "exchanged"
-            )
+        require_tensors("plan: tensors", "tensor", self.tensors)
         if not 1 <= self.in_flight <= LARGEST_IN_FLIGHT:
             raise UserError(
                 f"plan: in_flight must be at least 1 and at most {LARGEST_IN_FLIGHT}, found "
@@ -149,7 +122,7 @@ class Plan(Document, frozen=True, kw_only=True):
             )
 
     def _check_payloads(self) -> None:
-        ends = {0, *itertools.accumulate(tensor.elements for tensor in self.tensors)}
+        ends = {0, *self._ends()}
         for index, (message, tensors) in enumerate(
             zip(self.messages, self.message_tensors(), strict=True)
         ):
@@ -197,28 +170,35 @@ class Plan(Document, frozen=True, kw_only=True):
     ) -> Plan:
         """Build the plan whose messages end with the given tensors.
 
-        Args:
-            planner: name of the planner.
-            profile: gives the tensors in ready order.
-            workers: the worker count planned for.
-            last_tensors: increasing indices of the last tensor of each message; the last one must
-                be the last tensor of the profile.
+        ``last_tensors`` are increasing indices into the gradients of the profile; the last one
+        must be the last gradient.
         """
         tensors = tuple(
             Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
         )
         ends = list(itertools.accumulate(t.elements for t in tensors))
-        stops = [ends[last] for last in last_tensors]
-        starts = [0, *stops[:-1]]
+        return cls.cut(
+            planner, profile.model, workers, tensors, [ends[last] for last in last_tensors]
+        )
+
+    @classmethod
+    def cut(
+        cls,
+        planner: str,
+        model: str,
+        workers: int,
+        tensors: tuple[Tensor, ...],
+        stops: Sequence[int],
+    ) -> Plan:
+        """Build the plan whose messages end after ``stops`` elements, which do not decrease."""
+        bounds = itertools.pairwise((0, *stops))
+        messages = tuple(Message(start=a, stop=b) for a, b in bounds if a < b)
         return cls(
             planner=planner,
-            model=profile.model,
+            model=model,
             workers=workers,
             tensors=tensors,
-            messages=tuple(
-                Message(start=a, stop=b) for a, b in zip(starts, stops, strict=True) if a < b
-            )
-            or (Message(start=0, stop=0),),
+            messages=messages or (Message(start=0, stop=0),),
         )
 
     @property
@@ -247,26 +227,29 @@ class Plan(Document, frozen=True, kw_only=True):
         """Return the plan with an update that waits for all messages, and so for no norm."""
         return msgspec.structs.replace(self, wait="update", norm=None)
 
+    def _ends(self) -> list[int]:
+        """Return the element after the last one of each tensor."""
+        return list(itertools.accumulate(t.elements for t in self.tensors))
+
     def tensors_of(self, message: Message) -> range:
         """Return the indices of the tensors of which the message holds elements.
 
         A tensor without elements belongs to the message that holds the element before it.
         """
-        ends = list(itertools.accumulate(t.elements for t in self.tensors))
-        return _tensors_between(ends, message)
+        return _tensors_between(self._ends(), message)
 
     def message_tensors(self) -> tuple[range, ...]:
         """Return :meth:`tensors_of` for every message, in one pass."""
-        ends = list(itertools.accumulate(t.elements for t in self.tensors))
+        ends = self._ends()
         return tuple(_tensors_between(ends, message) for message in self.messages)
 
     def message_bytes(self) -> tuple[int, ...]:
         """Return the bytes of each message."""
-        ends = list(itertools.accumulate(t.elements for t in self.tensors))
+        ends = self._ends()
         sizes = []
-        for message in self.messages:
+        for message, tensors in zip(self.messages, self.message_tensors(), strict=True):
             size = 0
-            for index in _tensors_between(ends, message):
+            for index in tensors:
                 start = ends[index] - self.tensors[index].elements
                 taken = min(message.stop, ends[index]) - max(message.start, start)
                 size += max(taken, 0) * bytes_per_element(self.tensors[index].dtype)
@@ -282,21 +265,14 @@ class Plan(Document, frozen=True, kw_only=True):
             return names[0]
         return f"{names[0]} .. {names[-1]} ({len(names)})"
 
-    def difference(self, tensors: Sequence[Gradient | Tensor], workers: int) -> str | None:
-        """Return how a model's gradients differ from those of the plan, or None if they match.
-
-        Args:
-            tensors: the model's gradients, in any order.
-            workers: the worker count of the job.
-        """
+    def difference(self, tensors: Sequence[Tensor], workers: int) -> str | None:
+        """Return how a job's gradients, in any order, differ from the plan's; None: not at all."""
         if workers != self.workers:
             return f"the plan is for {self.workers} workers, this job has {workers}"
         planned = {t.name: t for t in self.tensors}
         present = {t.name: t for t in tensors}
         if len(planned) != len(present):
-            extra = sorted(present.keys() - planned.keys()) or sorted(
-                planned.keys() - present.keys()
-            )
+            extra = sorted(present.keys() - planned) or sorted(planned.keys() - present)
             return (
                 f"the plan has {len(planned)} gradients of {quoted(self.model)}, this model has "
                 f"{len(present)}; the first difference is {quoted(extra[0])}"
@@ -311,8 +287,8 @@ class Plan(Document, frozen=True, kw_only=True):
             if (tensor.elements, tensor.dtype) != (expected.elements, expected.dtype):
                 return (
                     f"gradient {quoted(name)} has {expected.elements} elements of "
-                    f"{expected.dtype} in "
-                    f"the plan, {tensor.elements} of {tensor.dtype} in this model"
+                    f"{expected.dtype} in the plan, {tensor.elements} of {tensor.dtype} in this "
+                    "model"
                 )
         return None
 

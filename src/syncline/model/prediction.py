@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from typing import ClassVar
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.quantities import NS_PER_S
+from syncline.model.quantities import NS_PER_S, require_finite
 
-__all__ = ["Comparison", "Prediction", "Suggestion"]
+__all__ = ["Comparison", "Prediction", "Suggestion", "of_planner"]
 
 LEAST_GAIN = 1.05
 """Least speed-up at which a lossy exchange is worth mentioning."""
@@ -38,9 +38,7 @@ class Suggestion(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("iteration_s", "dense_s"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"suggestion: {field} must be finite and above 0, found {value}")
+            require_finite(f"suggestion: {field}", getattr(self, field), above_0=True)
 
     @property
     def gain(self) -> float:
@@ -98,17 +96,9 @@ class Prediction(Value, frozen=True, kw_only=True):
         where = f"prediction of {quoted(self.planner)}"
         if self.messages < 0:
             raise UserError(f"{where}: messages is negative: {self.messages}")
-        for field in (
-            "iteration_s",
-            "computation_s",
-            "communication_s",
-            "exposed_s",
-            "lower_bound_s",
-            "error_s",
-        ):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"{where}: {field} must be finite and at least 0, found {value}")
+        for field in self.__struct_fields__:
+            if field.endswith("_s"):
+                require_finite(f"{where}: {field}", getattr(self, field))
         if 0 < self.iteration_s * NS_PER_S < 0.5:
             raise UserError(
                 f"{where}: iteration_s is {self.iteration_s} s, shorter than a nanosecond"
@@ -125,6 +115,18 @@ class Prediction(Value, frozen=True, kw_only=True):
     def distance_to_bound(self) -> float:
         """How far the iteration is above the lower bound, as a fraction of the bound."""
         return self.iteration_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
+
+
+def of_planner(predictions: Iterable[Prediction], planner: str, where: str) -> Prediction:
+    """Return the prediction for ``planner``.
+
+    Raises:
+        UserError: there is none; the message ends with ``where``.
+    """
+    for prediction in predictions:
+        if prediction.planner == planner:
+            return prediction
+    raise UserError(f"no prediction for planner {quoted(planner)} {where}")
 
 
 class Comparison(Document, frozen=True, kw_only=True):
@@ -154,7 +156,4 @@ class Comparison(Document, frozen=True, kw_only=True):
         Raises:
             UserError: the planner is not in the table.
         """
-        for prediction in self.predictions:
-            if prediction.planner == planner:
-                return prediction
-        raise UserError(f"no prediction for planner {quoted(planner)} in this comparison")
+        return of_planner(self.predictions, planner, "in this comparison")

@@ -11,13 +11,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element, require_time
 
-__all__ = ["Baseline", "Gradient", "Norm", "Operation", "Phase", "Profile", "Resource"]
+__all__ = [
+    "Baseline",
+    "Gradient",
+    "Norm",
+    "Operation",
+    "Phase",
+    "Profile",
+    "Resource",
+    "Tensor",
+    "require_tensors",
+]
 
 Norm = Literal["1", "2", "inf"]
 """The order p of a norm ``(sum |x|^p)^(1/p)``; ``inf`` is the largest absolute value."""
@@ -69,21 +80,54 @@ class Operation(Value, frozen=True, kw_only=True):
         return "copy" if self.phase == "copy" else self.resource
 
 
-class Gradient(Value, frozen=True, kw_only=True):
-    """One gradient tensor."""
+class Tensor(Value, frozen=True, kw_only=True):
+    """A gradient tensor as the plan sees it."""
 
     name: str
     elements: int
     dtype: str = "float32"
-    ready_after: int
-    """Index of the operation after which the gradient is final."""
-    needed_by: int | None = None
-    """Index of the forward operation that first reads the parameter; None if none does."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the tensor in its own dtype."""
         return self.elements * bytes_per_element(self.dtype)
+
+
+class Gradient(Tensor, frozen=True, kw_only=True):
+    """A gradient tensor as the profile sees it."""
+
+    ready_after: int
+    """Index of the operation after which the gradient is final."""
+    needed_by: int | None = None
+    """Index of the forward operation that first reads the parameter; None if none does."""
+
+
+def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
+    """Check the names, types and sizes of tensors.
+
+    Args:
+        where: begins each message, and names the list: ``"profile: gradients"``.
+        kind: what one of them is called.
+        tensors: what to check.
+
+    Raises:
+        UserError: two share a name, one has a negative size or an unknown dtype, or they are too
+            large together.
+    """
+    seen: set[str] = set()
+    for index, tensor in enumerate(tensors):
+        which = f"{where}[{index}] {quoted(tensor.name)}"
+        if tensor.name in seen:
+            raise UserError(f"{which}: another {kind} has this name")
+        seen.add(tensor.name)
+        if tensor.elements < 0:
+            raise UserError(f"{which}: elements must not be negative: {tensor.elements}")
+        bytes_per_element(tensor.dtype)
+    size_bytes = sum(tensor.size_bytes for tensor in tensors)
+    if size_bytes > LARGEST_BYTES:
+        raise UserError(
+            f"{where} hold {size_bytes} bytes in all; at most {LARGEST_BYTES} can be planned"
+        )
 
 
 class Baseline(Value, frozen=True, kw_only=True):
@@ -133,10 +177,9 @@ class Profile(Document, frozen=True, kw_only=True):
     for clipping; None where it waits for nothing else."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"profile: workers must be at least 1, found {self.workers}")
-        if self.iterations < 1:
-            raise UserError(f"profile: iterations must be at least 1, found {self.iterations}")
+        for field in ("workers", "iterations"):
+            if (value := getattr(self, field)) < 1:
+                raise UserError(f"profile: {field} must be at least 1, found {value}")
         for index, operation in enumerate(self.operations):
             where = f"profile: operations[{index}] {quoted(operation.name)}"
             require_time(f"{where}: duration_s", operation.duration_s)
@@ -152,52 +195,40 @@ class Profile(Document, frozen=True, kw_only=True):
         self._check_order()
         total_s = math.fsum(operation.duration_s for operation in self.operations)
         require_time("profile: all operations together", total_s)
-        if self.gradient_bytes > LARGEST_BYTES:
-            raise UserError(
-                f"profile: the gradients hold {self.gradient_bytes} bytes in all; "
-                f"at most {LARGEST_BYTES} can be planned"
-            )
 
     def _check_gradients(self) -> None:
-        seen: set[str] = set()
+        require_tensors("profile: gradients", "gradient", self.gradients)
         for index, gradient in enumerate(self.gradients):
-            where = f"profile: gradients[{index}] {quoted(gradient.name)}"
-            if gradient.name in seen:
-                raise UserError(f"{where}: another gradient has this name")
-            seen.add(gradient.name)
-            if gradient.elements < 0:
-                raise UserError(f"{where}: elements must not be negative: {gradient.elements}")
-            bytes_per_element(gradient.dtype)
-            for field, operation in (
-                ("ready_after", gradient.ready_after),
-                ("needed_by", gradient.needed_by),
-            ):
+            for field in ("ready_after", "needed_by"):
+                operation = getattr(gradient, field)
                 if operation is not None and not 0 <= operation < len(self.operations):
                     raise UserError(
-                        f"{where}: {field} is {operation}, but there are "
-                        f"{len(self.operations)} operations"
+                        f"profile: gradients[{index}] {quoted(gradient.name)}: {field} is "
+                        f"{operation}, but there are {len(self.operations)} operations"
                     )
 
     def _check_order(self) -> None:
-        exchanged = next(
-            (i for i, o in enumerate(self.operations) if o.phase in ("finalize", "update")), None
-        )
+        exchanged = self._first("finalize", "update")
         ready = [gradient.ready_after for gradient in self.gradients]
         if exchanged is not None and ready[-1] >= exchanged:
             late = next(g for g in self.gradients if g.ready_after >= exchanged)
             raise UserError(
                 f"profile: gradient {quoted(late.name)} is ready after "
-                f"operations[{late.ready_after}], "
-                f"but operations[{exchanged}] {quoted(self.operations[exchanged].name)} already "
-                "waits for all exchanged gradients; list finalize and update operations last"
+                f"operations[{late.ready_after}], but operations[{exchanged}] "
+                f"{quoted(self.operations[exchanged].name)} already waits for all exchanged "
+                "gradients; list finalize and update operations last"
             )
-        for index in range(1, len(ready)):
-            if ready[index] < ready[index - 1]:
+        for index, (before, after) in enumerate(itertools.pairwise(ready), start=1):
+            if after < before:
                 raise UserError(
                     f"profile: gradients[{index}] {quoted(self.gradients[index].name)} is ready "
-                    "before "
-                    "the one listed ahead of it; list gradients in the order they become ready"
+                    "before the one listed ahead of it; list gradients in the order they become "
+                    "ready"
                 )
+
+    def _first(self, *phases: Phase) -> int | None:
+        """Return the first operation of the given phases."""
+        return next((i for i, o in enumerate(self.operations) if o.phase in phases), None)
 
     @property
     def has_host(self) -> bool:
@@ -210,7 +241,7 @@ class Profile(Document, frozen=True, kw_only=True):
 
         Then rounds of gradients do not mix; see :mod:`syncline.simulator.bound`.
         """
-        backward = next((i for i, o in enumerate(self.operations) if o.phase == "backward"), None)
+        backward = self._first("backward")
         if backward is None or self.has_host:
             return False
         return all(gradient.ready_after >= backward for gradient in self.gradients)
@@ -275,7 +306,7 @@ class Profile(Document, frozen=True, kw_only=True):
         backward operation, that one, because the backward pass will overwrite the gradient. What
         reads or copies a batch needs no parameter; what follows it does.
         """
-        backward = next((i for i, o in enumerate(self.operations) if o.phase == "backward"), None)
+        backward = self._first("backward")
         needs = []
         for gradient in self.gradients:
             latest = gradient.ready_after if backward is None else backward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from syncline.errors import UserError, did_you_mean, quoted
@@ -21,6 +21,8 @@ __all__ = [
     "parse_bandwidth",
     "parse_duration",
     "parse_workers",
+    "require_finite",
+    "require_known",
     "require_time",
 ]
 
@@ -36,12 +38,31 @@ LONGEST_NS = 1 << 46
 """All operations, or all messages, of one iteration: 19.5 hours."""
 
 
-def require_time(what: str, seconds: float) -> None:
-    """Check a time.
+def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
+    """Check a number that is at least 0, or above 0.
 
-    Args:
-        what: what the time is of, for the message.
-        seconds: the time.
+    Raises:
+        UserError: it is too small or not finite; the message begins with ``what``.
+    """
+    if not (math.isfinite(value) and value >= 0 and not (above_0 and value == 0)):
+        least = "above 0" if above_0 else "at least 0"
+        raise UserError(f"{what} must be finite and {least}, found {value}")
+
+
+def require_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Check the name of something.
+
+    Raises:
+        UserError: it is none of ``known``; the message lists them.
+    """
+    names = tuple(known)
+    if name not in names:
+        hint = did_you_mean(name, names)
+        raise UserError(f"unknown {what} {quoted(name)}{hint} (known: {', '.join(names)})")
+
+
+def require_time(what: str, seconds: float) -> None:
+    """Check a time; ``what`` says in the message what it is of.
 
     Raises:
         UserError: it is negative, not finite or longer than 19.5 hours.
@@ -71,12 +92,9 @@ def bytes_per_element(dtype: str) -> int:
     Raises:
         UserError: ``dtype`` is not a type that gradients can have.
     """
-    try:
-        return BYTES_PER_ELEMENT[dtype]
-    except KeyError:
-        known = ", ".join(BYTES_PER_ELEMENT)
-        hint = did_you_mean(dtype, BYTES_PER_ELEMENT)
-        raise UserError(f"unknown gradient dtype {quoted(dtype)}{hint} (known: {known})") from None
+    if dtype not in BYTES_PER_ELEMENT:
+        require_known("gradient dtype", dtype, BYTES_PER_ELEMENT)
+    return BYTES_PER_ELEMENT[dtype]
 
 
 NS_PER_S = 1_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -23,8 +23,9 @@ __all__ = [
 
 SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
 SelectionUnit = Literal["layer", "message", "model"]
+Wire = Literal["float32", "bfloat16", "float16"]
 
-ALGORITHMS = ("top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly")
+ALGORITHMS: tuple[str, ...] = get_args(SparseAlgorithm)
 PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the first epochs, one each (gTop-k, section IV.B)."""
 
@@ -48,7 +49,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     merged: each parameter, each message (such as DDP's bucket), or the whole model, which can only
     be exchanged once it is complete. DDP forms other buckets in its first step than later, so with
     ``message`` a resumed run differs from one that was not interrupted."""
-    wire: Literal["float32", "bfloat16", "float16"] = "float32"
+    wire: Wire = "float32"
     """The type in which values are sent. The rounding error stays in the residuals."""
     momentum: float = 0.0
     """Momentum correction if above 0: elements are selected from each worker's accumulated velocity
@@ -84,8 +85,8 @@ class Recipe(Value, frozen=True, kw_only=True):
                 f"(known: {', '.join(ALGORITHMS)})"
             )
         for name, value, known in (
-            ("unit", self.unit, ("layer", "message", "model")),
-            ("wire", self.wire, ("float32", "bfloat16", "float16")),
+            ("unit", self.unit, get_args(SelectionUnit)),
+            ("wire", self.wire, get_args(Wire)),
         ):
             if value not in known:
                 raise UserError(f"recipe: {name} is one of {', '.join(known)}, found {value!r}")

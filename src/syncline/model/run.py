@@ -10,6 +10,7 @@ import msgspec
 from syncline.errors import UserError, quoted
 from syncline.model.document import NOT_JSON, Document, Value
 from syncline.model.prediction import Suggestion
+from syncline.model.quantities import require_finite
 from syncline.model.recipe import Compression
 
 __all__ = ["Decision", "Event", "Rate", "Run", "Sent"]
@@ -39,12 +40,8 @@ class Rate(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         where = f"rate {quoted(self.name)}"
-        if not (math.isfinite(self.iteration_s) and self.iteration_s > 0):
-            raise UserError(
-                f"{where}: iteration_s must be finite and above 0, found {self.iteration_s}"
-            )
-        if not (math.isfinite(self.noise_s) and self.noise_s >= 0):
-            raise UserError(f"{where}: noise_s must be finite and at least 0, found {self.noise_s}")
+        require_finite(f"{where}: iteration_s", self.iteration_s, above_0=True)
+        require_finite(f"{where}: noise_s", self.noise_s)
 
 
 class Sent(Value, frozen=True, kw_only=True):

@@ -29,10 +29,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from syncline.errors import UserError, did_you_mean, quoted
+from syncline.errors import UserError
 from syncline.model.collective_costs import doubling_rounds, folded_rounds, require_workers
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
+from syncline.model.quantities import require_finite, require_known
 
 __all__ = [
     "INDEX_BYTES",
@@ -68,13 +69,8 @@ class SparseSpeeds(Value, frozen=True, kw_only=True):
     """Seconds a round, whatever its size, beside the link's startup."""
 
     def __post_init__(self) -> None:
-        for field in ("select_s_per_element", "merge_s_per_entry", "message_s", "round_s"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(
-                    f"speeds of sparse exchange: {field} must be finite and at least 0, found "
-                    f"{value}"
-                )
+        for field in self.__struct_fields__:
+            require_finite(f"speeds of sparse exchange: {field}", getattr(self, field))
 
 
 class SparseWork(NamedTuple):
@@ -161,18 +157,10 @@ def sparse_line(
     link = CostCurve.line(work.startups * alpha_s, work.vectors * sent_share * beta_s_per_byte)
     if speeds is None:
         return link
-    return CostCurve.in_turn(
-        [
-            link,
-            computing_line(
-                algorithm,
-                workers=workers,
-                density=density,
-                element_bytes=element_bytes,
-                speeds=speeds,
-            ),
-        ]
+    computing = computing_line(
+        algorithm, workers=workers, density=density, element_bytes=element_bytes, speeds=speeds
     )
+    return CostCurve.in_turn((link, computing))
 
 
 def computing_line(
@@ -193,10 +181,7 @@ def computing_line(
 
 
 def _work_of(algorithm: str, workers: int, density: float) -> SparseWork:
-    if algorithm not in SPARSE_ALGORITHMS:
-        hint = did_you_mean(algorithm, SPARSE_ALGORITHMS)
-        known = ", ".join(SPARSE_ALGORITHMS)
-        raise UserError(f"unknown sparse exchange {quoted(algorithm)}{hint} (known: {known})")
+    require_known("sparse exchange", algorithm, SPARSE_ALGORITHMS)
     require_workers(workers)
     if not (math.isfinite(density) and 0 < density <= 1):
         raise UserError(f"density must be above 0 and at most 1, found {density}")

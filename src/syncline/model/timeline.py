@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -22,6 +23,7 @@ __all__ = [
     "Timeline",
     "busy_ns",
     "exposed_intervals",
+    "merged",
     "rows",
     "union",
 ]
@@ -135,9 +137,8 @@ class Timeline(Document, frozen=True, kw_only=True):
             key=lambda span: (span.start_ns, span.stop_ns),
         )
         ready_ns = [s.start_ns if s.ready_ns is None else s.ready_ns for s in messages]
-        later_ns = ready_ns[:]  # of each message: when the first of it and those after it is ready
-        for index in reversed(range(len(messages) - 1)):
-            later_ns[index] = min(later_ns[index], later_ns[index + 1])
+        # Of each message: when the first of it and those after it is ready.
+        later_ns = list(itertools.accumulate(reversed(ready_ns), min))[::-1]
         total_ns = free_ns = 0
         for index, message in enumerate(messages):
             if index + 1 < len(messages):
@@ -156,15 +157,20 @@ class Timeline(Document, frozen=True, kw_only=True):
 
 def union(spans: Iterable[Span]) -> list[Interval]:
     """Return the disjoint intervals in which at least one of ``spans`` runs, in nanoseconds."""
-    merged: list[Interval] = []
-    for start, stop in sorted((s.start_ns, s.stop_ns) for s in spans):
+    return merged((s.start_ns, s.stop_ns) for s in spans)
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals as disjoint ones, in order; empty ones are left out."""
+    found: list[Interval] = []
+    for start, stop in sorted(intervals):
         if start == stop:
             continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
         else:
-            merged.append((start, stop))
-    return merged
+            found.append((start, stop))
+    return found
 
 
 def busy_ns(intervals: Iterable[Interval]) -> int:
@@ -227,15 +233,14 @@ def exposed_intervals(timeline: Timeline) -> list[Interval]:
     exposed: list[Interval] = []
     index = 0
     for start, stop in union(s for s in timeline.spans if s.kind == "message"):
-        while index < len(computing) and computing[index][1] <= start:
-            index += 1
         clock = start
-        following = index
-        while following < len(computing) and computing[following][0] < stop:
-            if clock < computing[following][0]:
-                exposed.append((clock, computing[following][0]))
-            clock = max(clock, computing[following][1])
-            following += 1
+        while index < len(computing) and computing[index][0] < stop:
+            if clock < computing[index][0]:
+                exposed.append((clock, computing[index][0]))
+            clock = max(clock, computing[index][1])
+            if clock >= stop:
+                break  # it may hide the next message too
+            index += 1
         if clock < stop:
             exposed.append((clock, stop))
     return exposed

@@ -9,8 +9,8 @@ import msgspec
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.prediction import Prediction
-from syncline.model.quantities import LARGEST_WORKERS, require_time
+from syncline.model.prediction import Prediction, of_planner
+from syncline.model.quantities import LARGEST_WORKERS, require_finite, require_time
 
 __all__ = [
     "BOUND_SHARE",
@@ -63,16 +63,12 @@ class Setting(Value, frozen=True, kw_only=True):
                 f"what-if: workers must be at least 1 and at most {LARGEST_WORKERS}, found "
                 f"{quoted(self.workers)}"
             )
-        positive = [self.bandwidth_bytes_per_s, self.density, self.compute_scale]
-        positive += [factor for _, factor in self.stragglers]
-        if not all(value is None or (math.isfinite(value) and value > 0) for value in positive):
-            raise UserError(
-                "what-if: bandwidth, density, compute_scale and stragglers' factors must be finite "
-                "and above 0"
-            )
-        least_0 = [self.latency_s, self.spread, self.jitter]
-        if not all(value is None or (math.isfinite(value) and value >= 0) for value in least_0):
-            raise UserError("what-if: latency_s, spread and jitter must be finite and at least 0")
+        for rank, factor in self.stragglers:
+            require_finite(f"what-if: the factor of straggler {rank}", factor, above_0=True)
+        positive = ("bandwidth_bytes_per_s", "density", "compute_scale")
+        for field in (*positive, "latency_s", "spread", "jitter"):
+            if (value := getattr(self, field)) is not None:
+                require_finite(f"what-if: {field}", value, above_0=field in positive)
 
 
 class Split(Value, frozen=True, kw_only=True):
@@ -144,10 +140,7 @@ class Point(Value, frozen=True, kw_only=True):
         Raises:
             UserError: the planner was not asked for.
         """
-        for prediction in self.predictions:
-            if prediction.planner == planner:
-                return prediction
-        raise UserError(f"no prediction for planner {quoted(planner)} at this point")
+        return of_planner(self.predictions, planner, "at this point")
 
     def efficiency(self, prediction: Prediction) -> float:
         """Return the time of one worker without communication over that of the iteration."""
@@ -227,10 +220,8 @@ class Bottleneck(Value, frozen=True, kw_only=True):
 
     def by_kind(self) -> dict[str, float]:
         """Return the seconds of the path by kind, the longest first."""
-        totals: dict[str, list[float]] = {}
-        for part in self.path:
-            totals.setdefault(part.kind, []).append(part.time_s)
-        sums = {kind: math.fsum(times) for kind, times in totals.items()}
+        kinds = dict.fromkeys(part.kind for part in self.path)
+        sums = {k: math.fsum(p.time_s for p in self.path if p.kind == k) for k in kinds}
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
@@ -265,17 +256,14 @@ class WhatIf(Document, frozen=True, kw_only=True):
                     f"what-if: points[{i}]: expected predictions of {', '.join(planners)}, "
                     f"found {', '.join(found)}"
                 )
-        named = [("bottleneck", self.bottleneck.point, self.bottleneck.planner)]
-        named += [
-            (f"crossings[{i}]", crossing.point, crossing.planner)
-            for i, crossing in enumerate(self.crossings)
-        ]
-        for what, point, planner in named:
-            if not 0 <= point < len(self.points):
+        named: dict[str, Bottleneck | Crossing] = {"bottleneck": self.bottleneck}
+        named |= {f"crossings[{i}]": crossing for i, crossing in enumerate(self.crossings)}
+        for what, about in named.items():
+            if not 0 <= about.point < len(self.points):
                 raise UserError(
-                    f"what-if: {what}: there are {len(self.points)} points, found {point}"
+                    f"what-if: {what}: there are {len(self.points)} points, found {about.point}"
                 )
-            self.points[point].of(planner)
+            self.points[about.point].of(about.planner)
         by_setting = {point.setting: point for point in self.points} if self.crossings else {}
         for i, crossing in enumerate(self.crossings):
             self._require_neighbour(f"what-if: crossings[{i}]", crossing, by_setting)

@@ -26,7 +26,7 @@ from syncline.traces.trace import Trace, Written, in_file, number
 __all__ = ["DEFAULT_CLOCK_HZ", "is_astrasim", "read_astrasim", "write_astrasim"]
 
 DEFAULT_CLOCK_HZ = 1e9
-"""One cycle a nanosecond, as ASTRA-sim's own clock."""
+"""Cycles a second of the simulated accelerator: one a nanosecond, as ASTRA-sim's own clock."""
 POLICIES = (
     "DATA",
     "MODEL",
@@ -58,11 +58,6 @@ def read_astrasim(
     progress: ReadProgress | None = None,
 ) -> Trace:
     """Read a data-parallel workload.
-
-    Args:
-        path: the file.
-        clock_hz: cycles a second of the simulated accelerator.
-        progress: called with how far the reading is.
 
     Raises:
         UserError: the clock is no positive number.
@@ -168,11 +163,6 @@ def write_astrasim(
     clock_hz: float = DEFAULT_CLOCK_HZ,
 ) -> Written:
     """Write a profile as a data-parallel workload; times are rounded to whole cycles.
-
-    Args:
-        profile: what to write.
-        network: not written: ASTRA-sim simulates its own.
-        clock_hz: cycles a second of the simulated accelerator.
 
     Raises:
         UserError: the clock is no positive number, or the profile has nothing that a layer could

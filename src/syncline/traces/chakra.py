@@ -9,20 +9,20 @@ phases are inferred, see :func:`phases_of`.
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
 from syncline.errors import FileError, quoted
 from syncline.model.network import Network
-from syncline.model.profile import Gradient, Operation, Phase, Profile
+from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import bytes_per_element
 from syncline.traces.chakra_nodes import (
+    AttributeValue,
     CollectiveType,
     Metadata,
     Node,
@@ -37,6 +37,7 @@ from syncline.traces.trace import (
     Written,
     element_type,
     in_file,
+    in_order,
     measured_points,
     message_s,
 )
@@ -62,20 +63,14 @@ WANTED = (
 
 
 def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
-    """Read a Chakra trace of one rank.
+    """Read a Chakra trace of one rank, packed or not.
 
-    Args:
-        path: the file, packed or not.
-        progress: called with how far the reading is.
-
-    Returns:
-        The profile, with a gradient for each message that sums; and the messages that were timed.
+    The profile has a gradient for each message that sums. O((n + m) log n) for n nodes and m
+    dependencies, all of which are held.
 
     Raises:
         FileError: it is no such file, is broken or truncated, a node comes twice, the data
             dependencies have a cycle, a value is absurd, or nothing is summed.
-
-    O((n + m) log n) for n nodes and m dependencies, all of which are held.
     """
     source = str(path)
     metadata = Metadata()
@@ -91,14 +86,13 @@ def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None =
     graph = Graph.of(nodes, source)
     with in_file(source):
         if OURS in metadata.attributes:
-            return _ours(graph, metadata, source)
+            return _ours(graph, metadata.attributes, source)
         return read_foreign(
             graph, Path(source).name.removesuffix(".gz").removesuffix(".et"), source
         )
 
 
-def _ours(graph: Graph, metadata: Metadata, source: str) -> Trace:
-    about = metadata.attributes
+def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Trace:
     if about[OURS] != FORM:
         raise FileError(
             f"{source}: expected form {FORM} of Syncline's Chakra traces, the file has "
@@ -111,17 +105,21 @@ def _ours(graph: Graph, metadata: Metadata, source: str) -> Trace:
         if node.type == NodeType.COMM_COLL:
             messages.append(node)
             continue
-        phase, resource = (node.attributes.get(f"syncline.{k}") for k in ("phase", "resource"))
-        if phase not in get_args(Phase) or resource not in ("device", "host"):
+        phase, resource, duration_s = (
+            node.attributes.get(f"syncline.{k}") for k in ("phase", "resource", "duration_s")
+        )
+        if phase not in get_args(Phase) or resource not in get_args(Resource):
             raise FileError(f"{source}: {node.title} has no phase or resource")
+        if not isinstance(duration_s, float):
+            raise FileError(f"{source}: {node.title} has no duration in seconds")
         index_of[node.id] = len(operations)
         operations.append(
             Operation(
                 name=node.name,
                 phase=cast(Phase, phase),
-                duration_s=_duration_s(node, source),
+                duration_s=duration_s,
                 after=tuple(index_of[d] for d in node.data_deps if d in index_of),
-                resource="host" if resource == "host" else "device",
+                resource=cast(Resource, resource),
             )
         )
     gradients = []
@@ -140,44 +138,32 @@ def _ours(graph: Graph, metadata: Metadata, source: str) -> Trace:
                 needed_by=needed_by if isinstance(needed_by, int) else None,
             )
         )
+    workers, iterations, network_workers = (
+        value if isinstance(value := about.get(f"syncline.{k}"), int) else None
+        for k in ("workers", "iterations", "network_workers")
+    )
     profile = Profile(
         model=str(about.get("syncline.model", "")),
         device=str(about.get("syncline.device", "")),
-        workers=_count(about.get("syncline.workers")),
-        iterations=_count(about.get("syncline.iterations")),
+        workers=workers or 0,
+        iterations=iterations or 0,
         operations=tuple(operations),
         gradients=tuple(gradients),
     )
     points = measured_points(
         (node.integer("comm_size", source), node.seconds(source)) for node in messages
     )
-    workers = about.get("syncline.network_workers")
+    notes = graph.notes
+    if points:
+        notes = [*notes, "times of messages are those of the network it was written with"]
     return Trace(
         model=profile.model,
         profile=profile,
         points=points,
-        workers=workers if isinstance(workers, int) else None,
+        workers=network_workers,
         steps=profile.iterations,
-        notes=(
-            *graph.notes,
-            *(
-                ("times of messages are those of the network it was written with",)
-                if points
-                else ()
-            ),
-        ),
+        notes=tuple(notes),
     )
-
-
-def _duration_s(node: Node, source: str) -> float:
-    value = node.attributes.get("syncline.duration_s")
-    if not isinstance(value, float):
-        raise FileError(f"{source}: {node.title} has no duration in seconds")
-    return value
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def write_chakra(profile: Profile, network: Network | None = None) -> Written:
@@ -185,13 +171,9 @@ def write_chakra(profile: Profile, network: Network | None = None) -> Written:
 
     ``duration_micros`` is rounded, as the format wants; an attribute keeps the nanoseconds.
     Control dependencies keep the operations of a lane in their order; update and unpacking depend
-    on all messages.
-
-    Args:
-        profile: what to write.
-        network: gives the durations of the messages, rounded to microseconds; without it 0.
+    on all messages. The network gives the durations of the messages; without it they are 0.
     """
-    about: dict[str, int | float | str] = {
+    about: dict[str, AttributeValue] = {
         OURS: FORM,
         "syncline.model": profile.model,
         "syncline.device": profile.device,
@@ -213,22 +195,17 @@ def write_chakra(profile: Profile, network: Network | None = None) -> Written:
         if operation.phase in ("finalize", "update"):
             data += message_ids
         lane = operation.lane
-        control = [last_of_lane[lane]] if lane in last_of_lane else []
-        node = Node(
-            next_id,
-            operation.name,
-            NodeType.COMP,
-            array("Q", data),
-            array("Q", control),
-            round(operation.duration_s / US),
-            {
-                "is_cpu_op": int(lane != "device"),
-                "syncline.phase": operation.phase,
-                "syncline.resource": operation.resource,
-                "syncline.duration_s": operation.duration_s,
-            },
+        deps = (array("Q", data), array("Q", [last_of_lane[lane]] if lane in last_of_lane else []))
+        attributes = {
+            "is_cpu_op": int(lane != "device"),
+            "syncline.phase": operation.phase,
+            "syncline.resource": operation.resource,
+            "syncline.duration_s": operation.duration_s,
+        }
+        micros = round(operation.duration_s / US)
+        parts.append(
+            encode(Node(next_id, operation.name, NodeType.COMP, *deps, micros, attributes))
         )
-        parts.append(encode(node))
         ids.append(next_id)
         last_of_lane[lane] = next_id
         next_id += 1
@@ -245,8 +222,7 @@ def write_chakra(profile: Profile, network: Network | None = None) -> Written:
 
 
 def _message(gradient: Gradient, own_id: int, ready_id: int, network: Network | None) -> Node:
-    seconds = message_s(network, gradient.size_bytes)
-    attributes: dict[str, int | float | str] = {
+    attributes: dict[str, AttributeValue] = {
         "is_cpu_op": 0,
         "comm_type": int(CollectiveType.ALL_REDUCE),
         "comm_size": gradient.size_bytes,
@@ -254,15 +230,9 @@ def _message(gradient: Gradient, own_id: int, ready_id: int, network: Network | 
     }
     if gradient.needed_by is not None:
         attributes["syncline.needed_by"] = gradient.needed_by
-    return Node(
-        own_id,
-        gradient.name,
-        NodeType.COMM_COLL,
-        array("Q", [ready_id]),
-        array("Q"),
-        round(seconds / US),
-        attributes,
-    )
+    micros = round(message_s(network, gradient.size_bytes) / US)
+    deps = (array("Q", [ready_id]), array("Q"))
+    return Node(own_id, gradient.name, NodeType.COMM_COLL, *deps, micros, attributes)
 
 
 COMPUTING = (NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE, NodeType.STORAGE)
@@ -293,16 +263,12 @@ def read_foreign(graph: Graph, model: str, source: str) -> Trace:
     A launched message waits for the launch and for all that its device was given before; so does an
     operation of no duration, which represents the event that a framework records there.
 
-    Args:
-        graph: the nodes.
-        model: name of the profile.
-        source: the file, for errors.
-
     Raises:
         FileError: nothing is summed, a message waits for nothing, or a value is absurd.
         UserError: as for :class:`Profile`.
     """
     tasks = _tasks(graph)
+    left_out = tasks.left_out
     if not tasks.ready:
         raise FileError(
             f"{source}: no node sums gradients (COMM_COLL of type ALL_REDUCE or REDUCE_SCATTER); "
@@ -315,7 +281,7 @@ def read_foreign(graph: Graph, model: str, source: str) -> Trace:
                 "dependencies are missing"
             )
     operations = _operations(graph, tasks, source)
-    messages = sorted(tasks.ready, key=lambda place: tasks.ready[place])
+    messages = sorted(tasks.ready, key=tasks.ready.__getitem__)
     sizes = {place: graph.nodes[place].integer("comm_size", source) for place in messages}
     names = Names()
     gradients = []
@@ -342,15 +308,9 @@ def read_foreign(graph: Graph, model: str, source: str) -> Trace:
         for place in messages
         if graph.nodes[place].attributes.get("comm_type") == CollectiveType.ALL_REDUCE
     )
-    notes = [
-        *graph.notes,
-        "phases are inferred from names, threads and the order of nodes",
-        *(
-            f"{count} messages of kind {kind} are left out"
-            for kind, count in tasks.left_out.items()
-        ),
-        "each message is taken for one gradient; what needs it is not known",
-    ]
+    notes = [*graph.notes, "phases are inferred from names, threads and the order of nodes"]
+    notes += [f"{count} messages of kind {kind} are left out" for kind, count in left_out.items()]
+    notes.append("each message is taken for one gradient; what needs it is not known")
     if points:
         notes.append("the times of messages include waiting for the other ranks")
     return Trace(model=profile.model, profile=profile, points=points, notes=tuple(notes))
@@ -440,18 +400,16 @@ class Graph(NamedTuple):
                 )
             place[node.id] = index
         notes = []
-        absent = sum(
-            d not in place for n in nodes for deps in (n.data_deps, n.ctrl_deps) for d in deps
-        )
+        absent = sum(d not in place for n in nodes for d in (*n.data_deps, *n.ctrl_deps))
         if absent:
             notes.append(f"{absent} dependencies are on nodes that the file does not hold")
         with_control = True
-        order = _sorted(nodes, place, with_control=True)
+        order = in_order(len(nodes), (_inputs(node, place, True) for node in nodes))
         if len(order) < len(nodes):
             # Converters have renumbered nodes and forgotten these.
             notes.append("the control dependencies have cycles and were not used")
             with_control = False
-            order = _sorted(nodes, place, with_control=False)
+            order = in_order(len(nodes), (_inputs(node, place, False) for node in nodes))
         if len(order) < len(nodes):
             around = _cycle(nodes, place, set(range(len(nodes))).difference(order))
             raise FileError(f"{source}: the data dependencies have a cycle: {around}")
@@ -468,26 +426,6 @@ def _inputs(node: Node, place: dict[int, int], with_control: bool) -> list[int]:
     if with_control:
         found += [place[d] for d in node.ctrl_deps if d in place]
     return found
-
-
-def _sorted(nodes: list[Node], place: dict[int, int], *, with_control: bool) -> list[int]:
-    """Return the nodes in topological order, otherwise as in the file, without those in cycles."""
-    waiting = array("q", bytes(8 * len(nodes)))
-    followers: list[array[int]] = [array("q") for _ in nodes]
-    for index, node in enumerate(nodes):
-        for before in _inputs(node, place, with_control):
-            followers[before].append(index)
-            waiting[index] += 1
-    free = [index for index, count in enumerate(waiting) if not count]
-    order = []
-    while free:
-        index = heapq.heappop(free)
-        order.append(index)
-        for follower in followers[index]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(free, follower)
-    return order
 
 
 def _cycle(nodes: list[Node], place: dict[int, int], stuck: set[int]) -> str:
@@ -534,7 +472,7 @@ def phases_of(
         if launcher is not None and launcher < index:
             backward[index] = backward[index] or backward[launcher]
             updating[index] = updating[index] or updating[launcher]
-    first_backward = next((i for i, yes in enumerate(backward) if yes), len(nodes))
+    first_backward = backward.index(True) if True in backward else len(nodes)
     computing = False
     phases: list[Phase] = []
     for index, node in enumerate(nodes):

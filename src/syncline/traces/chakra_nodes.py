@@ -8,6 +8,7 @@ tensors) are not in the schema here, so the ``protobuf`` package passes over the
 from __future__ import annotations
 
 import enum
+import io
 from array import array
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
@@ -108,7 +109,7 @@ class Node(NamedTuple):
         """Return the value of an attribute.
 
         Raises:
-            FileError: the node has no such attribute, or it is no integer.
+            FileError: it is missing or no integer.
         """
         value = self.attributes.get(attribute)
         if not isinstance(value, int):
@@ -118,7 +119,7 @@ class Node(NamedTuple):
         return value
 
     def seconds(self, source: str) -> float:
-        """Return its duration in seconds.
+        """Return its duration.
 
         Raises:
             FileError: it is longer than an iteration may be.
@@ -194,20 +195,8 @@ def _decoded(kind: str, message: bytes) -> Any | None:
 
 def is_metadata(head: bytes) -> bool:
     """Return whether bytes begin with a ``GlobalMetadata`` message."""
-    size = shift = position = 0
-    while position < min(len(head), 5):
-        byte = head[position]
-        position += 1
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    else:
-        return False
-    message = head[position : position + size]
-    if len(message) < size:
-        return False
     try:
+        position, message = next(messages(io.BytesIO(head), ""), (0, b""))
         _metadata(message, "")
     except FileError:
         return False
@@ -342,7 +331,7 @@ def _text(content: bytes) -> str:
 def encode(message: Metadata | Node) -> bytes:
     """Return a message with its length before it, as a file holds it.
 
-    Integers become ``int64``, except for ``is_cpu_op``, which is a ``bool``; strings stay strings.
+    Integers become ``int64``, except for ``is_cpu_op``, which is a ``bool``.
     """
     classes = _classes()
     attributes = [

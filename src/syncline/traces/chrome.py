@@ -5,6 +5,7 @@ Arrows to and from messages show which span caused which.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,45 +25,17 @@ class Flow(NamedTuple):
     target: Span
 
 
-class _Runs:
-    """The spans by label and lane; several operations may share a label."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._by_label: dict[str, dict[str, list[Span]]] = {}
-        for span in sorted(spans, key=lambda s: (s.start_ns, s.stop_ns)):
-            self._by_label.setdefault(span.label, {}).setdefault(span.lane, []).append(span)
-
-    def of(self, label: str, ordinal: int, count: int) -> list[Span]:
-        """Return the runs of the ``ordinal``-th of ``count`` things with this label, by start.
-
-        A lane runs things in their order, iteration after iteration. Where its spans are no whole
-        number of iterations, which is which is not known, and there are none.
-        """
-        found = [
-            span
-            for spans in self._by_label.get(label, {}).values()
-            if len(spans) % count == 0
-            for span in spans[ordinal::count]
-        ]
-        return sorted(found, key=lambda span: span.start_ns)
-
-
 def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
     """Return arrows from what each message waited for, and to what waited for it.
 
     Into a message: from the operation that made its last gradient ready, or, for an all-gather,
     from the reduce-scatters that it completes. Out of it: to the first unpacking or update after
     it, or, where the plan's operations wait by need, to those of the next iteration that read its
-    parameters.
-
-    Args:
-        timeline: predicted or measured; its spans are matched by label and order.
-        profile: the operations that ran.
-        plan: the messages that were sent.
+    parameters. Spans are matched by label and order.
     """
     sending = [span for span in timeline.spans if span.kind == "message"]
     computing = [span for span in timeline.spans if span.kind not in NOT_COMPUTING]
-    operation_runs = _matched([operation.name for operation in profile.operations], computing)
+    operation_runs = _matched([o.name for o in profile.operations], computing)
     message_runs = _message_runs(plan, sending)
     gradients = {gradient.name: gradient for gradient in profile.gradients}
     needs = dict(zip(gradients, profile.need_operations(), strict=True))
@@ -94,11 +67,9 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
 def _message_runs(plan: Plan, spans: Sequence[Span]) -> list[list[Span]]:
     """Return the spans of each message: by its label, or by order where no label is known."""
     labels = [plan.label(tensors) for tensors in plan.message_tensors()]
-    if not {span.label for span in spans}.isdisjoint(labels):
-        return _matched(labels, spans)
-    alike = [msgspec.structs.replace(span, label="") for span in spans]
-    original = dict(zip(map(id, alike), spans, strict=True))
-    return [[original[id(run)] for run in runs] for runs in _matched([""] * len(labels), alike)]
+    if {span.label for span in spans}.isdisjoint(labels):
+        return _matched([""] * len(labels), spans, by_label=False)
+    return _matched(labels, spans)
 
 
 def _exchanged(spans: Sequence[Span]) -> list[Span]:
@@ -116,17 +87,29 @@ def _runs_until(operation: int, profile: Profile, runs: Sequence[list[Span]]) ->
     return runs[operation]
 
 
-def _matched(labels: Sequence[str], spans: Sequence[Span]) -> list[list[Span]]:
-    runs = _Runs(spans)
-    counts: dict[str, int] = {}
-    ordinals = []
+def _matched(
+    labels: Sequence[str], spans: Sequence[Span], *, by_label: bool = True
+) -> list[list[Span]]:
+    """Return the runs of each labelled thing, by start; several things may share a label.
+
+    A lane runs things in their order, iteration after iteration. Where its spans are no whole
+    number of iterations, which is which is not known, and there are none.
+    """
+    lanes: dict[str, dict[str, list[Span]]] = {}
+    for span in sorted(spans, key=lambda s: (s.start_ns, s.stop_ns)):
+        lanes.setdefault(span.label if by_label else "", {}).setdefault(span.lane, []).append(span)
+    counts, seen = Counter(labels), Counter[str]()
+    matched = []
     for label in labels:
-        ordinals.append(counts.get(label, 0))
-        counts[label] = ordinals[-1] + 1
-    return [
-        runs.of(label, ordinal, counts[label])
-        for label, ordinal in zip(labels, ordinals, strict=True)
-    ]
+        found = [
+            span
+            for runs in lanes.get(label, {}).values()
+            if len(runs) % counts[label] == 0
+            for span in runs[seen[label] :: counts[label]]
+        ]
+        matched.append(sorted(found, key=lambda span: span.start_ns))
+        seen[label] += 1
+    return matched
 
 
 def _scattered(messages: Sequence[Message], gather: Message) -> list[int]:
@@ -153,10 +136,7 @@ NS_PER_US = 1000
 
 
 def to_chrome_trace(
-    timelines: Iterable[Timeline],
-    *,
-    profile: Profile | None = None,
-    plan: Plan | None = None,
+    timelines: Iterable[Timeline], *, profile: Profile | None = None, plan: Plan | None = None
 ) -> str:
     """Return the timelines as one trace: a process a timeline, a thread a row of spans.
 
@@ -166,8 +146,7 @@ def to_chrome_trace(
 
     Args:
         timelines: any number of them; each starts at time 0.
-        profile: with ``plan``, adds arrows: from the operation that makes a gradient ready to its
-            message, and from the message to what waits for it (:func:`flows`).
+        profile: with ``plan``, adds the arrows of :func:`flows`.
         plan: see ``profile``; of timelines of other plans no message is matched.
 
     Returns:
@@ -224,24 +203,16 @@ def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
 
 def _queue(timeline: Timeline, pid: int) -> list[dict[str, Any]]:
     """Return a counter of the messages that are ready and have not been sent."""
-    changes: dict[int, int] = {}
+    changes = Counter[int]()
     for span in timeline.spans:
         if span.ready_ns is not None:
-            changes[span.ready_ns] = changes.get(span.ready_ns, 0) + 1
-            changes[span.start_ns] = changes.get(span.start_ns, 0) - 1
+            changes[span.ready_ns] += 1
+            changes[span.start_ns] -= 1
     queued, events = 0, []
     for at_ns, change in sorted(changes.items()):
         queued += change
-        events.append(
-            {
-                "ph": "C",
-                "pid": pid,
-                "tid": 0,
-                "name": "ready and not sent",
-                "ts": at_ns / NS_PER_US,
-                "args": {"messages": queued},
-            }
-        )
+        at = {"ph": "C", "pid": pid, "tid": 0, "name": "ready and not sent"}
+        events.append({**at, "ts": at_ns / NS_PER_US, "args": {"messages": queued}})
     return events
 
 
@@ -252,23 +223,20 @@ def _arrows(
         id(span): tid for tid, row in enumerate(rows(timeline), start=1) for span in row.spans
     }
     events: list[dict[str, Any]] = []
-
-    def end(phase: str, span: Span, at_ns: int, number: int) -> dict[str, Any]:
-        return {
-            "ph": phase,
-            "id": number,
-            "pid": pid,
-            "tid": thread[id(span)],
-            "name": "gradient",
-            "cat": "flow",
-            "ts": at_ns / NS_PER_US,
-        }
-
-    for number, flow in enumerate(found, start=first_id):
+    for number, (source, target) in enumerate(found, start=first_id):
         # An arrow is tied to the span that is open at its time: the last nanosecond still is.
-        leaves_ns = max(flow.source.stop_ns - 1, flow.source.start_ns)
-        events.append(end("s", flow.source, leaves_ns, number))
-        events.append(end("f", flow.target, flow.target.start_ns, number) | {"bp": "e"})
+        leaves_ns = max(source.stop_ns - 1, source.start_ns)
+        for phase, span, at_ns in (("s", source, leaves_ns), ("f", target, target.start_ns)):
+            event = {
+                "ph": phase,
+                "id": number,
+                "pid": pid,
+                "tid": thread[id(span)],
+                "name": "gradient",
+                "cat": "flow",
+                "ts": at_ns / NS_PER_US,
+            }
+            events.append(event if phase == "s" else event | {"bp": "e"})
     return events
 
 

@@ -10,6 +10,7 @@ Schemas 1.0.x (inputs and attributes beside the name, or as in 1.1) and 1.1.x.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from syncline.errors import FileError, MismatchError, UserError, quoted
-from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.plan import Plan, Tensor
 from syncline.model.quantities import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
@@ -36,8 +37,6 @@ TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:<\w+>)?)\)")
 class SizedNode(NamedTuple):
     """A gradient that becomes final, or a message."""
 
-    node: int
-    """The node's id in the trace."""
     record_id: int | None
     """Record function id, as in a profiler trace of the same run."""
     elements: int
@@ -67,10 +66,7 @@ class ExecutionTrace(NamedTuple):
         """Return the gradients and the messages that were exchanged, from the last iteration.
 
         An execution trace alone holds no more: without durations there is no profile to predict
-        from.
-
-        Args:
-            workers: the worker count, where the trace does not say it.
+        from. ``workers`` is the worker count where the trace does not say it.
 
         Raises:
             UserError: the trace holds no gradients, the messages are not made of them, or nobody
@@ -84,31 +80,20 @@ class ExecutionTrace(NamedTuple):
                 f"{self.source}: no gradients and no messages in it; record whole training "
                 "iterations"
             )
-        last = self.iterations[-1]
-        nodes = last.gradients or last.messages
-        kind = "gradient" if last.gradients else "bucket"
-        stops = []
-        stop = 0
-        for message in last.messages:
-            stop += message.elements
-            stops.append(stop)
-        if last.messages and stop != sum(node.elements for node in nodes):
+        gradients, messages = self.iterations[-1]
+        kind, nodes = ("gradient", gradients) if gradients else ("bucket", messages)
+        elements = sum(node.elements for node in nodes)
+        stops = list(itertools.accumulate(m.elements for m in messages)) or [elements]
+        if stops[-1] != elements:
             raise UserError(
-                f"{self.source}: the messages hold {stop} elements, the gradients "
-                f"{sum(node.elements for node in nodes)}; record whole training iterations"
+                f"{self.source}: the messages hold {stops[-1]} elements, the gradients {elements}; "
+                "record whole training iterations"
             )
-        bounds = zip((0, *stops), stops or [sum(n.elements for n in nodes)], strict=False)
-        return Plan(
-            planner="as traced",
-            model=MODEL,
-            workers=count,
-            tensors=tuple(
-                Tensor(name=f"{kind} {i}", elements=n.elements, dtype=n.dtype)
-                for i, n in enumerate(nodes)
-            ),
-            messages=tuple(Message(start=a, stop=b) for a, b in bounds if a < b)
-            or (Message(start=0, stop=0),),
+        tensors = tuple(
+            Tensor(name=f"{kind} {i}", elements=n.elements, dtype=n.dtype)
+            for i, n in enumerate(nodes)
         )
+        return Plan.cut("as traced", MODEL, count, tensors, stops)
 
     def trace(self) -> Trace:
         """Return the content in the form that all trace readers share: at most a plan."""
@@ -134,28 +119,26 @@ class ExecutionTrace(NamedTuple):
         """
         by_id = [self.record_ids.get(p.record_id or -1) for p in step.parameters]
         messages = [self.record_ids.get(m.record_id or -1) for m in step.messages]
-        if all(by_id) and all(messages) and self._agree(step, messages):
+        if all(by_id) and all(messages) and _agree(step, messages):
             return _with_sizes(step, by_id, messages, "by record function id")
-        for iteration in self.iterations:
-            same = (len(iteration.gradients), len(iteration.messages)) == (
-                len(step.parameters),
-                len(step.messages),
-            )
-            if same and self._agree(step, iteration.messages):
+        here = (len(step.parameters), len(step.messages))
+        counts = [(len(i.gradients), len(i.messages)) for i in self.iterations]
+        for iteration, count in zip(self.iterations, counts, strict=True):
+            if count == here and _agree(step, iteration.messages):
                 return _with_sizes(step, iteration.gradients, iteration.messages, "by order")
-        have = sorted({(len(i.gradients), len(i.messages)) for i in self.iterations})
+        have = ", ".join(f"{g} in {m}" for g, m in sorted(set(counts))) or "none"
         raise MismatchError(
             f"{self.source}: not of the same job as the profiler trace: step {step.number} there "
-            f"has {len(step.parameters)} gradients in {len(step.messages)} messages, the "
-            f"iterations here have {', '.join(f'{g} in {m}' for g, m in have) or 'none'} (or "
+            f"has {here[0]} gradients in {here[1]} messages, the iterations here have {have} (or "
             "messages of other sizes); give traces that were recorded together"
         )
 
-    def _agree(self, step: StepTasks, nodes: Sequence[SizedNode | None]) -> bool:
-        return all(
-            message.elements is None or node is None or message.elements == node.elements
-            for message, node in zip(step.messages, nodes, strict=True)
-        )
+
+def _agree(step: StepTasks, nodes: Sequence[SizedNode | None]) -> bool:
+    return all(
+        message.elements is None or node is None or message.elements == node.elements
+        for message, node in zip(step.messages, nodes, strict=True)
+    )
 
 
 def _with_sizes(
@@ -184,17 +167,13 @@ def _with_sizes(
 def read_execution_trace(
     path: str | os.PathLike[str], *, progress: ReadProgress | None = None
 ) -> ExecutionTrace:
-    """Read an execution trace.
+    """Read an execution trace, JSON, packed with gzip or not.
 
-    Args:
-        path: the file, JSON, packed with gzip or not.
-        progress: called with how far the reading is.
+    Linear in the file; holds only the nodes of gradients and messages.
 
     Raises:
         FileError: the file cannot be read, is no execution trace or of an unknown schema, or a node
             that is needed is broken; the message names the node.
-
-    Linear in the file; holds only the nodes of gradients and messages.
     """
     source = os.fspath(path)
     reader = _Reader(source)
@@ -245,7 +224,7 @@ class _Reader:
             raise self._broken(where, f"expected a text in 'name', found {quoted(name)}")
         where = f"{where} {name[:80]!r}"
         if name.startswith("Optimizer.step#"):
-            self._found.append(_Found(self._whole(node, "id", where), "end", None))
+            self._found.append(_Found(self._id(node, where), "end", None))
         elif name.endswith("AccumulateGrad") and not name.startswith("autograd::engine"):
             self._sized("gradient", node, where)
         elif MESSAGE.match(name):
@@ -293,13 +272,15 @@ class _Reader:
 
     def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
         attributes = _attributes(node)
-        self._group(attributes, where)
-        identity = self._whole(node, "id", where)
-        shapes, types = _inputs(node)
-        tensors = list(_tensors(shapes, types))
+        workers = attributes.get("pg_size")
+        if workers is not None:
+            if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
+                raise self._broken(where, f"pg_size {quoted(workers)} is no worker count")
+            self._workers = max(self._workers or 0, workers)
+        identity = self._id(node, where)
         elements = 0
         dtypes = set()
-        for shape, dtype in tensors:
+        for shape, dtype in _tensors(node):
             if not all(type(n) is int and 0 <= n <= LARGEST_BYTES for n in shape):
                 raise self._broken(where, "a tensor cannot have such a shape")
             elements += math.prod(shape)
@@ -309,31 +290,17 @@ class _Reader:
         if len(dtypes) != 1 or None in dtypes:
             return  # no gradient: an exchange of counters, or nothing at all
         record = attributes.get("rf_id")
-        sized = SizedNode(
-            node=identity,
-            record_id=record if type(record) is int else None,
-            elements=elements,
-            dtype=str(dtypes.pop()),
-        )
-        if sized.record_id is not None:
-            self._record_ids[sized.record_id] = sized
+        record_id = record if type(record) is int else None
+        sized = SizedNode(record_id, elements, str(dtypes.pop()))
+        if record_id is not None:
+            self._record_ids[record_id] = sized
         if kind is not None:
             self._found.append(_Found(identity, kind, sized))
 
-    def _group(self, attributes: dict[str, Any], where: str) -> None:
-        size = attributes.get("pg_size")
-        if size is None:
-            return
-        if type(size) is not int or not 1 <= size <= LARGEST_WORKERS:
-            raise self._broken(where, f"pg_size {quoted(size)} is no worker count")
-        self._workers = max(self._workers or 0, size)
-
-    def _whole(self, node: dict[str, Any], key: str, where: str) -> int:
-        value = node.get(key)
+    def _id(self, node: dict[str, Any], where: str) -> int:
+        value = node.get("id")
         if type(value) is not int:
-            raise self._broken(
-                where, f"expected a whole number in {quoted(key)}, found {quoted(value)}"
-            )
+            raise self._broken(where, f"expected a whole number in 'id', found {quoted(value)}")
         return value
 
     def _broken(self, where: str, what: str) -> FileError:
@@ -352,20 +319,15 @@ def _attributes(node: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _inputs(node: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def _tensors(node: dict[str, Any]) -> list[tuple[list[Any], str]]:
+    """Return shape and element type of each input that is a tensor or a list of tensors."""
     inputs = node.get("inputs")
     if isinstance(inputs, dict):
         shapes, types = inputs.get("shapes"), inputs.get("types")
     else:
         shapes, types = node.get("input_shapes"), node.get("input_types")
-    return (
-        shapes if isinstance(shapes, list) else [],
-        types if isinstance(types, list) else [],
-    )
-
-
-def _tensors(shapes: Sequence[Any], types: Sequence[Any]) -> list[tuple[list[Any], str]]:
-    """Return shape and element type of each input that is a tensor or a list of tensors."""
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return []
     found: list[tuple[list[Any], str]] = []
     for shape, text in zip(shapes, types, strict=False):
         if not isinstance(text, str) or not isinstance(shape, list):

@@ -97,26 +97,22 @@ def format_named(name: str) -> Format:
     Raises:
         UserError: there is none.
     """
-    if name not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise UserError(
-            f"unknown trace format {quoted(name)}{did_you_mean(name, FORMATS)} ({known})"
-        )
-    return FORMATS[name]
+    if name in FORMATS:
+        return FORMATS[name]
+    hint, known = did_you_mean(name, FORMATS), ", ".join(FORMATS)
+    raise UserError(f"unknown trace format {quoted(name)}{hint} ({known})")
 
 
 def read_trace(
     paths: Paths, form: Format | None = None, options: TraceOptions | None = None
 ) -> tuple[Format, Trace]:
-    """Read one trace.
+    """Read one trace; return its format too.
 
     Args:
-        paths: its file; for formats that take several, all of them.
+        paths: its file; for formats that take several, all of them. Profiler traces may come with
+            the execution trace of the same job.
         form: the format; None to recognise it.
         options: see :class:`TraceOptions`.
-
-    Returns:
-        The format that was read, and the trace.
 
     Raises:
         FileError: a file cannot be read, is broken, or of no known format.
@@ -126,9 +122,23 @@ def read_trace(
         raise UserError("no trace file was named")
     options = options or TraceOptions()
     found = [form or detect(path) for path in paths]
+    chosen = found[0]
     if {one.name for one in found} == {KINETO, EXECUTION_TRACE}:
-        return FORMATS[KINETO], _read_joined(found, paths, options)
-    chosen = _common(found, paths)
+        structure = [p for p, f in zip(paths, found, strict=True) if f.name == EXECUTION_TRACE]
+        if len(structure) > 1:
+            raise UserError(
+                f"{structure[0]} and {structure[1]} are both execution traces; profiler traces are "
+                "joined with one of them"
+            )
+        joined = read_execution_trace(structure[0], progress=options.progress)
+        profiled = [path for path in paths if path not in structure]
+        return FORMATS[KINETO], _read_kineto(profiled, options, joined)
+    for other, path in zip(found, paths, strict=True):
+        if other is not chosen:
+            raise UserError(
+                f"{paths[0]} is of format {chosen.name}, {path} of format {other.name}; name only "
+                "files that belong together"
+            )
     if chosen.read is None:
         raise UserError(f"{chosen.name} traces are written only, not read")
     if len(paths) > 1 and not chosen.several:
@@ -143,41 +153,12 @@ def read_trace(
     return chosen, chosen.read(paths, options)
 
 
-def _read_joined(found: Sequence[Format], paths: Paths, options: TraceOptions) -> Trace:
-    """Read profiler traces together with the execution trace of the same job."""
-    structure = [p for p, form in zip(paths, found, strict=True) if form.name == EXECUTION_TRACE]
-    if len(structure) > 1:
-        raise UserError(
-            f"{structure[0]} and {structure[1]} are both execution traces; profiler traces are "
-            "joined with one of them"
-        )
-    return _read_kineto(
-        [path for path in paths if path not in structure],
-        options,
-        read_execution_trace(structure[0], progress=options.progress),
-    )
-
-
-def _common(found: Sequence[Format], paths: Paths) -> Format:
-    for form, path in zip(found, paths, strict=True):
-        if form is not found[0]:
-            raise UserError(
-                f"{paths[0]} is of format {found[0].name}, {path} of format {form.name}; name only "
-                "files that belong together"
-            )
-    return found[0]
-
-
 def write_trace(
     trace: Trace, form: Format, network: Network | None = None, options: TraceOptions | None = None
 ) -> Written:
     """Return the content of a file of that format.
 
-    Args:
-        trace: what to write.
-        form: the format.
-        network: what messages cost, for formats that hold it.
-        options: see :class:`TraceOptions`.
+    The network is what messages cost, for formats that hold it.
 
     Raises:
         UserError: the format cannot be written, or the trace does not hold what it needs.

@@ -72,7 +72,6 @@ class KinetoTrace(NamedTuple):
     ranks: tuple[int, ...]
     workers: int | None
     """Workers of the job; None where the trace does not say."""
-    backend: str
     steps: tuple[KinetoStep, ...]
     points: tuple[Measurement, ...]
     """Measured messages: bytes and seconds, the shortest of this size or any larger one."""
@@ -88,7 +87,7 @@ class KinetoTrace(NamedTuple):
 
         Raises:
             UserError: the trace has no such step, or lacks what a profile needs (the sizes of the
-                gradients, or device activities); the message says which.
+                gradients, or device activities).
         """
         chosen = self._chosen(steps)
         return make_profile(
@@ -99,29 +98,18 @@ class KinetoTrace(NamedTuple):
             workers=self.workers or 1,
         )
 
-    def plan(self, workers: int | None = None) -> Plan | None:
+    def plan(self) -> Plan | None:
         """Return the messages that were exchanged; None if there were none.
-
-        Args:
-            workers: the worker count, where the trace does not say it.
 
         Raises:
             UserError: as :meth:`profile`.
         """
-        chosen = self._chosen(None)
-        count = workers or self.workers or 1
-        return make_plan(self.profile(), self._exchange(chosen[0]), count)
+        exchange = self._exchange(self._chosen(None)[0])
+        return make_plan(self.profile(), exchange, self.workers or 1)
 
-    def network(self, workers: int | None = None) -> Network:
-        """Return what the messages of the trace cost.
-
-        Args:
-            workers: the worker count, where the trace does not say it.
-
-        Raises:
-            UserError: there are fewer than two sizes of messages, or nobody says how many workers.
-        """
-        return self.trace().network(workers)
+    def network(self) -> Network:
+        """Return what the messages of the trace cost; see :meth:`Trace.network`."""
+        return self.trace().network()
 
     def trace(self) -> Trace:
         """Return one iteration, in the form that all trace readers share.
@@ -231,7 +219,6 @@ def read_kineto(
         device=device,
         ranks=tuple(ranks),
         workers=workers,
-        backend=files[0][0].backend or "unknown",
         steps=steps,
         points=points,
         notes=tuple(dict.fromkeys(notes)),
@@ -273,16 +260,15 @@ def rank_numbers(files: RankSteps) -> list[int]:
     Raises:
         MismatchError: two files are of one rank.
     """
-    ranks: list[int] = []
+    source_of: dict[int, str] = {}
     for place, (events, _) in enumerate(files):
         rank = place if events.rank is None else events.rank
-        if rank in ranks:
-            first = files[ranks.index(rank)][0].source
+        if rank in source_of:
             raise MismatchError(
-                f"{events.source}: rank {rank}, as {first}; give one trace for each rank"
+                f"{events.source}: rank {rank}, as {source_of[rank]}; give one trace for each rank"
             )
-        ranks.append(rank)
-    return ranks
+        source_of[rank] = events.source
+    return list(source_of)
 
 
 def alignment_ns(files: RankSteps, notes: list[str]) -> list[list[int]]:
@@ -307,6 +293,7 @@ def alignment_ns(files: RankSteps, notes: list[str]) -> list[list[int]]:
 
 
 def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
+    """Return when each message ended, by step and index."""
     return {
         (tasks.number, index): collective.stop_ns
         for tasks in steps
@@ -327,9 +314,8 @@ def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, 
                 size = collective.size_bytes
                 spent = collective.stop_ns - collective.start_ns
                 if size and spent > 0:
-                    key = (tasks.number, index)
-                    before = shortest.get(key)
-                    shortest[key] = (size, spent if before is None else min(before[1], spent))
+                    _, before = shortest.get((tasks.number, index), (size, spent))
+                    shortest[tasks.number, index] = (size, min(before, spent))
     by_size: dict[int, list[int]] = {}
     for size, spent in shortest.values():
         by_size.setdefault(size, []).append(spent)

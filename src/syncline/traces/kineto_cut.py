@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from syncline.model.profile import Resource
+from syncline.model.timeline import Interval, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
     EVALUATE,
@@ -36,10 +37,7 @@ TO_DEVICE = re.compile(r"HtoD|Host -> Device", re.IGNORECASE)
 
 
 def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTasks]:
-    """Return the tasks of each step.
-
-    O(n log n) in the events.
-    """
+    """Return the tasks of each step. O(n log n) in the events."""
     launched: dict[int, list[DeviceTask]] = {}
     for task in sorted(events.device, key=lambda t: t.start_ns):
         if task.correlation is not None:
@@ -72,21 +70,22 @@ class _Cutter:
         self._messages: list[ReadyPoint] = []
         self._notes: list[str] = []
         self._collectives = collectives
-        self._exchanged = {id(c.kernel) for c in self._collectives if c.kernel is not None}
-        own = self._device_tasks()
+        self._exchanged = {id(c.kernel) for c in collectives if c.kernel is not None}
+        numbers = dict.fromkeys(c.correlation for c in outline.calls if c.correlation is not None)
+        own = [task for number in numbers for task in launched.get(number, ())]
         self._share = _exclusive([t for t in own if id(t) not in self._exchanged])
         self._done = sorted(own, key=lambda t: t.stop_ns)
         self._stops: dict[str, list[int]] = {}  # by stream
         for task in self._done:
             self._stops.setdefault(task.stream, []).append(task.stop_ns)
         self._index_of: dict[int, int] = {}
-        self._last_host = -1
+        self._last_host = -1  # task; -1: none yet
         self._last_device = -1
         self._queued_until_ns = outline.start_ns
         self._first_kernel = False
         self._forward: list[tuple[int, int]] = []  # (end or launch, task)
-        self._in_flight = union([(c.start_ns, c.stop_ns) for c in self._collectives])
-        self._busy = union([(op.start_ns, op.stop_ns) for op in outline.outermost])
+        self._in_flight = merged((c.start_ns, c.stop_ns) for c in collectives)
+        self._busy = merged((op.start_ns, op.stop_ns) for op in outline.outermost)
         self._producers = [
             (op.start_ns, op.sequence)
             for op in outline.ops
@@ -102,18 +101,7 @@ class _Cutter:
             if op.sequence is not None and op.start_ns < outline.backward_ns
         }
 
-    def _device_tasks(self) -> list[DeviceTask]:
-        """Return what the calls of this step launched."""
-        seen: set[int] = set()
-        tasks: list[DeviceTask] = []
-        for call in self._step.calls:
-            if call.correlation is not None and call.correlation not in seen:
-                seen.add(call.correlation)
-                tasks.extend(self._launched.get(call.correlation, ()))
-        return tasks
-
     def cut(self) -> StepTasks:
-        """Return the step's tasks."""
         for mark in find_marks(self._step, self._launched, self._collectives, self._notes):
             cause = mark.cause
             if isinstance(cause, MeasuredCollective):
@@ -144,10 +132,10 @@ class _Cutter:
     def _work_until(
         self, at_ns: int, *, after: tuple[int, ...] = (), spent_ns: int | None = None
     ) -> None:
-        """Add the host's work from the last cut to ``at_ns``.
+        """Add the host's work from the last cut to ``at_ns``, even if no time passed.
 
-        A task is added even if no time passed, so that a step in which two events fall on one tick
-        of the clock has the same structure as the others.
+        So a step in which two events fall on one tick of the clock has the same structure as the
+        others.
 
         Args:
             at_ns: where it ends.
@@ -160,19 +148,12 @@ class _Cutter:
             spent_ns = at_ns - start - self._waited_for_peers(start, at_ns)
         self._cursor_ns = at_ns
         if not self._on_device:
-            after += (self._last_host,) if self._last_host >= 0 else ()
-        self._last_host = self._add(
-            TracedTask(
-                name=self._step.label(max(at_ns - 1, start)),
-                phase=self._step.phase(min(start, at_ns - 1)),
-                resource=self._work,
-                duration_ns=spent_ns,
-                after=after,
-                start_ns=start,
-                stop_ns=at_ns,
-                joint=self._on_device and bool(after),
-            )
-        )
+            after += self._after_host()
+        name = self._step.label(max(at_ns - 1, start))
+        phase = self._step.phase(min(start, at_ns - 1))
+        joint = self._on_device and bool(after)
+        task = TracedTask(name, phase, self._work, spent_ns, after, start, at_ns, joint)
+        self._last_host = self._add(task)
         if not self._on_device:
             self._last_device = self._last_host
             self._note_forward(at_ns)
@@ -193,18 +174,9 @@ class _Cutter:
         """Add the reading of a batch."""
         self._work_until(op.start_ns)
         start = max(op.start_ns, self._cursor_ns)
-        self._cursor_ns = max(op.stop_ns, start)
+        stop = self._cursor_ns = max(op.stop_ns, start)
         self._add(
-            TracedTask(
-                name="data loading",
-                phase="data",
-                resource="host",
-                duration_ns=self._cursor_ns - start,
-                after=(),
-                start_ns=start,
-                stop_ns=self._cursor_ns,
-                joint=True,
-            )
+            TracedTask("data loading", "data", "host", stop - start, (), start, stop, joint=True)
         )
 
     # What the device does
@@ -221,12 +193,7 @@ class _Cutter:
             free = max(call.start_ns, min(self._stream_free(copy), call.stop_ns))
             begun = min(max(copy.start_ns, free), call.stop_ns)
             self._work_until(begun, spent_ns=max(begun - max(free, self._cursor_ns), 0))
-            index = self._launch(copy)
-            self._work_until(
-                call.stop_ns,
-                after=(index,),
-                spent_ns=max(call.stop_ns - max(copy.stop_ns, self._cursor_ns), 0),
-            )
+            self._end_wait(call, copy, self._launch(copy))
             return
         self._work_until(min(call.stop_ns, self._step.stop_ns))
         for task in tasks:
@@ -235,27 +202,24 @@ class _Cutter:
     def _synchronise(self, call: LaunchCall) -> None:
         """Let the host wait for the device task that ended last before the call did."""
         index = bisect.bisect_right(self._done, call.stop_ns, key=lambda t: t.stop_ns) - 1
-        while index >= 0 and not self._is_launched(self._done[index]):
+        while index >= 0 and not (
+            id(self._done[index]) in self._index_of or id(self._done[index]) in self._exchanged
+        ):
             index -= 1  # launched later
         waited = self._done[index] if index >= 0 else None
-        if waited is None or (waited.stop_ns <= call.start_ns and not self._is_idle(call.stop_ns)):
+        idle = self._queued_until_ns <= call.stop_ns
+        if waited is None or (waited.stop_ns <= call.start_ns and not idle):
             return  # nothing was waited for: the call is work like any other
         self._work_until(call.start_ns)
         awaited = self._index_of.get(id(waited))
         if awaited is None:
             awaited = self._point("messages arrived", call.start_ns)
-        self._work_until(
-            call.stop_ns,
-            after=(awaited,),
-            spent_ns=max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0),
-        )
+        self._end_wait(call, waited, awaited)
 
-    def _is_idle(self, at_ns: int) -> bool:
-        """Return whether the device had finished all work given to it."""
-        return self._queued_until_ns <= at_ns
-
-    def _is_launched(self, task: DeviceTask) -> bool:
-        return id(task) in self._index_of or id(task) in self._exchanged
+    def _end_wait(self, call: LaunchCall, waited: DeviceTask, index: int) -> None:
+        """Add the rest of a call that waited for a device task: what came after that is work."""
+        spent_ns = max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0)
+        self._work_until(call.stop_ns, after=(index,), spent_ns=spent_ns)
 
     def _stream_free(self, task: DeviceTask) -> int:
         """Return when the task before this one on its stream ended."""
@@ -265,23 +229,16 @@ class _Cutter:
 
     def _launch(self, task: DeviceTask) -> int:
         """Add a device task that follows the host's work so far."""
-        after = [self._last_host] if self._last_host >= 0 else []
         phase = self._step.phase(self._cursor_ns - 1)
         if not self._first_kernel and task.kind == "copy" and TO_DEVICE.search(task.name):
             phase = "copy"  # of the batch; later copies are part of the pass that makes them
         elif task.kind == "kernel":
             self._first_kernel = True
+        name = _short(task.name) if self._on_device else task.name
+        span = (task.start_ns, task.stop_ns)
+        share, after = self._share[id(task)], self._after_host()
         index = self._add(
-            TracedTask(
-                name=_short(task.name) if self._on_device else task.name,
-                phase=phase,
-                resource="device",
-                duration_ns=self._share[id(task)],
-                after=tuple(after),
-                start_ns=task.start_ns,
-                stop_ns=task.stop_ns,
-                joint=phase == "copy",
-            )
+            TracedTask(name, phase, "device", share, after, *span, joint=phase == "copy")
         )
         self._index_of[id(task)] = index
         self._queued_until_ns = max(self._queued_until_ns, task.stop_ns)
@@ -298,37 +255,28 @@ class _Cutter:
         self._tasks.append(task)
         return len(self._tasks) - 1
 
+    def _after_host(self) -> tuple[int, ...]:
+        """Return the host's work so far as what a task waits for."""
+        return (self._last_host,) if self._last_host >= 0 else ()
+
     def _point(self, name: str, at_ns: int) -> int:
         """Add a point of the device's time that others can wait for.
 
         It follows what was launched before; from ``finalize`` on, the device waits for the
         messages.
         """
-        return self._add(
-            TracedTask(
-                name=name,
-                phase=self._step.phase(at_ns - 1),
-                resource="device",
-                duration_ns=0,
-                after=(self._last_host,) if self._last_host >= 0 else (),
-                start_ns=at_ns,
-                stop_ns=at_ns,
-                joint=True,
-            )
-        )
+        phase, after = self._step.phase(at_ns - 1), self._after_host()
+        return self._add(TracedTask(name, phase, "device", 0, after, at_ns, at_ns, joint=True))
 
     # Gradients
 
     def _parameter(self, at_ns: int, op: HostOp) -> None:
         self._work_until(at_ns)
+        elements = elements_of(op.shapes[:1]) if op.shapes else None
+        dtype = op.types[0] if op.types and op.types[0] else None
+        ready = self._last_device if self._last_device >= 0 else self._last_host
         self._parameters.append(
-            ReadyPoint(
-                elements=elements_of(op.shapes[:1]) if op.shapes else None,
-                dtype=op.types[0] if op.types and op.types[0] else None,
-                ready_after=self._last_device if self._last_device >= 0 else self._last_host,
-                needed_by=self._needed_by(op),
-                record_id=op.record_id,
-            )
+            ReadyPoint(elements, dtype, ready, self._needed_by(op), op.record_id)
         )
 
     def _needed_by(self, op: HostOp) -> int | None:
@@ -348,20 +296,13 @@ class _Cutter:
         """Add the point at which a message may leave: launched, with its gradients computed."""
         self._work_until(at_ns)
         self._queued_until_ns = max(self._queued_until_ns, collective.stop_ns)
+        ready = self._last_host
         if self._on_device:
-            marker = self._point(f"message {len(self._messages)} launched", at_ns)
-            self._last_device = marker
-        else:
-            marker = self._last_host
-        self._messages.append(
-            ReadyPoint(
-                elements=collective.elements,
-                dtype=collective.dtype,
-                ready_after=marker,
-                needed_by=None,
-                record_id=collective.record_id,
-                message=len(self._messages),
+            ready = self._last_device = self._point(
+                f"message {len(self._messages)} launched", at_ns
             )
+        self._messages.append(
+            ReadyPoint(collective.elements, collective.dtype, ready, None, collective.record_id)
         )
 
 
@@ -418,12 +359,6 @@ def find_marks(
 
     Phases begin, a batch has been read, a gradient is final, a message or other work has been
     launched, the host waits for the device; and without a device, an operator ends.
-
-    Args:
-        step: the step.
-        launched: device tasks by correlation; empty where nothing ran on a device.
-        collectives: the messages, by launch.
-        notes: gets what was assumed.
     """
     marks = [
         CutMark(int(at), 3, None)
@@ -504,32 +439,15 @@ def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
     return moved
 
 
-Intervals = Sequence[tuple[int, int]]
+def uncovered_ns(spans: Sequence[Interval], start: int, stop: int, but: Sequence[Interval]) -> int:
+    """Return how much of ``[start, stop)`` lies in ``spans`` and not in ``but``, both merged."""
+    return sum(
+        b - a - sum(d - c for c, d in _within(but, a, b)) for a, b in _within(spans, start, stop)
+    )
 
 
-def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the union of ``spans`` as disjoint intervals, in order.
-
-    O(n log n).
-    """
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-def uncovered_ns(spans: Intervals, start: int, stop: int, but: Intervals) -> int:
-    """Return how much of ``[start, stop)`` lies in ``spans`` and not in ``but``, both unions."""
-    total = 0
-    for a, b in _within(spans, start, stop):
-        total += b - a - sum(d - c for c, d in _within(but, a, b))
-    return total
-
-
-def _within(spans: Intervals, start: int, stop: int) -> list[tuple[int, int]]:
+def _within(spans: Sequence[Interval], start: int, stop: int) -> list[Interval]:
+    """Return the parts of merged ``spans`` in ``[start, stop)``."""
     index = max(bisect.bisect_right(spans, start, key=lambda s: s[0]) - 1, 0)
     found = []
     while index < len(spans) and spans[index][0] < stop:

@@ -10,10 +10,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from syncline.errors import UserError
-from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
@@ -29,21 +29,12 @@ __all__ = [
 ]
 
 
-class ExchangedGradient(NamedTuple):
-    """One gradient of the exchange, pointing into the tasks of a step."""
-
-    name: str
-    elements: int
-    dtype: str
-    ready_after: int
-    needed_by: int | None
-    """None where the trace does not tell."""
-
-
 class TracedExchange(NamedTuple):
     """What is exchanged in a step."""
 
-    gradients: tuple[ExchangedGradient, ...]
+    kind: Literal["gradient", "bucket"]
+    gradients: tuple[ReadyPoint, ...]
+    """With elements and a known dtype; no gradient is ready before the one listed ahead of it."""
     last_of_message: tuple[int, ...]
     """Index of the last gradient of each message; empty where nothing was exchanged."""
 
@@ -58,7 +49,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     known = bool(parameters) and all(p.elements is not None for p in parameters)
     if not step.messages:
         if known:
-            return TracedExchange(_named("gradient", parameters, notes), ())
+            return _exchange("gradient", parameters, (), notes)
         notes.append(
             "the sizes of the gradients are not in the trace, so it gives phases and timelines "
             "but no profile: record it with record_shapes=True, or join the execution trace"
@@ -75,8 +66,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
                 # The type on the wire counts: a hook may send another type than the gradients'.
                 own = [p._replace(dtype=message.dtype or p.dtype) for p in parameters[part]]
                 typed += [*own[:-1], own[-1]._replace(ready_after=message.ready_after)]
-            last = tuple(part.stop - 1 for part in parts)
-            return TracedExchange(_named("gradient", typed, notes), last)
+            return _exchange("gradient", typed, [part.stop - 1 for part in parts], notes)
         notes.append(
             "the gradients' sizes do not add up to the messages in the order in which they became "
             "ready; the messages are taken as gradients"
@@ -102,7 +92,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
         earliest = min((n for n in needs if n is not None), default=None)
         grouped.append(message._replace(needed_by=None if None in needs else earliest))
         first = stop
-    return TracedExchange(_named("bucket", grouped, notes), tuple(range(len(grouped))))
+    return _exchange("bucket", grouped, range(len(grouped)), notes)
 
 
 def _sized(point: ReadyPoint) -> ReadyPoint:
@@ -133,9 +123,12 @@ def _parts(step: StepTasks, parameters: Sequence[ReadyPoint]) -> list[slice] | N
     return parts if first == len(parameters) else None
 
 
-def _named(
-    kind: str, points: Sequence[ReadyPoint], notes: list[str]
-) -> tuple[ExchangedGradient, ...]:
+def _exchange(
+    kind: Literal["gradient", "bucket"],
+    points: Sequence[ReadyPoint],
+    last_of_message: Sequence[int],
+    notes: list[str],
+) -> TracedExchange:
     dtypes = [element_dtype(p.dtype) for p in points]
     if None in dtypes:
         notes.append("the trace does not say the gradients' type; float32 is assumed")
@@ -145,16 +138,11 @@ def _named(
             f"{kind}s; they are taken as needed at the start of the forward pass"
         )
     ready = itertools.accumulate((p.ready_after for p in points), max)
-    return tuple(
-        ExchangedGradient(
-            name=f"{kind} {index}",
-            elements=point.elements or 0,
-            dtype=dtype or "float32",
-            ready_after=after,
-            needed_by=point.needed_by,
-        )
-        for index, (point, dtype, after) in enumerate(zip(points, dtypes, ready, strict=True))
+    gradients = (
+        p._replace(elements=p.elements or 0, dtype=dtype or "float32", ready_after=after)
+        for p, dtype, after in zip(points, dtypes, ready, strict=True)
     )
+    return TracedExchange(kind, tuple(gradients), tuple(last_of_message))
 
 
 MOST_OPERATIONS = 4000
@@ -196,15 +184,8 @@ def make_profile(
     Every duration is the median over the steps. Medians of single tasks add up to less than the
     median of their sum, since delays are rare and long; so those of each phase and lane are scaled
     to the median of what the steps spent there. A gradient whose reader is not known counts as
-    needed by the first task of the forward pass, the only assumption that always holds.
-
-    Args:
-        steps: the steps, of the same tasks.
-        exchange: the gradients, pointing into the tasks.
-        model: name of the profile.
-        device: kind of device.
-        workers: how many workers were profiled together.
-        most_operations: above this, neighbouring launches are merged.
+    needed by the first task of the forward pass, the only assumption that always holds. Above
+    ``most_operations``, neighbouring launches are merged.
 
     Raises:
         UserError: there is no step, or the profile is not possible.
@@ -221,7 +202,9 @@ def make_profile(
     ]
     kept = {g.ready_after for g in exchange.gradients}
     tasks, place = _merge(tasks, kept, most_operations)
-    first = _first_forward(tasks)
+    first = next(
+        (i for i, t in enumerate(tasks) if t.phase == "forward" and t.resource == "device"), None
+    )
     ready = itertools.accumulate((place[g.ready_after] for g in exchange.gradients), max)
     return Profile(
         model=model,
@@ -240,13 +223,13 @@ def make_profile(
         ),
         gradients=tuple(
             Gradient(
-                name=g.name,
-                elements=g.elements,
-                dtype=g.dtype,
+                name=f"{exchange.kind} {index}",
+                elements=g.elements or 0,
+                dtype=g.dtype or "float32",
                 ready_after=after,
                 needed_by=first if g.needed_by is None else place[g.needed_by],
             )
-            for g, after in zip(exchange.gradients, ready, strict=True)
+            for index, (g, after) in enumerate(zip(exchange.gradients, ready, strict=True))
         ),
     )
 
@@ -254,27 +237,15 @@ def make_profile(
 def _scales(
     steps: Sequence[StepTasks], medians: Sequence[float]
 ) -> dict[tuple[Phase, Resource], float]:
-    groups = {(task.phase, task.resource) for task in steps[0].tasks}
+    groups: dict[tuple[Phase, Resource], list[int]] = {}
+    for index, task in enumerate(steps[0].tasks):
+        groups.setdefault((task.phase, task.resource), []).append(index)
     scales: dict[tuple[Phase, Resource], float] = {}
-    for phase, resource in groups:
-        inside = [
-            i
-            for i, task in enumerate(steps[0].tasks)
-            if (task.phase, task.resource) == (phase, resource)
-        ]
-        wanted = statistics.median(
-            math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps
-        )
+    for group, inside in groups.items():
+        spent = (math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps)
         found = math.fsum(medians[i] for i in inside)
-        scales[phase, resource] = wanted / found if found > 0 else 1.0
+        scales[group] = statistics.median(spent) / found if found > 0 else 1.0
     return scales
-
-
-def _first_forward(tasks: Sequence[TracedTask]) -> int | None:
-    """Return the first task of the forward pass that computes."""
-    return next(
-        (i for i, t in enumerate(tasks) if t.phase == "forward" and t.resource == "device"), None
-    )
 
 
 def _merge(
@@ -337,36 +308,24 @@ def make_plan(profile: Profile, exchange: TracedExchange, workers: int) -> Plan 
     """Return the messages that were exchanged, or None if there were none."""
     if not exchange.last_of_message:
         return None
-    ends = list(itertools.accumulate(g.elements for g in profile.gradients))
-    stops = [ends[last] for last in exchange.last_of_message]
-    return Plan(
-        planner="as traced",
-        model=profile.model,
-        workers=workers,
-        tensors=tuple(
-            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
-        ),
-        messages=tuple(
-            Message(start=a, stop=b) for a, b in itertools.pairwise((0, *stops)) if a < b
-        )
-        or (Message(start=0, stop=0),),
-    )
+    return Plan.merging("as traced", profile, workers, exchange.last_of_message)
 
 
 def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
-    """Return what ran when in a step.
-
-    Args:
-        step: the step.
-        name: the timeline's name.
-        shift_ns: how much later than the clock's zero the step began.
-    """
+    """Return what ran when in a step, which began ``shift_ns`` after the clock's zero."""
     zero_ns = step.start_ns - shift_ns
-
-    def span(
-        lane: str, start: int, stop: int, label: str, kind: SpanKind, size: int | None = None
-    ) -> Span:
-        return Span(
+    ran: list[tuple[str, int, int, str, SpanKind, int | None]] = []
+    for task in step.tasks:
+        start = task.start_ns
+        if task.resource == "host":
+            start = task.stop_ns - task.duration_ns  # the time before that was waiting
+        if start < task.stop_ns:
+            ran.append((_lane(task), start, task.stop_ns, task.name, task.phase, None))
+    for index, sent in enumerate(step.collectives):
+        label, size = f"message {index}", sent.size_bytes
+        ran.append((COMMUNICATION, sent.start_ns, sent.stop_ns, label, "message", size))
+    spans = tuple(
+        Span(
             lane=lane,
             start_ns=max(start - zero_ns, 0),
             stop_ns=max(stop - zero_ns, 0),
@@ -374,21 +333,10 @@ def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
             kind=kind,
             size_bytes=size,
         )
-
-    spans = []
-    for task in step.tasks:
-        start = task.start_ns
-        if task.resource == "host":
-            start = task.stop_ns - task.duration_ns  # the time before that was waiting
-        if start < task.stop_ns:
-            spans.append(span(_lane(task), start, task.stop_ns, task.name, task.phase))
-    for index, message in enumerate(step.collectives):
-        label = f"message {index}"
-        start, stop = message.start_ns, message.stop_ns
-        spans.append(span(COMMUNICATION, start, stop, label, "message", message.size_bytes))
-    return Timeline(
-        name=name, source="measured", iteration_ns=step.duration_ns + shift_ns, spans=tuple(spans)
+        for lane, start, stop, label, kind, size in ran
     )
+    iteration_ns = step.duration_ns + shift_ns
+    return Timeline(name=name, source="measured", iteration_ns=iteration_ns, spans=spans)
 
 
 def _lane(task: TracedTask) -> str:

@@ -12,8 +12,9 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from syncline.model.profile import Phase, Resource
 from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
@@ -36,6 +37,7 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 LOADER = re.compile(r"enumerate\(DataLoader\)#.*__next__")
 WAITING_LOADER = re.compile(r"enumerate\(DataLoader\)#_MultiProcessing")
 OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+Event = TypeVar("Event", HostOp, LaunchCall)
 FINALIZE = "copy_bucket_to_grad"
 BACKWARD = re.compile(r"autograd::engine::evaluate_function: |.*Backward\d*$")
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -91,6 +93,10 @@ class Outline(NamedTuple):
         finalize = max(self.finalize_ns, at_ns)
         return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
 
+    def all_ops(self) -> list[HostOp]:
+        """Return the operators of all threads, by start."""
+        return sorted((*self.ops, *self.others), key=lambda op: op.start_ns)
+
     def operator(self, at_ns: int) -> HostOp | None:
         """Return the outermost operator that is running, or the one that ran last."""
         index = bisect.bisect_right(self.outermost, at_ns, key=lambda op: op.start_ns) - 1
@@ -106,23 +112,15 @@ def outline_steps(events: KinetoEvents) -> tuple[list[Outline], list[str]]:
     """Return the steps of a trace in order, and notes on what was assumed.
 
     Without ``ProfilerStep`` annotations the steps are taken to end with the optimizer's; without
-    those, the whole trace is one step.
-
-    O(n log n) in the events.
+    those, the whole trace is one step. O(n log n) in the events.
     """
     ops = sorted(events.ops, key=lambda op: (op.start_ns, -op.stop_ns))
     calls = sorted(events.calls, key=lambda call: call.start_ns)
     notes: list[str] = []
-    windows = _windows(ops, calls, notes)
-    op_starts = [op.start_ns for op in ops]
-    call_starts = [call.start_ns for call in calls]
-    outlines = []
-    for number, main, start, stop in windows:
-        inside = ops[bisect.bisect_left(op_starts, start) : bisect.bisect_left(op_starts, stop)]
-        called = calls[
-            bisect.bisect_left(call_starts, start) : bisect.bisect_left(call_starts, stop)
-        ]
-        outlines.append(_outline(number, main, start, stop, inside, called))
+    outlines = [
+        _outline(number, main, start, stop, _begun(ops, start, stop), _begun(calls, start, stop))
+        for number, main, start, stop in _windows(ops, calls, notes)
+    ]
     if any(WAITING_LOADER.match(op.name) for step in outlines for op in step.loading):
         notes.append(
             "the batches were read by loader processes: the reading time is what the training "
@@ -136,20 +134,25 @@ def outline_steps(events: KinetoEvents) -> tuple[list[Outline], list[str]]:
     return outlines, notes
 
 
+def _begun(events: Sequence[Event], start: int, stop: int) -> Sequence[Event]:
+    """Return the events that began in ``[start, stop)``, of events in order."""
+    first, end = (bisect.bisect_left(events, at, key=lambda e: e.start_ns) for at in (start, stop))
+    return events[first:end]
+
+
 def _windows(
     ops: Sequence[HostOp], calls: Sequence[LaunchCall], notes: list[str]
 ) -> list[tuple[int, str, int, int]]:
     """Return (number, main thread, start, stop) of each step."""
-    windows = [
-        (int(match[1][-18:]), op) for op in ops if (match := STEP.fullmatch(op.name)) is not None
-    ]
-    if windows:
-        kept: list[tuple[int, str, int, int]] = []
-        for number, op in windows:
+    kept: list[tuple[int, str, int, int]] = []
+    for op in ops:
+        if match := STEP.fullmatch(op.name):
+            number = int(match[1][-18:])
             if kept and op.start_ns < kept[-1][3]:
                 notes.append(f"ProfilerStep#{number} begins inside the step before; left out")
             else:
                 kept.append((number, op.thread, op.start_ns, op.stop_ns))
+    if kept:
         return kept
     ends = [op for op in ops if OPTIMIZER_STEP.match(op.name)]
     if len(ends) >= 2:
@@ -171,15 +174,8 @@ def _windows(
         return []
     start = min(e.start_ns for e in everything)
     stop = max(e.stop_ns for e in everything)
-    main = ends[0].thread if ends else _busiest(everything)
+    main = ends[0].thread if ends else Counter(e.thread for e in everything).most_common(1)[0][0]
     return [(0, main, start, stop)]
-
-
-def _busiest(events: Iterable[HostOp | LaunchCall]) -> str:
-    counts: dict[str, int] = {}
-    for event in events:
-        counts[event.thread] = counts.get(event.thread, 0) + 1
-    return max(counts, key=lambda thread: counts[thread])
 
 
 def _outline(
@@ -196,16 +192,11 @@ def _outline(
     outermost = _outermost(own)
     backward, passes = _last_pass(outermost, backward)
     first: float = min((op.start_ns for op in backward), default=math.inf)
-    last = max((op.stop_ns for op in backward), default=math.inf)
-    finalize = min(
-        (o.start_ns for o in own if FINALIZE in o.name and o.start_ns > first), default=None
-    )
+    last: float = max((op.stop_ns for op in backward), default=math.inf)
     steps = [op.start_ns for op in own if OPTIMIZER_STEP.match(op.name) and op.start_ns > first]
-    update: float
-    if finalize is None:
-        finalize_ns = update = min([last, *steps])
-    else:
-        finalize_ns, update = finalize, min(steps, default=last)
+    unpacking = [op.start_ns for op in own if FINALIZE in op.name and op.start_ns > first]
+    update = min(steps, default=last) if unpacking else min([last, *steps])
+    finalize_ns = min(unpacking, default=update)
     return Outline(
         number=number,
         start_ns=start,
@@ -233,19 +224,19 @@ def _last_pass(outermost: Sequence[HostOp], backward: Sequence[HostOp]) -> tuple
 
     A new pass begins where a forward operator ran in between whose backward node comes later.
     """
-    nodes = {op.sequence: op.start_ns for op in backward if op.sequence is not None}
     if not backward:
         return [], 0
+    nodes = {op.sequence: op.start_ns for op in backward if op.sequence is not None}
     left = list(backward)
     passes = 1
     for op in outermost:
-        if op.start_ns > left[0].start_ns and not _is_backward(op):
-            later = nodes.get(op.sequence) if op.sequence is not None else None
-            if later is not None and later > op.start_ns:
-                after = [b for b in left if b.start_ns > op.start_ns]
-                if after and len(after) < len(left):
-                    left = after
-                    passes += 1
+        if op.sequence is None or op.start_ns <= left[0].start_ns or _is_backward(op):
+            continue
+        if nodes.get(op.sequence, op.start_ns) > op.start_ns:
+            after = [b for b in left if b.start_ns > op.start_ns]
+            if after and len(after) < len(left):
+                left = after
+                passes += 1
     return left, passes
 
 
@@ -319,9 +310,9 @@ def elements_of(shapes: Sequence[Sequence[int]]) -> int | None:
 
 def is_gradient_kernel(task: DeviceTask) -> bool:
     """Return whether a kernel sums gradients over workers, by its name and arguments."""
-    if not KERNEL.search(task.name):
-        return False
-    return task.payload is None or element_dtype(task.payload.dtype) is not None
+    payload = task.payload
+    known = payload is None or element_dtype(payload.dtype) is not None
+    return known and KERNEL.search(task.name) is not None
 
 
 def find_collectives(
@@ -334,8 +325,7 @@ def find_collectives(
     if not math.isfinite(step.backward_ns):
         return []
     found: list[MeasuredCollective] = []
-    around = [op for op in (*step.ops, *step.others) if LAUNCHED_BY.match(op.name)]
-    around.sort(key=lambda op: op.start_ns)
+    around = [op for op in step.all_ops() if LAUNCHED_BY.match(op.name)]
     seen: set[int] = set()
     for call in step.calls:
         if call.correlation is None or call.correlation in seen:
@@ -359,36 +349,47 @@ def _of_kernel(
         for op in reversed(around[max(index - 8, 0) : index])
         if op.thread == call.thread and op.stop_ns >= call.stop_ns
     ]
-    elements, dtype, group = _payload(task, enclosing)
+    record_id = enclosing[0].record_id if enclosing else None
+    return _collective(call.stop_ns, task, [task, *enclosing], record_id)
+
+
+def _collective(
+    launch_ns: int,
+    ran: DeviceTask | HostOp,
+    told_by: Sequence[DeviceTask | HostOp],
+    record_id: int | None,
+) -> MeasuredCollective | None:
+    """Return a message, or None if what is summed are no gradients.
+
+    ``ran`` is the kernel, or the operator of the host that exchanged it. Its arguments are those of
+    the first of ``told_by`` that has them.
+    """
+    elements, dtype, group = _payload(told_by)
     if dtype and not element_dtype(dtype):
         return None
     return MeasuredCollective(
-        launch_ns=call.stop_ns,
-        start_ns=task.start_ns,
-        stop_ns=task.stop_ns,
+        launch_ns=launch_ns,
+        start_ns=ran.start_ns,
+        stop_ns=ran.stop_ns,
         elements=elements,
         dtype=element_dtype(dtype),
         group_size=group,
-        record_id=enclosing[0].record_id if enclosing else None,
-        kernel=task,
+        record_id=record_id,
+        kernel=ran if isinstance(ran, DeviceTask) else None,
     )
 
 
 def _payload(
-    task: DeviceTask | None, enclosing: Sequence[HostOp]
+    told_by: Sequence[DeviceTask | HostOp],
 ) -> tuple[int | None, str | None, int | None]:
-    """Return elements, type as the trace calls it, and group size.
-
-    From the kernel, else from what launched it.
-    """
-    payloads = [task.payload if task else None, *(op.payload for op in enclosing)]
-    for payload in payloads:
-        if payload is not None:
-            return payload.elements, payload.dtype, payload.group_size
-    for op in enclosing:
-        if op.shapes:
-            elements = elements_of([shape for shape in op.shapes if shape])
-            return elements, next((t for t in op.types if t), None), None
+    """Return elements, type as the trace calls it, and group size."""
+    for each in told_by:
+        if each.payload is not None:
+            return each.payload.elements, each.payload.dtype, each.payload.group_size
+    for each in told_by:
+        if isinstance(each, HostOp) and each.shapes:
+            elements = elements_of([shape for shape in each.shapes if shape])
+            return elements, next((t for t in each.types if t), None), None
     return None, None, None
 
 
@@ -400,27 +401,13 @@ def _on_host(step: Outline) -> list[MeasuredCollective]:
         if LAUNCH_ON_HOST.match(op.name) and step.backward_ns <= op.start_ns < step.optimizer_ns
     ]
     spans = [
-        op
-        for op in sorted((*step.ops, *step.others), key=lambda op: op.start_ns)
-        if ON_HOST.match(op.name) and op.start_ns >= step.backward_ns
+        op for op in step.all_ops() if ON_HOST.match(op.name) and op.start_ns >= step.backward_ns
     ]
-    found = []
-    for launch, span in zip(launches, spans, strict=False):
-        elements, dtype, group = _payload(None, [span, launch])
-        if dtype and not element_dtype(dtype):
-            continue
-        found.append(
-            MeasuredCollective(
-                launch_ns=launch.stop_ns,
-                start_ns=span.start_ns,
-                stop_ns=span.stop_ns,
-                elements=elements,
-                dtype=element_dtype(dtype),
-                group_size=group,
-                record_id=launch.record_id,
-            )
-        )
-    return found
+    found = (
+        _collective(launch.stop_ns, span, [span, launch], launch.record_id)
+        for launch, span in zip(launches, spans, strict=False)
+    )
+    return list(filter(None, found))
 
 
 class TracedTask(NamedTuple):
@@ -446,8 +433,6 @@ class ReadyPoint(NamedTuple):
     needed_by: int | None
     record_id: int | None
     """Record function id of the operator that made it final."""
-    message: int | None = None
-    """Index of the message that it is part of."""
 
 
 class StepTasks(NamedTuple):

@@ -51,21 +51,14 @@ def is_layer_table(head: str) -> bool:
 def read_layer_table(
     path: str | os.PathLike[str], *, progress: ReadProgress | None = None
 ) -> Trace:
-    """Read a layer table; times are means over its iterations.
+    """Read a layer table, packed or not; times are means over its iterations.
 
-    Args:
-        path: the file, packed or not.
-        progress: called with how far the reading is.
-
-    Returns:
-        The profile, and the ``Comm.`` column as measured messages. The table has no update and
-        does not say how many workers there were.
+    The ``Comm.`` column becomes measured messages. The table has no update and does not say how
+    many workers there were. Holds one iteration, whatever the size of the file.
 
     Raises:
         FileError: it is no layer table, is cut off, an iteration has other layers than the first,
             or a value is no number, negative or absurd.
-
-    Holds one iteration, whatever the size of the file.
     """
     source = str(path)
     rows: dict[int, _Row] = {}
@@ -81,10 +74,22 @@ def read_layer_table(
             if iterations == 0 and order and layer_id == order[0]:
                 iterations = 1
             if iterations == 0:
-                _check_new(layer_id, rows, order, where)
+                if layer_id in rows:
+                    raise FileError(
+                        f"{where}: layer {layer_id} comes twice; an iteration begins anew with "
+                        f"layer {order[0]}"
+                    )
+                if len(order) == MOST_LAYERS:
+                    raise FileError(
+                        f"{where}: more than {MOST_LAYERS} layers; is it a layer table?"
+                    )
                 order.append(layer_id)
             else:
-                _check_next(layer_id, order, place, where)
+                if layer_id != order[place]:
+                    raise FileError(
+                        f"{where}: expected layer {order[place]}, found {layer_id}; every "
+                        f"iteration must list the {len(order)} layers of the first, in its order"
+                    )
                 place = (place + 1) % len(order)
                 iterations += place == 0
             _add(rows, layer_id, cells, where)
@@ -97,23 +102,6 @@ def read_layer_table(
         raise FileError(f"{source}: no row of a layer table; expected {' '.join(HEADER)}")
     with in_file(source):
         return _trace(list(rows.values()), max(iterations, 1), source)
-
-
-def _check_new(layer_id: int, rows: dict[int, _Row], order: list[int], where: str) -> None:
-    if layer_id in rows:
-        raise FileError(
-            f"{where}: layer {layer_id} comes twice; an iteration begins anew with layer {order[0]}"
-        )
-    if len(order) == MOST_LAYERS:
-        raise FileError(f"{where}: more than {MOST_LAYERS} layers; is it a layer table?")
-
-
-def _check_next(layer_id: int, order: list[int], place: int, where: str) -> None:
-    if layer_id != order[place]:
-        raise FileError(
-            f"{where}: expected layer {order[place]}, found {layer_id}; every iteration must list "
-            f"the {len(order)} layers of the first, in its order"
-        )
 
 
 def _trace(rows: list[_Row], iterations: int, source: str) -> Trace:
@@ -135,12 +123,8 @@ def _trace(rows: list[_Row], iterations: int, source: str) -> Trace:
     untimed = sum(1 for row in rows if row.size_bytes and not row.communication_s)
     if untimed:
         notes.append(f"{untimed} layers with gradients have no communication time")
-    profile = profile_of(
-        layers,
-        model=_model_of(source),
-        data_s=data_s,
-        iterations=iterations,
-    )
+    model = Path(source).name.removesuffix(".gz").rpartition(".")[0] or Path(source).name
+    profile = profile_of(layers, model=model, data_s=data_s, iterations=iterations)
     return Trace(
         model=profile.model,
         profile=profile,
@@ -148,10 +132,6 @@ def _trace(rows: list[_Row], iterations: int, source: str) -> Trace:
         steps=iterations,
         notes=tuple(notes),
     )
-
-
-def _model_of(source: str) -> str:
-    return Path(source).name.removesuffix(".gz").rpartition(".")[0] or Path(source).name
 
 
 def write_layer_table(profile: Profile, network: Network | None = None) -> Written:
@@ -168,16 +148,11 @@ def write_layer_table(profile: Profile, network: Network | None = None) -> Writt
     table = layers_of(profile)
     lines = ["\t".join(HEADER)]
     rows = [(DATA, table.data_s, 0.0, 0.0, 0)] if table.data_s else []
-    rows += [
-        (
-            "_" + layer.name if layer.name.lower() == DATA else layer.name,
-            layer.forward_s,
-            layer.weight_s + layer.input_s,
-            message_s(network, layer.gradient_bytes),
-            layer.gradient_bytes,
-        )
-        for layer in table.layers
-    ]
+    for layer in table.layers:
+        name = "_" + layer.name if layer.name.lower() == DATA else layer.name
+        size_bytes = layer.gradient_bytes
+        backward_s = layer.weight_s + layer.input_s
+        rows.append((name, layer.forward_s, backward_s, message_s(network, size_bytes), size_bytes))
     for layer_id, (name, forward_s, backward_s, communication_s, size_bytes) in enumerate(rows):
         times = "\t".join(f"{s / US:.9g}" for s in (forward_s, backward_s, communication_s))
         lines.append(f"{layer_id}\t{_printable(name)}\t{times}\t{size_bytes}")

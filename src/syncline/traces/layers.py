@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.errors import UserError
-from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.profile import Gradient, Operation, Phase, Profile
 from syncline.traces.trace import Names, element_type
 
 __all__ = ["MOST_LAYERS", "Layer", "LayerTable", "layers_of", "profile_of"]
@@ -47,44 +47,31 @@ class LayerTable:
 def profile_of(
     layers: Sequence[Layer], *, model: str, data_s: float = 0.0, iterations: int = 1
 ) -> Profile:
-    """Return the profile of layers that run one after another.
+    """Return the profile of layers, in forward order, that run one after another.
 
-    Args:
-        layers: in forward order.
-        model: the name of the profile.
-        data_s: seconds of reading the batch; 0 for none.
-        iterations: over how many iterations the times were averaged.
+    ``data_s`` is the time of reading the batch; 0 for none.
 
     Raises:
         UserError: as for :class:`Profile`; no layer has a gradient, for example.
     """
     operations: list[Operation] = []
 
-    def add(operation: Operation) -> int:
-        operations.append(operation)
+    def add(name: str, phase: Phase, duration_s: float, *after: int) -> int:
+        waits_for = tuple(sorted(set(after)))
+        operations.append(Operation(name=name, phase=phase, duration_s=duration_s, after=waits_for))
         return len(operations) - 1
 
-    before: tuple[int, ...] = ()
-    if data_s > 0:
-        before = (add(Operation(name="data", phase="data", duration_s=data_s)),)
+    before = [add("data", "data", data_s)] if data_s > 0 else []
     forward: list[int] = []
     for layer in layers:
-        forward.append(
-            add(
-                Operation(
-                    name=layer.name, phase="forward", duration_s=layer.forward_s, after=before
-                )
-            )
-        )
-        before = (forward[-1],)
+        before = [add(layer.name, "forward", layer.forward_s, *before)]
+        forward += before
     names = Names()
     gradients: list[Gradient] = []
     updates: list[tuple[Layer, int]] = []
     for layer, own in zip(reversed(layers), reversed(forward), strict=True):
-        name = f"{layer.name} backward"
-        after = tuple(sorted({own, *before}))
-        ready = add(Operation(name=name, phase="backward", duration_s=layer.weight_s, after=after))
-        before = (ready,)
+        ready = add(f"{layer.name} backward", "backward", layer.weight_s, own, *before)
+        before = [ready]
         if layer.gradient_bytes:
             elements, dtype = element_type(layer.gradient_bytes)
             gradients.append(
@@ -97,27 +84,11 @@ def profile_of(
                 )
             )
         if layer.input_s > 0:
-            before = (
-                add(
-                    Operation(
-                        name=f"{layer.name} backward, input",
-                        phase="backward",
-                        duration_s=layer.input_s,
-                        after=tuple(sorted({own, ready})),
-                    )
-                ),
-            )
+            before = [add(f"{layer.name} backward, input", "backward", layer.input_s, own, ready)]
         if layer.update_s > 0:
             updates.append((layer, ready))
     for layer, ready in updates:
-        add(
-            Operation(
-                name=f"{layer.name} update",
-                phase="update",
-                duration_s=layer.update_s,
-                after=(ready,),
-            )
-        )
+        add(f"{layer.name} update", "update", layer.update_s, ready)
     return Profile(
         model=model,
         device="unknown",
@@ -154,14 +125,24 @@ def layers_of(profile: Profile) -> LayerTable:
         for row in rows
     }
     owner = _owners(profile, layers)
+    owned = [
+        needed if (needed := g.needed_by) is not None and needed in layers else owner[g.ready_after]
+        for g in profile.gradients
+    ]
     _time(profile, layers, owner, lane)
-    _share_update(profile, layers, owner, lane)
-    for gradient in profile.gradients:
-        layers[_owner_of(gradient, layers, owner)].gradient_bytes += gradient.size_bytes
+    _share_update(profile, layers, owned, lane)
+    for gradient, row in zip(profile.gradients, owned, strict=True):
+        layers[row].gradient_bytes += gradient.size_bytes
     first = layers[rows[0]]
     if not first.gradient_bytes:  # whose input has no gradient, and so nothing but this one
         first.weight_s, first.input_s = first.weight_s + first.input_s, 0.0
-    _report_losses(profile, layers, owner, lost)
+    position = {row: place for place, row in enumerate(layers)}
+    if any(position[later] > position[earlier] for earlier, later in itertools.pairwise(owned)):
+        lost.append(
+            "the order in which gradients become ready: layers run backward in reverse order"
+        )
+    if len(set(owned)) < len(owned):
+        lost.append(f"{len(owned)} gradient tensors are those of {len(set(owned))} layers")
     return LayerTable(
         data_s=profile.phase_s("data", "copy"), layers=list(layers.values()), lost=lost
     )
@@ -213,39 +194,19 @@ def _owners(profile: Profile, layers: dict[int, Layer]) -> list[int]:
     return owner
 
 
-def _owner_of(gradient: Gradient, layers: dict[int, Layer], owner: list[int]) -> int:
-    needed = gradient.needed_by
-    return needed if needed is not None and needed in layers else owner[gradient.ready_after]
-
-
-def _share_update(profile: Profile, layers: dict[int, Layer], owner: list[int], lane: str) -> None:
+def _share_update(
+    profile: Profile, layers: dict[int, Layer], owned: Sequence[int], lane: str
+) -> None:
     """Give each layer its own update; what is done for all together is shared by bytes."""
-    layer_of_ready = {g.ready_after: _owner_of(g, layers, owner) for g in profile.gradients}
+    row_of = {g.ready_after: row for g, row in zip(profile.gradients, owned, strict=True)}
     phases = ("finalize", "update")
     updates = [o for o in profile.operations if o.phase in phases and o.lane == lane]
-    own = [layer_of_ready.get(o.after[0]) if len(o.after) == 1 else None for o in updates]
-    if len(updates) > 1 and None not in own and len(set(own)) == len(own):
+    own = [row_of[o.after[0]] for o in updates if len(o.after) == 1 and o.after[0] in row_of]
+    if len(updates) > 1 and len(set(own)) == len(own) == len(updates):
         for operation, row in zip(updates, own, strict=True):
-            assert row is not None
             layers[row].update_s += operation.duration_s
         return
+    total_bytes = profile.gradient_bytes or 1
     common_s = sum(operation.duration_s for operation in updates)
-    for gradient in profile.gradients:
-        share = gradient.size_bytes / (profile.gradient_bytes or 1)
-        layers[_owner_of(gradient, layers, owner)].update_s += common_s * share
-
-
-def _report_losses(
-    profile: Profile, layers: dict[int, Layer], owner: list[int], lost: list[str]
-) -> None:
-    ready_order = [_owner_of(g, layers, owner) for g in profile.gradients]
-    position = {row: place for place, row in enumerate(layers)}
-    places = [position[row] for row in ready_order]
-    if any(later > earlier for earlier, later in itertools.pairwise(places)):
-        lost.append(
-            "the order in which gradients become ready: layers run backward in reverse order"
-        )
-    if len(set(ready_order)) < len(ready_order):
-        lost.append(
-            f"{len(ready_order)} gradient tensors are those of {len(set(ready_order))} layers"
-        )
+    for gradient, row in zip(profile.gradients, owned, strict=True):
+        layers[row].update_s += common_s * (gradient.size_bytes / total_bytes)

@@ -13,16 +13,16 @@ nodes that read its output.
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from syncline.errors import FileError, quoted
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
-from syncline.traces.trace import Trace, element_type, in_file, number
+from syncline.traces.trace import Trace, element_type, in_file, in_order, number
 
 __all__ = ["is_pipedream", "read_pipedream"]
 
@@ -63,20 +63,13 @@ def is_pipedream(head: str) -> bool:
 
 
 def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
-    """Read an operator graph.
+    """Read an operator graph; its branches are dependencies. It has no update and no messages.
 
-    Args:
-        path: the file.
-        progress: called with how far the reading is.
-
-    Returns:
-        The profile, with the branches as dependencies. The graph has no update and no messages.
+    O((n + m) log n) for n nodes and m edges.
 
     Raises:
         FileError: it is no such file, a node comes twice, an edge ends nowhere, the edges have a
             cycle, or a value is missing, no number, negative or absurd.
-
-    O((n + m) log n) for n nodes and m edges.
     """
     source = str(path)
     nodes: dict[str, _Node] = {}
@@ -87,7 +80,12 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
                 continue
             where = f"{source}: line {line_number}"
             if line[0].isspace():
-                edges.append((*_edge(line, where), line_number))
+                ends = [part.strip() for part in line.strip().split(SEPARATOR)]
+                if len(ends) != 2:
+                    raise FileError(
+                        f"{where}: expected an edge 'node -- node', found {line.strip()[:40]!r}"
+                    )
+                edges.append((ends[0], ends[1], line_number))
             else:
                 node = _node(line, len(nodes), where)
                 if node.name in nodes:
@@ -109,7 +107,7 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
                 )
         nodes[after].inputs.append(before)
         nodes[before].outputs.append(after)
-    order = _in_order(nodes, source)
+    order = _in_order(nodes.values(), source)
     with in_file(source):
         profile = _profile(order, Path(source).name.removesuffix(".gz").split(".")[0])
     notes = (
@@ -117,13 +115,6 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
         "in the backward pass a node waits for the nodes that read its output",
     )
     return Trace(model=profile.model, profile=profile, notes=notes)
-
-
-def _edge(line: str, where: str) -> tuple[str, str]:
-    parts = line.strip().split(SEPARATOR)
-    if len(parts) != 2:
-        raise FileError(f"{where}: expected an edge 'node -- node', found {line.strip()[:40]!r}")
-    return parts[0].strip(), parts[1].strip()
 
 
 def _node(line: str, place: int, where: str) -> _Node:
@@ -153,26 +144,16 @@ def _node(line: str, place: int, where: str) -> _Node:
     )
 
 
-def _in_order(nodes: dict[str, _Node], source: str) -> list[_Node]:
+def _in_order(nodes: Iterable[_Node], source: str) -> list[_Node]:
     """Return the nodes so that each comes after its inputs; otherwise as they were traced."""
-    waiting = {name: len(node.inputs) for name, node in nodes.items()}
-    free = [(node.rank, name) for name, node in nodes.items() if not node.inputs]
-    heapq.heapify(free)
-    order: list[_Node] = []
-    while free:
-        node = nodes[heapq.heappop(free)[1]]
-        order.append(node)
-        for name in node.outputs:
-            waiting[name] -= 1
-            if waiting[name] == 0:
-                heapq.heappush(free, (nodes[name].rank, name))
-    if len(order) < len(nodes):
-        stuck = sorted(
-            (nodes[name] for name, left in waiting.items() if left), key=lambda n: n.rank
-        )
-        names = ", ".join(node.name[:40] for node in stuck[:5])
+    traced = sorted(nodes, key=lambda node: node.rank)
+    place = {node.name: index for index, node in enumerate(traced)}
+    order = in_order(len(traced), ([place[name] for name in node.inputs] for node in traced))
+    if len(order) < len(traced):
+        stuck = sorted(set(place.values()).difference(order))
+        names = ", ".join(traced[index].name[:40] for index in stuck[:5])
         raise FileError(f"{source}: the edges have a cycle, through {names}; a model has none")
-    return order
+    return [traced[index] for index in order]
 
 
 def _profile(order: list[_Node], model: str) -> Profile:

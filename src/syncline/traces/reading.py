@@ -4,10 +4,9 @@ A trace may have a gigabyte, may be packed or not, and may have been cut off by 
 reader of this package opens its file with :func:`open_trace` and takes its content with
 :func:`text_lines` or :func:`json_elements`, none of which holds the whole file.
 
-JSON is scanned with ``json.JSONDecoder.raw_decode`` of the standard library, element by element. It
-was measured as fast as ijson with its C backend (about 150 MB/s), needs no further package, bounds
-the memory of a single element, knows the place of an error, and reads what profilers really write:
-NaN, and control characters in names.
+JSON is scanned with ``json.JSONDecoder.raw_decode``, element by element. It was measured as fast as
+ijson with its C backend (about 150 MB/s), bounds the memory of a single element, knows the place of
+an error, and reads what profilers really write: NaN, and control characters in names.
 """
 
 from __future__ import annotations
@@ -50,12 +49,11 @@ def open_trace(
 ) -> Iterator[BinaryIO]:
     """Open a trace for reading, unpacked if it is a gzip file (recognised by its content).
 
+    Yields a buffered binary stream. Errors while reading it are a :class:`FileError` as well.
+
     Args:
         path: the file; a pipe works too.
         progress: called with how far the reading is, about once a mebibyte.
-
-    Yields:
-        A buffered binary stream. Errors while reading it are a :class:`FileError` as well.
 
     Raises:
         FileError: the file is missing, empty, no file, cannot be read, or, while it is being read,
@@ -65,79 +63,65 @@ def open_trace(
     with open_file(path) as handle:
         status = os.fstat(handle.fileno())
         total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
-        stream = _buffered(_Counting(handle, source, total_bytes, progress))
+        read_bytes = 0
+
+        def from_disk(count: int) -> bytes:
+            nonlocal read_bytes
+            try:
+                data = handle.read(count)
+            except OSError as error:
+                raise FileError(
+                    f"{source}: cannot be read: {error.strerror}; check the disk and the path"
+                ) from None
+            read_bytes += len(data)
+            if progress is not None:
+                progress(read_bytes, total_bytes)
+            return data
+
+        stream = _Bounded(from_disk, source).buffered()
         if stream.peek(2)[:2] == GZIP_MAGIC:
-            stream = _buffered(_Unpacking(gzip.GzipFile(fileobj=stream, mode="rb"), source))
+            packed = gzip.GzipFile(fileobj=stream, mode="rb")
+            stream = _Bounded(lambda count: _unpacked(packed, count, source), source).buffered()
         if not stream.peek(1):
             raise FileError(f"{source}: the file is empty; {WRITE_AGAIN}")
         yield stream
 
 
-def _buffered(raw: io.RawIOBase) -> io.BufferedReader:
-    return io.BufferedReader(raw, buffer_size=CHUNK_BYTES)
+def _unpacked(packed: gzip.GzipFile, count: int, source: str) -> bytes:
+    try:
+        return packed.read1(count)
+    except EOFError:
+        raise FileError(
+            f"{source}: the gzip file ends too early, it is truncated; {WRITE_AGAIN}"
+        ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise FileError(f"{source}: broken gzip file ({error}); {WRITE_AGAIN}") from None
 
 
-class _Counting(io.RawIOBase):
-    """A raw file that reports how far it was read and names itself in errors."""
+class _Bounded(io.RawIOBase):
+    """What a function reads, as a raw stream that refuses to hold too much."""
 
-    def __init__(
-        self, file: io.FileIO, source: str, total_bytes: int | None, progress: ReadProgress | None
-    ) -> None:
-        self._file = file
-        self._source = source
-        self._total_bytes = total_bytes
-        self._progress = progress
-        self._read_bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        try:
-            count = self._file.readinto(buffer)
-        except OSError as error:
-            raise FileError(
-                f"{self._source}: cannot be read: {error.strerror}; check the disk and the path"
-            ) from None
-        self._read_bytes += count or 0
-        _require_fits(self._read_bytes, self._source)
-        if self._progress is not None:
-            self._progress(self._read_bytes, self._total_bytes)
-        return count
-
-
-class _Unpacking(io.RawIOBase):
-    """The content of a gzip file; its errors name the file."""
-
-    def __init__(self, unpacked: gzip.GzipFile, source: str) -> None:
-        self._unpacked = unpacked
+    def __init__(self, read: Callable[[int], bytes], source: str) -> None:
+        self._read = read
         self._source = source
         self._read_bytes = 0
+
+    def buffered(self) -> io.BufferedReader:
+        return io.BufferedReader(self, buffer_size=CHUNK_BYTES)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        try:
-            data = self._unpacked.read1(len(buffer))
-        except EOFError:
-            raise FileError(
-                f"{self._source}: the gzip file ends too early, it is truncated; {WRITE_AGAIN}"
-            ) from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise FileError(f"{self._source}: broken gzip file ({error}); {WRITE_AGAIN}") from None
+        data = self._read(len(buffer))
         self._read_bytes += len(data)
-        _require_fits(self._read_bytes, self._source)
+        if self._read_bytes > LARGEST_TRACE_BYTES:
+            raise FileError(
+                f"{self._source}: holds more than {LARGEST_TRACE_BYTES} bytes (unpacked), the most "
+                "that is read of a trace; record fewer steps"
+            )
         buffer[: len(data)] = data
         return len(data)
-
-
-def _require_fits(read_bytes: int, source: str) -> None:
-    if read_bytes > LARGEST_TRACE_BYTES:
-        raise FileError(
-            f"{source}: holds more than {LARGEST_TRACE_BYTES} bytes (unpacked), the most that is "
-            "read of a trace; record fewer steps"
-        )
 
 
 def text_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
@@ -176,21 +160,18 @@ class JsonElement(NamedTuple):
 def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Iterator[JsonElement]:
     """Yield a JSON file piece by piece, in the order of the file.
 
+    Linear in the file; holds one chunk and one element. Bytes that are not UTF-8 become U+FFFD:
+    they occur in names, which are only shown.
+
     Args:
         stream: the file's bytes, UTF-8.
         source: the file's name, for errors.
-        arrays: top-level members whose arrays are taken apart element by element; a file that is
-            itself one array is always taken apart.
-
-    Yields:
-        Elements of those arrays, and every other top-level member whole.
+        arrays: top-level members whose arrays are yielded element by element, as is a file that is
+            itself one array; every other member is yielded whole.
 
     Raises:
         FileError: the file is no JSON object or array, is broken or truncated, is nested too
             deeply, or an element is longer than 32 Mi characters.
-
-    Linear in the file; holds one chunk and one element. Bytes that are not UTF-8 become U+FFFD:
-    they occur in names, which are only shown.
     """
     scanner = _Scanner(stream, source)
     first = scanner.peek()
@@ -210,40 +191,27 @@ def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Ite
 
 
 def _object(scanner: _Scanner, arrays: Collection[str]) -> Iterator[JsonElement]:
-    scanner.take("{", "at the top")
-    if scanner.peek() == "}":
-        scanner.take("}", "at the top")
-        return
-    while True:
-        where = "at the top"
-        key = scanner.value(where)
+    after = "at the top"
+    scanner.take("{", after)
+    first = True
+    while scanner.more("}", after, first=first):
+        first = False
+        key = scanner.value("at the top")
         if not isinstance(key, str):
             raise scanner.error(f"expected the name of a member, found {quoted(key)}")
-        where = f"in {quoted(key)}"
+        where, after = f"in {quoted(key)}", f"after {quoted(key)}"
         scanner.take(":", where)
         if key in arrays and scanner.peek() == "[":
             yield from _array(scanner, key)
         else:
             yield JsonElement(key, None, scanner.value(where))
-        if scanner.peek() == "}":
-            scanner.take("}", where)
-            return
-        scanner.take(",", f"after {quoted(key)}")
 
 
 def _array(scanner: _Scanner, key: str) -> Iterator[JsonElement]:
     scanner.take("[", f"in {quoted(key)}")
-    if scanner.peek() == "]":
-        scanner.take("]", f"in {quoted(key)}")
-        return
     index = 0
-    while True:
-        where = f"in {key}[{index}]"
-        yield JsonElement(key, index, scanner.value(where))
-        if scanner.peek() == "]":
-            scanner.take("]", where)
-            return
-        scanner.take(",", f"after {key}[{index}]")
+    while scanner.more("]", f"after {key}[{index - 1}]", first=index == 0):
+        yield JsonElement(key, index, scanner.value(f"in {key}[{index}]"))
         index += 1
 
 
@@ -283,8 +251,16 @@ class _Scanner:
             raise self.error(f"expected {character!r} {where}, found {quoted(self.excerpt())}")
         self._position += 1
 
+    def more(self, closing: str, where: str, *, first: bool) -> bool:
+        """Skip the comma before the next item, or the closing bracket where there is none."""
+        if self.peek() == closing:
+            self.take(closing, where)
+            return False
+        if not first:
+            self.take(",", where)
+        return True
+
     def value(self, where: str) -> Any:
-        """Return the next value, whatever it is."""
         if self.peek() == "":
             raise self.truncated(where)
         while True:
@@ -310,18 +286,15 @@ class _Scanner:
             return value
 
     def excerpt(self) -> str:
-        """Return some of the text to come."""
         return self._text[self._position : self._position + 20]
 
     def error(self, message: str) -> FileError:
-        """Return an error with the place."""
         return FileError(
             f"{self._source}: not valid JSON at character {self._dropped + self._position}: "
             f"{message}; {WRITE_AGAIN}"
         )
 
     def truncated(self, where: str) -> FileError:
-        """Return the error for a text that ends too early."""
         return FileError(
             f"{self._source}: the file ends {where}, it is truncated (was the recording process "
             f"stopped while it wrote?); {WRITE_AGAIN}"

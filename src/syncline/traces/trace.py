@@ -7,7 +7,9 @@ or assumed, one sentence each; they are shown wherever a trace is.
 
 from __future__ import annotations
 
+import heapq
 import math
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -26,6 +28,7 @@ __all__ = [
     "Written",
     "element_type",
     "in_file",
+    "in_order",
     "measured_points",
     "message_s",
     "number",
@@ -68,8 +71,7 @@ class Trace(NamedTuple):
     def network(self, workers: int | None = None) -> Network:
         """Return the network that the timed messages were sent over.
 
-        Args:
-            workers: the worker count, where the trace does not say it.
+        ``workers`` is the worker count where the trace does not say it.
 
         Raises:
             UserError: the trace times messages of fewer than two sizes, or nobody says how many
@@ -114,23 +116,20 @@ class Written(NamedTuple):
 def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, ...]:
     """Return the mean time of each size, smallest first, with its repetitions.
 
-    Where there are more than 48 sizes, neighbours on the logarithmic scale are merged: their
-    bytes and seconds are averaged.
-
-    Args:
-        samples: bytes and seconds of single messages; those without either are left out.
+    Samples are bytes and seconds of single messages; those without either are left out. Where
+    there are more than 48 sizes, neighbours on the logarithmic scale are merged: their bytes and
+    seconds are averaged.
     """
     times: dict[int, list[float]] = {}
     for size_bytes, time_s in samples:
         if size_bytes > 0 and time_s > 0:
             times.setdefault(size_bytes, []).append(time_s)
-    groups: dict[int, list[tuple[int, float]]] = {}
     if not times:
         return ()
+    groups: dict[int, list[tuple[int, float]]] = {}
     smallest, largest = min(times), max(times)
     span = math.log(largest / smallest) or 1.0
-    for index, size_bytes in enumerate(sorted(times)):
-        place = index
+    for place, size_bytes in enumerate(sorted(times)):
         if len(times) > MOST_POINTS:
             place = int(math.log(size_bytes / smallest) / span * (MOST_POINTS - 1))
         groups.setdefault(place, []).extend((size_bytes, time_s) for time_s in times[size_bytes])
@@ -147,9 +146,7 @@ def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, 
 def message_s(network: Network | None, size_bytes: int) -> float:
     """Return the seconds of an all-reduce: as measured at that size, else by the fitted curve.
 
-    Args:
-        network: None for a cost of 0.
-        size_bytes: a message of 0 bytes is not sent and costs nothing.
+    0 without a network, and for a message of 0 bytes, which is not sent.
     """
     if network is None or not size_bytes:
         return 0.0
@@ -220,6 +217,33 @@ class Names:
             candidate = f"{name} #{self._seen[name]}"
         self._seen[candidate] = 1
         return candidate
+
+
+def in_order(count: int, inputs: Iterable[Iterable[int]]) -> list[int]:
+    """Return nodes in topological order, otherwise as listed; those behind a cycle are left out.
+
+    O((n + m) log n) for n nodes and m inputs.
+
+    Args:
+        count: how many nodes there are.
+        inputs: for each node the indices of those it waits for; an index may come twice.
+    """
+    waiting = array("q", bytes(8 * count))
+    followers: list[array[int]] = [array("q") for _ in range(count)]
+    for index, own in enumerate(inputs):
+        for before in own:
+            followers[before].append(index)
+            waiting[index] += 1
+    free = [index for index, left in enumerate(waiting) if not left]
+    order = []
+    while free:
+        index = heapq.heappop(free)
+        order.append(index)
+        for follower in followers[index]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(free, follower)
+    return order
 
 
 @contextmanager
