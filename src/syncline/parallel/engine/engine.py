@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -70,13 +71,13 @@ def _times(round_: _Round) -> list[MessageTimes]:
     return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
 
+@dataclass(slots=True)
 class _Norms:
     """The exchange of norms of one round."""
 
-    def __init__(self, work: Work, rows: torch.Tensor) -> None:
-        self.work = work
-        self.rows = rows
-        self.finished = False
+    work: Work
+    rows: torch.Tensor
+    finished: bool = False
 
 
 class _Drain:
@@ -101,6 +102,9 @@ class Engine:
 
     Every round begins with a roll call, during the backward pass: ranks that count different rounds
     or updates have parted, and raise instead of averaging gradients of different parameters.
+
+    Every method that waits raises a PeerError if a rank failed or did not answer within the
+    timeout, and a MismatchError if the ranks have parted.
 
     Args:
         plan: the messages.
@@ -176,11 +180,7 @@ class Engine:
         return self._round is not None and self._round.unfinished > 0
 
     def require_whole(self) -> None:
-        """Make sure, outside a backward pass, that the last one reached every gradient.
-
-        Raises:
-            PeerError: it did not.
-        """
+        """Raise a PeerError, outside a backward pass, if the last one missed a gradient."""
         if self._round is not None and any(self._round.missing):
             self._require_ready(self._round, range(len(self.plan.messages)))
 
@@ -203,11 +203,7 @@ class Engine:
         self._issued_queue.put(None)
 
     def begin(self, roll: Iterable[int] = ()) -> None:
-        """Begin a round; the one before it must be finished.
-
-        Args:
-            roll: numbers that must be equal on all ranks, such as how many updates each has made.
-        """
+        """Begin a round, the one before being finished; ``roll`` must be equal on all ranks."""
         self._require_own_process()
         with self._lock:
             self.check()
@@ -260,10 +256,6 @@ class Engine:
 
         On CUDA the current stream waits, and the host only until their messages are issued; until
         they are complete if those are lossy, which pass through the host.
-
-        Raises:
-            PeerError: a rank failed or did not answer within the timeout.
-            MismatchError: the ranks have parted.
         """
         self.check()
         round_ = self._round
@@ -286,16 +278,9 @@ class Engine:
                 work.wait_on_stream()
 
     def norms(self) -> torch.Tensor:
-        """Return the norms of all tensors' exchanged gradients, of the order that the plan says.
+        """Return the plan's norms of all exchanged gradients: float64 of shape ``(tensors,)``.
 
         Every rank gets the same; on CUDA the current stream waits for them.
-
-        Returns:
-            float64 of shape ``(tensors,)``.
-
-        Raises:
-            PeerError: a rank failed or did not answer within the timeout.
-            MismatchError: the ranks have parted.
         """
         self.check()
         round_ = self._round
@@ -355,12 +340,7 @@ class Engine:
     def finishes(self, patience_s: float) -> bool:
         """Wait while messages go on completing, at most ``patience_s`` apart.
 
-        Returns:
-            Whether nothing is under way any more.
-
-        Raises:
-            PeerError: a rank failed.
-            MismatchError: the ranks have parted.
+        Return whether nothing is under way any more.
         """
         self.check()
         round_ = self._round
