@@ -111,13 +111,9 @@ class DenseTransport:
         return work, rows.tolist
 
     def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
-        """Begin to collect a row of numbers from every worker.
+        """Begin to collect a row of numbers from every worker; the rows are there after the work.
 
-        Args:
-            own: returns this worker's, once the messages sent before are complete.
-
-        Returns:
-            The work, and the rows in the order of the ranks, which are there after it.
+        ``own`` returns this worker's, once the messages sent before are complete.
         """
         sent = own()
         rows = sent.new_empty(self.workers, *sent.shape)

@@ -63,12 +63,14 @@ class _Round:
         self.unsent = self.unfinished = len(layout.places) + norms
         self.norms: _Norms | None = None
         """Once they are issued."""
+        self.has_norms = not norms
+        """Whether this rank's part of the norms has been computed, if any."""
         self.taken = False
 
-
-def _times(round_: _Round) -> list[MessageTimes]:
-    rows = zip(round_.ready_ns, round_.issued_ns, round_.finished_ns, strict=True)
-    return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
+    def times(self) -> list[MessageTimes]:
+        """Return the times of the finished messages, in ns."""
+        rows = zip(self.ready_ns, self.issued_ns, self.finished_ns, strict=True)
+        return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
 
 @dataclass(slots=True)
@@ -245,11 +247,7 @@ class Engine:
     def arrived(self, tensor: int) -> bool:
         """Say whether a tensor's exchanged gradient is in place, and may be changed."""
         round_ = self._round
-        return round_ is None or (not round_.left[tensor] and self._has_norms(round_))
-
-    def _has_norms(self, round_: _Round) -> bool:
-        """Say whether this rank's part of the norms has been computed, if any."""
-        return self._share_norms is None or round_.norms is not None
+        return round_ is None or (not round_.left[tensor] and round_.has_norms)
 
     def wait(self, tensors: Iterable[int]) -> None:
         """Return once the exchanged gradients of some tensors are in place, and may be changed.
@@ -264,7 +262,7 @@ class Engine:
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
         self._require_ready(round_, messages)
         self._wait_for(
-            lambda: all(self._settled(round_, m) for m in messages) and self._has_norms(round_),
+            lambda: all(self._settled(round_, m) for m in messages) and round_.has_norms,
             messages,
         )
         if self._transport.bounded:
@@ -326,15 +324,14 @@ class Engine:
 
     def times(self) -> list[MessageTimes]:
         """Return the times of the finished messages of the last two rounds, in ns."""
-        return [
-            times for round_ in (*self._before, self._round) if round_ for times in _times(round_)
-        ]
+        rounds = (*self._before, self._round)
+        return [times for round_ in rounds if round_ for times in round_.times()]
 
     def last_round(self) -> list[MessageTimes]:
         """Return the times of the last finished round's messages; nothing before the first."""
         for round_ in (self._round, *reversed(self._before)):
             if round_ is not None and not round_.unfinished:
-                return _times(round_)
+                return round_.times()
         return []
 
     def finishes(self, patience_s: float) -> bool:
@@ -441,21 +438,22 @@ class Engine:
 
     def lose(self, error: Exception) -> None:
         """Let every wait from now on raise an error that explains to the user what went wrong."""
-        self.fail(self._explained(error))
-
-    def _explained(self, error: Exception) -> SynclineError:
         if isinstance(error, SynclineError):
-            return error
-        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+            self.fail(error)
+        elif isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+            self.fail(
+                PeerError(
+                    f"rank {self.rank} lost a peer while gradients were exchanged: "
+                    f"{describe_error(error, self.timeout_s)}; the updates that are due are lost "
+                    "on this rank: see the other ranks' output, and resume all ranks from the "
+                    "last checkpoint"
+                )
+            )
+        else:
             kind = SynclineError if isinstance(error, RuntimeError) else InternalError
             ours = kind(f"rank {self.rank}: the exchange of gradients failed: {error!r}")
             ours.__cause__ = error
-            return ours
-        return PeerError(
-            f"rank {self.rank} lost a peer while gradients were exchanged: "
-            f"{describe_error(error, self.timeout_s)}; the updates that are due are lost on this "
-            "rank: see the other ranks' output, and resume all ranks from the last checkpoint"
-        )
+            self.fail(ours)
 
     def _issue(self) -> None:
         while True:
@@ -554,6 +552,7 @@ class Engine:
 
         with self._lock:
             round_.norms = norms
+            round_.has_norms = True
             round_.unsent -= 1
             self._for_trainer.notify_all()
         self._issued_queue.put(_Issued(round_, None, norms.work, finished))
@@ -620,8 +619,7 @@ class Engine:
                 self._for_trainer.notify_all()
 
     def _call_roll(self, round_: _Round) -> None:
-        own = self._roll
-        work, tell = self._transport.gather_numbers(own)
+        work, tell = self._transport.gather_numbers(self._roll)
 
         def compare() -> None:
             everyone = tell()
