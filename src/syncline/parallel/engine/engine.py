@@ -205,7 +205,10 @@ class Engine:
         self._issued_queue.put(None)
 
     def begin(self, roll: Iterable[int] = ()) -> None:
-        """Begin a round, the one before being finished; ``roll`` must be equal on all ranks."""
+        """Begin a round, when the one before is finished.
+
+        The numbers of ``roll``, such as how many updates each rank has made, must be equal on all.
+        """
         self._require_own_process()
         with self._lock:
             self.check()

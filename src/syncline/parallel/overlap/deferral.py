@@ -115,7 +115,11 @@ class Deferral:
         return taken
 
     def take_counts(self) -> tuple[int, int, int]:
-        """Return, since the last call: rounds, with gradients read early, with updates flushed."""
+        """Return counts since the last call.
+
+        Rounds; those whose gradients were read before ``step``; those whose updates were made
+        outside a forward pass.
+        """
         counts = self._rounds, self._early_reads, self._flushes
         self._rounds = self._early_reads = self._flushes = 0
         return counts
@@ -180,7 +184,10 @@ class Deferral:
         averages: Mapping[int, torch.Tensor],
         update: Callable[[list[torch.Tensor], list[torch.Tensor]], None],
     ) -> None:
-        """Update plain averages, by the index of their parameter, right after its due update."""
+        """Update averages right after the due updates of their parameters, whose indices are given.
+
+        ``update`` is called for some averages and their parameters at a time.
+        """
         averaging = _Averaging(update, TorchState.now(self.parameters[0].device.type))
         for index, average in averages.items():
             self._averages.setdefault(index, []).append((averaging, average))
