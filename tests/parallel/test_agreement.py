@@ -13,7 +13,7 @@ from torch import nn
 
 from syncline.errors import MismatchError, SynclineError
 from syncline.model.network import Network
-from syncline.parallel.agreement import Item, require_same
+from syncline.parallel.agreement import require_same
 from syncline.parallel.ddp import DistributedDataParallel
 from tests.parallel.jobs import plain_plan
 from tests.parallel.models import Plain
@@ -312,7 +312,7 @@ def test_refused_optimizers(workers: WorkerPool) -> None:
 
 
 def compare(values: list[str]) -> list[str]:
-    items = [Item("color", values[dist.get_rank()])]
+    items = {"color": values[dist.get_rank()]}
     return answer(
         lambda: require_same(items, dist.group.WORLD, torch.device("cpu"), advice="paint")
     )
@@ -328,7 +328,7 @@ def compare_in_a_subgroup() -> list[str]:
     group = dist.new_group([1, 2])
     if dist.get_rank() == 0:
         return ["", ""]
-    items = [Item("color", str(dist.get_rank()))]
+    items = {"color": str(dist.get_rank())}
     try:
         require_same(items, group, torch.device("cpu"), advice="paint")
     except MismatchError as error:
@@ -344,7 +344,7 @@ def test_ranks_are_those_of_the_job(workers: WorkerPool) -> None:
 def differ_in_the_middle() -> list[str]:
     """Items that neither rank has all of."""
     mine = [["a", "1"], ["b", "2"], ["d", "4"]] if dist.get_rank() else [["a", "1"], ["c", "3"]]
-    items = [Item(*item) for item in mine]
+    items = dict(mine)
     return answer(
         lambda: require_same(items, dist.group.WORLD, torch.device("cpu"), advice="paint")
     )

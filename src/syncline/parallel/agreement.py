@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.torch_private import device_types, ignored_by_ddp
 
 __all__ = [
-    "Item",
     "require_same",
     "require_same_optimizers",
     "require_same_state",
@@ -31,15 +30,6 @@ COMPARED_ARGUMENTS = (
     *("gradient_as_bucket_view", "init_sync"),
 )
 """Those of torch's class that change which collectives are issued."""
-
-
-class Item(NamedTuple):
-    """One thing that all ranks must have in common."""
-
-    name: str
-    """Such as ``"parameter 3"``; no two items of a rank have the same."""
-    value: str
-    """What it is on this rank, as a person reads it."""
 
 
 def require_same_training(
@@ -65,12 +55,12 @@ def require_same_training(
     """
     group = _group_of(arguments)
     if group is not None:
-        items = [
-            Item("arguments", "accepted" if refused is None else f"refused: {refused}"),
-            *(Item(name, _describe(value)) for name, value in settings.items()),
-            *(Item(n, _describe(arguments[n])) for n in COMPARED_ARGUMENTS if n in arguments),
-            *_items_of(module),
-        ]
+        compared = {n: arguments[n] for n in COMPARED_ARGUMENTS if n in arguments}
+        items = {
+            "arguments": "accepted" if refused is None else f"refused: {refused}",
+            **{name: _describe(value) for name, value in {**settings, **compared}.items()},
+            **dict(_items_of(module)),
+        }
         try:
             require_same(
                 items,
@@ -89,26 +79,21 @@ def require_same_training(
 def require_same_optimizers(
     optimizers: Sequence[DeferredOptimizer], module: nn.Module, group: dist.ProcessGroup
 ) -> None:
-    """Compare which optimizers the ranks have given to ``overlap``, before the first exchange.
+    """Compare which optimizers the ranks have given to ``overlap``; raises as :func:`require_same`.
 
     Args:
         optimizers: of this rank, in the order of the calls.
         module: the model.
         group: that of the wrapper.
-
-    Raises:
-        MismatchError: on all ranks, if one differs.
-        PeerError: a rank did not take part within the group's timeout.
     """
-    items = [
-        Item(
-            f"call {number} of overlap",
+    items = {
+        f"call {number} of overlap": (
             f"for {type(o.optimizer).__name__} with "
             f"{sum(len(g['params']) for g in o.optimizer.param_groups)} parameters, "
-            + ("deferred" if o.why_not is None else f"synchronous: {o.why_not}"),
+            + ("deferred" if o.why_not is None else f"synchronous: {o.why_not}")
         )
         for number, o in enumerate(optimizers, 1)
-    ]
+    }
     require_same(
         items,
         group,
@@ -118,19 +103,15 @@ def require_same_optimizers(
 
 
 def require_same_state(description: str, module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Compare where a compressed training goes on, before its first exchange.
+    """Compare where a compressed training goes on; raises as :func:`require_same`.
 
     Args:
         description: step and plan, in words.
         module: the model.
         group: that of the wrapper.
-
-    Raises:
-        MismatchError: on all ranks, if one differs.
-        PeerError: a rank did not take part within the group's timeout.
     """
     require_same(
-        [Item("the compression's state", description)],
+        {"the compression's state": description},
         group,
         _device_of(module, group),
         advice="load the states of one checkpoint on all ranks",
@@ -138,14 +119,14 @@ def require_same_state(description: str, module: nn.Module, group: dist.ProcessG
 
 
 def require_same(
-    items: Sequence[Item], group: dist.ProcessGroup, device: torch.device, *, advice: str
+    items: Mapping[str, str], group: dist.ProcessGroup, device: torch.device, *, advice: str
 ) -> None:
     """Raise on all ranks if any rank's items differ.
 
     One collective of 32 bytes; the items themselves travel only if they differ.
 
     Args:
-        items: of this rank, in an order of their own.
+        items: what each thing is on this rank, by a name such as ``"parameter 3"``, in an order.
         group: whose ranks are compared; all call.
         device: where the backend wants its tensors.
         advice: what to do, for the message.
@@ -154,7 +135,7 @@ def require_same(
         MismatchError: names a rank that differs from most, and the first difference.
         PeerError: a rank did not take part within the group's timeout.
     """
-    text = "\0".join(itertools.chain.from_iterable(items))
+    text = "\0".join(itertools.chain.from_iterable(items.items()))
     digest = bytearray(hashlib.sha256(text.encode()).digest())
     own = torch.frombuffer(digest, dtype=torch.uint8).to(device)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
@@ -168,34 +149,23 @@ def require_same(
     digests = [bytes(other.tolist()) for other in everyone]
     if len(set(digests)) == 1:
         return
-    listed = [
-        [Item(*item) for item in items]
-        for items in gather_json([list(item) for item in items], group, device)
-    ]
+    listed = [dict(pairs) for pairs in gather_json(list(items.items()), group, device)]
     ranks = [dist.get_global_rank(group, number) for number in range(len(listed))]
     usual = digests.index(Counter(digests).most_common(1)[0][0])
     odd = next(n for n, other in enumerate(digests) if other != digests[usual])
     others = [ranks[n] for n, d in enumerate(digests) if d != digests[usual] and n != odd]
+    one, other = listed[odd], listed[usual]
+    place = {name: at for items in (one, other) for at, name in enumerate(items)}
+    name = min((n for n in place if one.get(n) != other.get(n)), key=place.__getitem__)
     raise MismatchError(
-        _difference(listed[odd], f"rank {ranks[odd]}", listed[usual], f"rank {ranks[usual]}")
+        f"{name} is {one.get(name, 'missing')} on rank {ranks[odd]} and "
+        f"{other.get(name, 'missing')} on rank {ranks[usual]}"
         + (f"; ranks {', '.join(map(str, others))} differ too" if others else "")
         + f"; {advice}"
     )
 
 
-def _difference(odd: list[Item], odd_name: str, usual: list[Item], usual_name: str) -> str:
-    """Say where two ranks differ first, the one that is like most last."""
-    one, other = dict(odd), dict(usual)
-    place = {item.name: at for items in (odd, usual) for at, item in enumerate(items)}
-    names = (name for name in place if one.get(name) != other.get(name))
-    name = min(names, key=place.__getitem__)
-    return (
-        f"{name} is {one.get(name, 'missing')} on {odd_name} and {other.get(name, 'missing')} on "
-        f"{usual_name}"
-    )
-
-
-def _items_of(module: nn.Module) -> Iterator[Item]:
+def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield what torch's class sends and exchanges of a model: not what it is to ignore."""
     ignored = ignored_by_ddp(module)
     for kind, tensors in (
@@ -204,7 +174,7 @@ def _items_of(module: nn.Module) -> Iterator[Item]:
     ):
         kept = ((name, tensor) for name, tensor in tensors if name not in ignored)
         for number, (name, tensor) in enumerate(kept):
-            yield Item(f"{kind} {number}", _describe_tensor(name, tensor))
+            yield f"{kind} {number}", _describe_tensor(name, tensor)
 
 
 def _describe_tensor(name: str, tensor: torch.Tensor) -> str:

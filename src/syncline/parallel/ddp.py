@@ -37,6 +37,7 @@ from syncline.parallel.overlap.guard import Guard
 from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets
+from syncline.parallel.rounds import weakly
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.stage_runner import StageRunner
 from syncline.parallel.tuning import Tuning
@@ -516,14 +517,7 @@ class DistributedDataParallel(TorchDDP):
         """
         compressing = self._require_compression()
         self._require_not_begun("step_ahead")
-        own = weakref.ref(self)
-
-        def settle() -> None:
-            wrapper = own()
-            if wrapper is not None:
-                wrapper.settle()
-
-        compressing.step_ahead(self.module, optimizer, settle=settle)
+        compressing.step_ahead(self.module, optimizer, settle=weakly(self.settle))
         self._stop_deferring("step_ahead puts the weights back before each of them")
 
     def compression_state_dict(self) -> dict[str, Any]:
@@ -767,8 +761,8 @@ class DistributedDataParallel(TorchDDP):
         tuning = self._tuning if self._runner is not None else None
         bundle = Bundle(
             run=run or self.run_record(),
-            profile=tuning.profile if tuning else None,
-            network=tuning.network if tuning else None,
+            profile=self.profile,
+            network=self.network,
             plan=tuning.running_plan if tuning else None,
             comparison=tuning.comparison if tuning else None,
             timeline_predicted=tuning.predicted_timeline if tuning else None,

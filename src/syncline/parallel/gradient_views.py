@@ -100,12 +100,9 @@ class GradientViews:
         return True
 
     def end(self, *, known: bool) -> None:
-        """Call when the reducer is done with a backward pass.
+        """Call when the reducer is done with a backward pass; ``known``: its buckets are final.
 
         The user's own tensors take the results, which must have arrived.
-
-        Args:
-            known: whether the reducer's buckets are its final ones.
         """
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad

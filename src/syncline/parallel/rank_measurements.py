@@ -171,11 +171,7 @@ class RankMeasurements:
         return gather_json(value, self._job.group, self._job.device)
 
     def shared(self, conclude: Callable[[], Any]) -> Any:
-        """Return on every rank what rank 0 concludes; raise its error on every rank too.
-
-        Raises:
-            UserError: rank 0 could not conclude.
-        """
+        """Return on every rank what rank 0 concludes; raise its error as a UserError on each."""
         outcome: dict[str, Any] = {}
         if self.rank == 0:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 from pathlib import Path
 
@@ -27,21 +28,18 @@ def record_of(
 ) -> Run:
     """Return the record of a wrapped module's run so far.
 
-    Args:
-        wrapped: the module.
-        runner: of its stages; None where nothing is measured.
-        why_not_planned: why not, in that case; None for a copy of a wrapped module.
+    Without a runner nothing is measured; ``why_not_planned`` says why not, and is None for a copy.
     """
     ddp = wrapped.ddp
-    model = type(ddp.module).__name__
-    workers = dist.get_world_size(ddp.process_group)
-    backend = str(dist.get_backend(ddp.process_group))
+    run = functools.partial(
+        Run,
+        model=type(ddp.module).__name__,
+        workers=dist.get_world_size(ddp.process_group),
+        backend=str(dist.get_backend(ddp.process_group)),
+        machine=machine_line(),
+    )
     if runner is None:
-        return Run(
-            model=model,
-            workers=workers,
-            backend=backend,
-            machine=machine_line(),
+        return run(
             decision="ddp",
             reason=why_not_planned or "a copy of a wrapped module is not measured",
             planner=Ddp.NAME,
@@ -63,11 +61,8 @@ def record_of(
     if runner.steady and baseline is not None:
         spent = runner.measuring_s / baseline.iteration_s
         overhead = max(spent - runner.measuring_iterations, 0.0)
-    return Run(
-        model=model,
-        workers=workers,
-        backend=backend,
-        machine=machine_line(),
+    compressing = wrapped.compressing
+    return run(
         decision=tuning.decision,
         reason=tuning.reason,
         planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
@@ -79,8 +74,8 @@ def record_of(
         predicted_baseline_s=tuning.predicted_baseline_s,
         predicted_planned_s=tuning.predicted_planned_s,
         overhead_iterations=overhead,
-        compression=None if wrapped.compressing is None else wrapped.compressing.compression,
-        sent=None if wrapped.compressing is None else wrapped.compressing.sent,
+        compression=None if compressing is None else compressing.compression,
+        sent=None if compressing is None else compressing.sent,
         suggestion=tuning.comparison.suggestion if tuning.comparison else None,
         events=tuple(tuning.events),
     )

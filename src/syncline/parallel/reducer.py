@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.hooks import RemovableHandle
 
 from syncline.measure.exchange import new_group_like, telling_lost_peers
 from syncline.model.plan import Plan
@@ -16,7 +14,7 @@ from syncline.model.profile import Norm
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import difference_from_plan, needs_engine
 from syncline.parallel.engine.recording import BucketRecorder, Recorded
-from syncline.parallel.rounds import accumulator, take_off, thawed
+from syncline.parallel.rounds import GradientHooks, thawed, weakly
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.watches import PACE_EVERY, PaceSample
 from syncline.parallel.wrapped import Wrapped
@@ -64,15 +62,8 @@ class ReducerBuckets:
         """Runs what the reducer cannot do by itself; None where it can."""
         self._engine_group: dist.ProcessGroup | None = None
         self._recorder: BucketRecorder | None = None
-        reference = weakref.WeakMethod(end_iteration)
-
-        def finished() -> None:
-            end = reference()
-            if end is not None:
-                end()
-
-        self._finished = finished
-        self._reductions: _Reductions | None = _Reductions(wrapped, finished)
+        self._finished = weakly(end_iteration)
+        self._reductions: _Reductions | None = _Reductions(wrapped, self._finished)
         """Follows the reducer where the engine does not run."""
         self._is_ours = False
         """Whether the reducer is one that was made here."""
@@ -243,26 +234,14 @@ class _Reductions:
         self._late = ddp.static_graph
         """Whether the end is seen in the next forward pass: in a static graph the reducer notes
         nothing before the last use of a parameter, and looks finished until then."""
-        self._handles: list[RemovableHandle] = []
-        self._nodes: list[Any] = []
-        """What the hooks are on; kept alive, or the hooks would go with it."""
-        weakref.finalize(self, take_off, self._handles).atexit = False
+        self._hooks = GradientHooks()
         parameters = list(wrapped.parameters.values())
         if not (ddp.find_unused_parameters or ddp.static_graph):
             # The reducer insists on a gradient for each of them.
             parameters = [p for p in parameters if p.requires_grad][:1]
-        # The hook is held by what it is on, where garbage collection cannot look.
-        reference = weakref.ref(self)
-
-        def reached(*_: Any) -> None:
-            reductions = reference()
-            if reductions is not None:
-                reductions._reached()
-
+        reached = weakly(self._reached)
         for parameter in parameters:
-            node = accumulator(parameter)
-            self._nodes.append(node)
-            self._handles.append(node.register_prehook(reached))
+            self._hooks.add(parameter, reached)
 
     def expect(self) -> None:
         """Call after a forward pass whose gradients will be exchanged."""
@@ -278,11 +257,10 @@ class _Reductions:
     def detach(self) -> None:
         """Remove the hooks, and let the reducer go."""
         self._reducer = None
-        take_off(self._handles)
-        self._nodes.clear()
+        self._hooks.remove()
 
     @disable_dynamo
-    def _reached(self) -> None:
+    def _reached(self, *_: Any) -> None:
         if not self._expected:
             return
         self._begun = True

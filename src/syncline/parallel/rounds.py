@@ -1,6 +1,7 @@
 """``Rounds``: feeds the engine from backward passes; a round is one exchanged pass."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,7 +23,7 @@ from syncline.parallel.overlap.deferral import Deferral
 from syncline.sparse.gradients import flat
 from syncline.torch_private import queue_callback
 
-__all__ = ["Rounds", "accumulator", "take_off", "thawed"]
+__all__ = ["GradientHooks", "Rounds", "accumulator", "thawed", "weakly"]
 
 
 class _Backward(Enum):
@@ -97,11 +98,7 @@ class Rounds:
         self._is_final = is_final
         self._finished = finished
         self._views = GradientViews(deferral.parameters, as_views=as_views)
-        self._handles: list[RemovableHandle] = []
-        self._nodes: list[Any] = []
-        """The nodes with hooks; kept alive, since a node that is freed loses its hooks."""
-        # Parameters outlive their wrapper: when it is dropped, its hooks are removed.
-        weakref.finalize(self, take_off, self._handles).atexit = False
+        self._hooks = GradientHooks()
         self._expected = False
         """Whether the next backward pass will be exchanged."""
         self._backward = _Backward.NONE
@@ -120,34 +117,14 @@ class Rounds:
 
     def attach(self) -> None:
         """Register hooks on the gradients."""
-        # The garbage collector cannot see the hooks: they must not keep this object alive, or the
-        # wrapper would never be freed.
-        reference = weakref.ref(self)
-
-        def before(*_: Any) -> None:
-            rounds = reference()
-            if rounds is not None:
-                rounds._before()
-
-        def ready(index: int) -> Callable[..., None]:
-            def after(*_: Any) -> None:
-                rounds = reference()
-                if rounds is not None:
-                    rounds._accumulated(index)
-
-            return after
-
+        before, accumulated = weakly(self._before), weakly(self._accumulated)
         for index, parameter in enumerate(self._deferral.parameters):
-            node = accumulator(parameter)
-            self._nodes.append(node)
-            self._handles.append(node.register_prehook(before))
-            if self._by_tensor:
-                self._handles.append(node.register_hook(ready(index)))
+            after = functools.partial(accumulated, index) if self._by_tensor else None
+            self._hooks.add(parameter, before, after)
 
     def detach(self) -> None:
         """Remove them."""
-        take_off(self._handles)
-        self._nodes.clear()
+        self._hooks.remove()
         self._views.leave()
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
@@ -160,7 +137,7 @@ class Rounds:
 
     def hook(self) -> Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]:  # type: ignore[name-defined]
         """Return the function that takes full buckets, for ``register_comm_hook``."""
-        reference = weakref.ref(self)  # as above
+        reference = weakref.ref(self)  # as in weakly()
 
         def take_bucket(
             _: object,
@@ -278,7 +255,7 @@ class Rounds:
         done: torch.futures.Future[torch.Tensor] = work.get_future().then(first)
         return done
 
-    def _before(self) -> None:
+    def _before(self, *_: Any) -> None:
         """Finish what is pending of the round before, before a gradient is accumulated.
 
         Raises:
@@ -294,10 +271,8 @@ class Rounds:
             return
         if self._deferral.pending:
             self._deferral.settle()
-        if self._expected:
-            self._begin()
-
-    def _begin(self) -> None:
+        if not self._expected:
+            return
         self._expected = False
         by_engine = self._buckets is _Buckets.USABLE
         self._backward = _Backward.ENGINE if by_engine else _Backward.REDUCER
@@ -305,7 +280,7 @@ class Rounds:
         if by_engine:
             self._engine.begin(self._roll())
 
-    def _accumulated(self, index: int) -> None:
+    def _accumulated(self, index: int, *_: Any) -> None:
         # Python's hooks on a node run where the first of them was registered, which may be before
         # the present reducer's hook: so that may not have copied the gradient yet.
         if self._backward is _Backward.ENGINE and self._views.take(index):
@@ -351,6 +326,51 @@ def accumulator(parameter: nn.Parameter) -> Node:
         return get_gradient_edge(parameter).node
 
 
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls a method while its object is alive, but does not keep it so.
+
+    The garbage collector cannot see hooks on parameters and reducers. If these kept the object
+    alive, the wrapper would never be freed.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return call
+
+
+class GradientHooks:
+    """Hooks on the nodes that accumulate gradients, until they are removed or this is dropped."""
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._nodes: list[Node] = []
+        """The nodes with hooks; kept alive, since a node that is freed loses its hooks."""
+        # Parameters outlive their wrapper: when it is dropped, its hooks are removed.
+        weakref.finalize(self, _take_off, self._handles).atexit = False
+
+    def add(
+        self,
+        parameter: nn.Parameter,
+        before: Callable[..., None],
+        after: Callable[..., None] | None = None,
+    ) -> None:
+        """Call functions before and after a parameter's gradient is accumulated."""
+        node = accumulator(parameter)
+        self._nodes.append(node)
+        self._handles.append(node.register_prehook(before))
+        if after is not None:
+            self._handles.append(node.register_hook(after))
+
+    def remove(self) -> None:
+        """Remove them."""
+        _take_off(self._handles)
+        self._nodes.clear()
+
+
 @contextmanager
 def thawed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let frozen parameters require gradients for a moment."""
@@ -364,8 +384,7 @@ def thawed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def take_off(handles: list[RemovableHandle]) -> None:
-    """Remove hooks, and empty the list of their handles."""
+def _take_off(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()

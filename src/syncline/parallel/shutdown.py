@@ -83,14 +83,19 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
         deferral.settle()
     except BaseException as error:  # Ctrl-C too: the process ends anyway, and this must be reported
         lost = error
-        engine.fail(_as_ours(error, engine.rank))
+        if not isinstance(error, SynclineError):
+            error = SynclineError(
+                f"rank {engine.rank}: the end of the process was broken off by {error!r}"
+            )
+        engine.fail(error)
     shown = _exception()
-    if lost is not None and deferral.anything_due and shown is None:
-        _end_with_error(
-            f"rank {engine.rank} ended before its last update, which is lost: {_as_text(lost)}"
-        )
-    elif lost is not None and deferral.anything_due and shown is not lost:
-        _say(f"rank {engine.rank}: the last update is lost: {_as_text(lost)}")
+    if lost is not None and deferral.anything_due and shown is not lost:
+        text = str(lost) if isinstance(lost, SynclineError) else repr(lost)
+        if shown is None:
+            _say(f"rank {engine.rank} ended before its last update, which is lost: {text}")
+            _end_early()
+        else:
+            _say(f"rank {engine.rank}: the last update is lost: {text}")
     engine.close(0)
 
 
@@ -118,23 +123,8 @@ def _exception() -> BaseException | None:
     return shown
 
 
-def _as_ours(error: BaseException, rank: int) -> SynclineError:
-    if isinstance(error, SynclineError):
-        return error
-    return SynclineError(f"rank {rank}: the end of the process was broken off by {error!r}")
-
-
-def _as_text(error: BaseException) -> str:
-    return str(error) if isinstance(error, SynclineError) else repr(error)
-
-
 def _say(text: str) -> None:
     print(f"syncline: {text}", file=sys.stderr, flush=True)
-
-
-def _end_with_error(text: str) -> None:
-    _say(text)
-    _end_early()
 
 
 def _end_early() -> None:

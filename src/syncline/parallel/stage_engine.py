@@ -47,14 +47,9 @@ class StageEngine:
     ) -> None:
         self._wrapped = wrapped
         self.layout = BucketLayout.of(plan)
-        deferral = Deferral(
-            {tensor.name: wrapped.parameters[tensor.name] for tensor in plan.tensors}, wrapped.guard
-        )
-        self.deferral = deferral
         self._waits_by_need = plan.wait == "need"
         self.defers = self._waits_by_need and wrapped.can_defer
         """Whether anything is left running when the backward pass ends."""
-        device = deferral.parameters[0].device
         compressor = None
         if plan.is_lossy:
             assert wrapped.compressing is not None
@@ -62,11 +57,12 @@ class StageEngine:
         self._engine = Engine(
             plan,
             self.layout,
-            transport_for(group, device),
+            transport_for(group, wrapped.parameters_device),
             compressor=compressor,
             timeout_s=timeout_of(wrapped.group).total_seconds(),
         )
-        deferral.engine = self._engine
+        parameters = {tensor.name: wrapped.parameters[tensor.name] for tensor in plan.tensors}
+        self.deferral = deferral = Deferral(parameters, self._engine, wrapped.guard)
         self._shutdown = finish_on_shutdown(deferral, self._engine)
         # From here on: under join, ranks make different numbers of updates.
         updates = wrapped.updates

@@ -67,17 +67,13 @@ class StageRunner:
         """
         self.measuring_iterations = 0
         """How many iterations that was."""
-        self._stage = STARTING
-
-    @property
-    def stage(self) -> Stage:
+        self.stage = STARTING
         """The stage that training is in."""
-        return self._stage
 
     @property
     def steady(self) -> bool:
         """Whether measuring is over."""
-        return self._stage.iterations == 0
+        return self.stage.iterations == 0
 
     @property
     def steady_iteration_s(self) -> list[float]:
@@ -94,7 +90,7 @@ class StageRunner:
 
         Under ``join``, ranks that have ended answer the reducer's collectives, not the engine's.
         """
-        if self._stage.plan is not None and needs_engine(self._stage.plan) and not self._left:
+        if self.stage.plan is not None and needs_engine(self.stage.plan) and not self._left:
             self._left = True
             self._buckets.use(None, record=False)
 
@@ -102,7 +98,7 @@ class StageRunner:
         """Go back to the stage's plan after :meth:`leave_engine`."""
         if self._left:
             self._left = False
-            self._buckets.use(self._stage.plan, record=False)
+            self._buckets.use(self.stage.plan, record=False)
 
     def begin(self) -> None:
         """Enter the first stage. Call before the first forward pass."""
@@ -120,9 +116,12 @@ class StageRunner:
                 self._noted = iteration._replace(end_stamp=again.end_stamp), recorded
             return
         self._in_iteration = True
-        self._set_observer()
+        # Choose how closely the iteration that begins now is observed.
+        turn = (self._done - self.stage.warmup) % TURNS
+        self._observer.quiet = turn == 0 and not self.stage.record
+        self._observer.detail = turn == TURNS - 1 or self.stage.record
         finished, recorded = self._observer.begin(), self._buckets.recorded()
-        if finished is not None and self._done > self._stage.warmup:
+        if finished is not None and self._done > self.stage.warmup:
             self._noted = finished, recorded
 
     def output(self, output: Any) -> None:
@@ -144,7 +143,7 @@ class StageRunner:
             self._end_measured_iteration()
 
     def _end_measured_iteration(self) -> None:
-        stage, stamp = self._stage, self._clock.stamp()
+        stage, stamp = self.stage, self._clock.stamp()
         self._done += 1
         self.tuning.iteration += 1
         self._stamps.append((self._start, stamp))
@@ -172,7 +171,7 @@ class StageRunner:
 
     def _read_noted(self, finished: ObservedIteration, recorded: Recorded) -> None:
         self._clock.settle()
-        if self._stage.record:
+        if self.stage.record:
             self._result.recorded.append((finished, recorded))
         elif finished.quiet:
             self._result.quiet_ns.append(
@@ -182,17 +181,10 @@ class StageRunner:
             kind = self._result.lean if finished.graph is None else self._result.detailed
             kind.append(read_iteration(finished, self._clock))
 
-    def _set_observer(self) -> None:
-        """Choose how closely the iteration that begins now is observed."""
-        assert self._observer is not None
-        turn = (self._done - self._stage.warmup) % TURNS
-        self._observer.quiet = turn == 0 and not self._stage.record
-        self._observer.detail = turn == TURNS - 1 or self._stage.record
-
     def _end_steady_iteration(self) -> None:
         now = time.perf_counter()
         iteration_s = now - self._start
-        if self._done >= self._stage.warmup:
+        if self._done >= self.stage.warmup:
             self._history.append(iteration_s)
         self._start = now
         self._done += 1
@@ -236,8 +228,8 @@ class StageRunner:
 
     def _advance(self) -> None:
         began_s = time.perf_counter()
-        if self._stage.plan is not None:
-            self._result.mismatch = self._buckets.mismatch(self._stage.plan)
+        if self.stage.plan is not None:
+            self._result.mismatch = self._buckets.mismatch(self.stage.plan)
             self._result.flushed = self._result.flushed or self._buckets.flushed()
             if self._result.flushed is not None:
                 self._result.norm = self._buckets.asked_norm()
@@ -248,7 +240,7 @@ class StageRunner:
         self.measuring_s += time.perf_counter() - began_s
 
     def _enter(self, stage: Stage) -> None:
-        self._stage = stage
+        self.stage = stage
         self._result = StageResult()
         self._stamps: list[tuple[Any, Any]] = []
         self._done = 0

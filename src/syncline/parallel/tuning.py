@@ -140,7 +140,12 @@ class Tuning:
         settings = self._settings
         if self._resumed is not None:
             (plan,), self._resumed = self._resumed, None
-            self._go_on(plan)
+            if plan is None:
+                reason = "the checkpoint was written after dense buckets had won"
+                self._conclude("reverted", reason)
+            else:
+                plan = self._flushes.as_it_can_run(plan)
+                self._conclude("planned", "the checkpoint's plan goes on, unchecked", plan=plan)
             return
         if settings.plan is not None and not settings.check:
             plan = self._flushes.as_it_can_run(settings.plan)
@@ -156,12 +161,8 @@ class Tuning:
         wanted = round(COMPARED_S / max(self.baseline.iteration_s, 1e-6))
         self._compared = min(max(wanted, COMPARED_ITERATIONS), MOST_COMPARED_ITERATIONS)
         if self._compared > COMPARED_ITERATIONS:
-            more = yield Stage(
-                name="baseline",
-                plan=None,
-                warmup=0,
-                iterations=self._compared - COMPARED_ITERATIONS,
-            )
+            missing = self._compared - COMPARED_ITERATIONS
+            more = yield Stage(name="baseline", plan=None, warmup=0, iterations=missing)
             more.iteration_s += result.iteration_s
             self.baseline = self._measurements.rate("stock DDP", more)
         if settings.plan is not None:
@@ -201,19 +202,8 @@ class Tuning:
         yield from self._judge(trials, first)
 
     def resume(self, plan: Plan | None) -> None:
-        """Go on as a checkpoint says, instead of measuring; before training begins.
-
-        Args:
-            plan: that ran; None for DDP's own buckets.
-        """
+        """Go on under a checkpoint's plan, or DDP's own buckets; call before training begins."""
         self._resumed = (plan,)
-
-    def _go_on(self, plan: Plan | None) -> None:
-        if plan is None:
-            self._conclude("reverted", "the checkpoint was written after dense buckets had won")
-            return
-        plan = self._flushes.as_it_can_run(plan)
-        self._conclude("planned", "the checkpoint's plan goes on, unchecked", plan=plan)
 
     def _compress_unchecked(self, compression: Compression) -> Stages:
         """Compress from the first step on: measure under one message, plan, and train on."""
@@ -281,11 +271,7 @@ class Tuning:
     def _try(
         self, plan: Plan, forecasts: Forecasts | None, name: str = "trying"
     ) -> Generator[Stage, StageResult, _Trial | None]:
-        """Train under a plan.
-
-        Returns:
-            None if the reducer would not take its messages, or if deferring was given up meanwhile.
-        """
+        """Train under a plan; None if the reducer refuses it, or if deferring was given up."""
         result = yield Stage(
             name=f"{name} {plan.planner}",
             plan=plan,

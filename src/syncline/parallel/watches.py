@@ -67,19 +67,12 @@ class PaceSample(NamedTuple):
     """From the first message sent to the last one done."""
 
 
-class _Window(NamedTuple):
-    """Medians over a window and the ranks, with their standard errors."""
-
-    medians: PaceSample
-    errors: PaceSample
-
-
 class DriftWatch:
     """Compares windows of iterations with the first one; every rank decides alike."""
 
     def __init__(self) -> None:
         self._samples: list[PaceSample] = []
-        self._reference: _Window | None = None
+        self._reference: list[float] | None = None
         self._windows = _TwoWindows()
 
     def add(self, pace: PaceSample) -> None:
@@ -87,19 +80,14 @@ class DriftWatch:
         self._samples.append(pace)
 
     def close_window(self, agree: Callable[[Sequence[float]], list[list[float]]]) -> bool:
-        """End a window; return whether to measure again, on which all ranks agree.
-
-        Args:
-            agree: gathers a list of numbers from every rank.
-        """
-        own = [0.0] * 4
+        """End a window; return whether to measure again. ``agree`` gathers every rank's numbers."""
+        own = [0.0] * 4  # medians of both times, then their standard errors
         if self._samples:
             series = [[pace[i] for pace in self._samples] for i in (0, 1)]
             own = [median(s) for s in series] + [standard_error(s) for s in series]
         self._samples.clear()
         everyone = agree(own)
-        middle = [median([values[i] for values in everyone]) for i in range(4)]
-        now = _Window(PaceSample(*middle[:2]), PaceSample(*middle[2:]))
+        now = [median(values) for values in zip(*everyone, strict=True)]
         if self._reference is None:
             self._reference = now
         drifted = self._windows.close(shown=_differs(now, self._reference))
@@ -114,13 +102,11 @@ class DriftWatch:
         self._windows.restart()
 
 
-def _differs(now: _Window, before: _Window) -> bool:
-    relevant_s = RELEVANT * sum(before.medians)
+def _differs(now: Sequence[float], before: Sequence[float]) -> bool:
+    relevant_s = RELEVANT * sum(before[:2])
     return any(
         abs(new - old) > max(LIMIT * old, relevant_s, DRIFT_CONFIDENCE * math.hypot(*errors))
-        for new, old, *errors in zip(
-            now.medians, before.medians, now.errors, before.errors, strict=True
-        )
+        for new, old, *errors in zip(now[:2], before[:2], now[2:], before[2:], strict=True)
     )
 
 
@@ -141,7 +127,7 @@ class LossWatch:
             baseline: stock DDP as measured last; None where there is nothing to compare with.
             everyone: of every rank, the median seconds of an iteration and its standard error.
         """
-        now_s, error_s = (median([own[i] for own in everyone]) for i in (0, 1))
+        now_s, error_s = map(median, zip(*everyone, strict=True))
         slower = baseline is not None and now_s - baseline.iteration_s > max(
             LOSS_CONFIDENCE * math.hypot(error_s, baseline.noise_s), RELEVANT * baseline.iteration_s
         )

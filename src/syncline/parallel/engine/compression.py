@@ -49,25 +49,19 @@ class Compressor(ABC):
         self._last = lossy[-1]
 
     def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
-        """Begin to exchange a message.
+        """Begin to exchange a message: its gradients one after the other, averaged in place.
 
-        Once it is complete, the device has done its work too: no stream need wait for it.
-
-        Args:
-            number: of the message in the plan.
-            buffer: its gradients one after the other, averaged in place.
-            after: the transport's marks after which its content is complete.
+        Once it is complete, the device has done its work too: no stream need wait for it. The
+        content of ``buffer`` is complete after the transport's marks ``after``.
         """
         parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
-        return Work(self._begun(number, parts, after), _nothing)
+        return Work(self._begun(number, parts, after))
 
     def prepare(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Do what needs no other rank; return what is to be called to exchange the message.
 
-        Args:
-            number: of the message in the plan.
-            gradients: of its tensors in the order of the plan, each of shape (elements,); complete
-                when the device's current stream is here.
+        The gradients, each of shape (elements,), are in the order of the plan, and complete when
+        the device's current stream is here.
         """
         return self._begun(number, gradients, [self._context.mark()])
 
@@ -87,11 +81,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Call when all messages of a backward pass that waits for them have been exchanged.
-
-        Args:
-            gradients: of all tensors of the plan, in its order.
-        """
+        """Call when all messages of a backward pass that waits for them have been exchanged."""
 
     @abstractmethod
     def _prepared(
@@ -178,10 +168,6 @@ class _RoundedCompressor(Compressor):
         """Do nothing: infinities have reached all ranks, and nothing is kept."""
 
 
-def _nothing() -> None:
-    pass
-
-
 class Compressing:
     """The residuals of a compressed training, and what exchanges its messages.
 
@@ -248,11 +234,7 @@ class Compressing:
     def step_ahead(
         self, module: nn.Module, optimizer: Optimizer, *, settle: Callable[[], None]
     ) -> None:
-        """Take gradients where residuals will bring the weights; see :class:`StepAhead`.
-
-        Raises:
-            UserError: nothing is left behind, or the optimizer is not one that is known.
-        """
+        """Take gradients where residuals will bring the weights; see :class:`StepAhead`."""
         if self._session is None:
             raise UserError(
                 f"step_ahead is for what sparse exchange leaves behind; {self.compression} leaves "
@@ -313,12 +295,7 @@ class Compressing:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self, plan: Plan | None, *, decided: bool) -> dict[str, Any]:
-        """Return what this rank must save. Nothing may be under way.
-
-        Args:
-            plan: that runs; None for DDP's dense buckets.
-            decided: whether measuring is over.
-        """
+        """Return what this rank must save; nothing may be under way, ``plan`` is what runs."""
         if self._session is None:
             kept: dict[str, Any] = {"compression": self.compression, "steps": self._rounded_steps}
         else:
@@ -330,11 +307,7 @@ class Compressing:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[bool, Plan | None]:
-        """Go on from what this rank has saved; return whether it was decided, and the plan.
-
-        Raises:
-            MismatchError: it is of another recipe, model, rank or number of ranks.
-        """
+        """Go on from what this rank has saved; return whether it was decided, and the plan."""
         saved = state.get("compression") if "recipe" not in state else "a recipe"
         if saved != (self.compression if self._session is None else "a recipe"):
             raise MismatchError(
@@ -363,15 +336,7 @@ def refused_compression(
     planner: str,
     check: bool,
 ) -> UserError | None:
-    """Return the error for a compression that cannot be used, or None if it can.
-
-    Args:
-        module: the model.
-        compression: what was given as such.
-        plan: that was given, if one was.
-        planner: the name of the one that makes the plan otherwise.
-        check: whether dense steps will be made to compare with.
-    """
+    """Return the error for a compression that cannot be used, or None if it can."""
     if compression is None:
         if plan is not None and plan.is_lossy:
             return UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +39,10 @@ def bucket_elements(bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[na
 class Work(NamedTuple):
     """A collective under way."""
 
-    wait: Callable[[], None]
+    wait: Callable[[], object]
     """Blocks a thread of the host, any, until the result is in place; raises RuntimeError if a peer
     failed or did not answer within the group's timeout."""
-    wait_on_stream: Callable[[], None]
+    wait_on_stream: Callable[[], object] = lambda: None
     """Makes the current stream of the device wait for it, not the host: nothing on the CPU."""
 
 
@@ -100,7 +100,7 @@ class DenseTransport:
             after: the marks after which its content is complete.
         """
         if collective == "all-reduce":
-            return Work(_waiter(self.group.allreduce([_given(buffer)])), _nothing)
+            return Work(self.group.allreduce([_given(buffer)]).wait)
         if collective == "reduce-scatter":
             return self._scatter(buffer, shares)
         return self._gather(buffer, shares)
@@ -111,18 +111,14 @@ class DenseTransport:
         return work, rows.tolist
 
     def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
-        """Begin to collect a row of numbers from every worker.
+        """Begin to collect a row of numbers from every worker; the rows are there after the work.
 
-        Args:
-            own: returns this worker's, once the messages sent before are complete.
-
-        Returns:
-            The work, and the rows in the order of the ranks, which are there after it.
+        ``own`` returns this worker's, once the messages sent before are complete.
         """
         sent = own()
         rows = sent.new_empty(self.workers, *sent.shape)
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
-        return Work(_waiter(work), _nothing), rows
+        return Work(work.wait), rows
 
     def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
@@ -134,10 +130,9 @@ class DenseTransport:
         arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
         shares_in = [own] * self.workers
         work = self.group.alltoall_base(_given(arrived), _given(buffer), shares_in, sizes)
-        wait = _waiter(work)
 
         def complete() -> None:
-            wait()
+            work.wait()
             if own:
                 start = shares[self.rank][0][0]
                 rows, share = arrived.view(self.workers, own), buffer[start : start + own]
@@ -147,23 +142,25 @@ class DenseTransport:
                 else:
                     torch.sum(rows, 0, out=share)
 
-        return Work(complete, _nothing)
+        return Work(complete)
 
     def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
         """Send every worker all shares, each padded to the longest."""
         longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
         sent = buffer.new_empty(longest)
         arrived = [torch.empty_like(sent) for _ in shares]
-        _copy(shares[self.rank], buffer, sent, into=False)
-        wait = _waiter(self.group.allgather([[_given(part) for part in arrived]], [_given(sent)]))
+        for part, place in _parts(shares[self.rank], buffer, sent):
+            place.copy_(part)
+        work = self.group.allgather([[_given(part) for part in arrived]], [_given(sent)])
 
         def complete() -> None:
-            wait()
+            work.wait()
             for worker, pieces in enumerate(shares):
                 if worker != self.rank:
-                    _copy(pieces, buffer, arrived[worker], into=True)
+                    for part, place in _parts(pieces, buffer, arrived[worker]):
+                        part.copy_(place)
 
-        return Work(complete, _nothing)
+        return Work(complete)
 
 
 class RingDenseTransport(DenseTransport):
@@ -179,10 +176,10 @@ class RingDenseTransport(DenseTransport):
             super().prepare(buffer, collective)
 
     def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
-        return Work(self._ring.reduce_scatter(buffer, shares, self._share), _nothing)
+        return Work(self._ring.reduce_scatter(buffer, shares, self._share))
 
     def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
-        return Work(self._ring.all_gather(buffer, shares), _nothing)
+        return Work(self._ring.all_gather(buffer, shares))
 
 
 class CudaDenseTransport(DenseTransport):
@@ -215,7 +212,9 @@ class CudaDenseTransport(DenseTransport):
             for event in after:
                 self._stream.wait_event(event)
             super().prepare(buffer, collective)
-            return self._on_stream(super().send(buffer, collective, shares, after))
+            # This makes the stream wait, not the host.
+            super().send(buffer, collective, shares, after).wait()
+            return self._all_of_stream()
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
         """Begin to collect integers; the host reads them once the copy is complete."""
@@ -227,7 +226,7 @@ class CudaDenseTransport(DenseTransport):
             all_gather_base(self.group, received, there).wait()
             numbers = torch.empty_like(received, device="cpu", pin_memory=True)
             numbers.copy_(received, non_blocking=True)
-            return self._on_stream(Work(_nothing, _nothing)), numbers.tolist
+            return self._all_of_stream(), numbers.tolist
 
     def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
         """Begin to collect a row of numbers from every worker, on its stream."""
@@ -235,12 +234,10 @@ class CudaDenseTransport(DenseTransport):
             sent = own()
             rows = sent.new_empty(self.workers, *sent.shape)
             all_gather_base(self.group, rows, sent).wait()
-            return self._on_stream(Work(_nothing, _nothing)), rows
+            return self._all_of_stream(), rows
 
-    def _on_stream(self, work: Work) -> Work:
-        # Waiting for the work makes this stream wait, not the host. The copies and sums after it
-        # run on this stream too, so the event is after all of it.
-        work.wait()
+    def _all_of_stream(self) -> Work:
+        """Return the work of all that is on the stream: copies and sums after a collective, too."""
         done = torch.cuda.Event()
         done.record(self._stream)
         return Work(
@@ -261,26 +258,11 @@ def _given(elements: torch.Tensor) -> torch.Tensor:
     return keepalive(torch.view_as_real(elements) if elements.is_complex() else elements)
 
 
-def _waiter(work: Any) -> Callable[[], None]:
-    def wait() -> None:
-        work.wait()
-
-    return wait
-
-
-def _nothing() -> None:
-    pass
-
-
-def _copy(
-    pieces: Sequence[tuple[int, int]], buffer: torch.Tensor, packed: torch.Tensor, *, into: bool
-) -> None:
-    """Copy pieces of a buffer to or from a tensor that holds them one after the other."""
+def _parts(
+    pieces: Sequence[tuple[int, int]], buffer: torch.Tensor, packed: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield pieces of a buffer, and their places in a tensor that holds them back to back."""
     offset = 0
     for start, stop in pieces:
-        part = packed[offset : offset + stop - start]
-        if into:
-            buffer[start:stop].copy_(part)
-        else:
-            part.copy_(buffer[start:stop])
+        yield buffer[start:stop], packed[offset : offset + stop - start]
         offset += stop - start

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -62,21 +63,23 @@ class _Round:
         self.unsent = self.unfinished = len(layout.places) + norms
         self.norms: _Norms | None = None
         """Once they are issued."""
+        self.has_norms = not norms
+        """Whether this rank's part of the norms has been computed, if any."""
         self.taken = False
 
+    def times(self) -> list[MessageTimes]:
+        """Return the times of the finished messages, in ns."""
+        rows = zip(self.ready_ns, self.issued_ns, self.finished_ns, strict=True)
+        return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
-def _times(round_: _Round) -> list[MessageTimes]:
-    rows = zip(round_.ready_ns, round_.issued_ns, round_.finished_ns, strict=True)
-    return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
-
+@dataclass(slots=True)
 class _Norms:
     """The exchange of norms of one round."""
 
-    def __init__(self, work: Work, rows: torch.Tensor) -> None:
-        self.work = work
-        self.rows = rows
-        self.finished = False
+    work: Work
+    rows: torch.Tensor
+    finished: bool = False
 
 
 class _Drain:
@@ -101,6 +104,9 @@ class Engine:
 
     Every round begins with a roll call, during the backward pass: ranks that count different rounds
     or updates have parted, and raise instead of averaging gradients of different parameters.
+
+    Every method that waits raises a PeerError if a rank failed or did not answer within the
+    timeout, and a MismatchError if the ranks have parted.
 
     Args:
         plan: the messages.
@@ -176,11 +182,7 @@ class Engine:
         return self._round is not None and self._round.unfinished > 0
 
     def require_whole(self) -> None:
-        """Make sure, outside a backward pass, that the last one reached every gradient.
-
-        Raises:
-            PeerError: it did not.
-        """
+        """Raise a PeerError, outside a backward pass, if the last one missed a gradient."""
         if self._round is not None and any(self._round.missing):
             self._require_ready(self._round, range(len(self.plan.messages)))
 
@@ -203,10 +205,9 @@ class Engine:
         self._issued_queue.put(None)
 
     def begin(self, roll: Iterable[int] = ()) -> None:
-        """Begin a round; the one before it must be finished.
+        """Begin a round, when the one before is finished.
 
-        Args:
-            roll: numbers that must be equal on all ranks, such as how many updates each has made.
+        The numbers of ``roll``, such as how many updates each rank has made, must be equal on all.
         """
         self._require_own_process()
         with self._lock:
@@ -249,21 +250,13 @@ class Engine:
     def arrived(self, tensor: int) -> bool:
         """Say whether a tensor's exchanged gradient is in place, and may be changed."""
         round_ = self._round
-        return round_ is None or (not round_.left[tensor] and self._has_norms(round_))
-
-    def _has_norms(self, round_: _Round) -> bool:
-        """Say whether this rank's part of the norms has been computed, if any."""
-        return self._share_norms is None or round_.norms is not None
+        return round_ is None or (not round_.left[tensor] and round_.has_norms)
 
     def wait(self, tensors: Iterable[int]) -> None:
         """Return once the exchanged gradients of some tensors are in place, and may be changed.
 
         On CUDA the current stream waits, and the host only until their messages are issued; until
         they are complete if those are lossy, which pass through the host.
-
-        Raises:
-            PeerError: a rank failed or did not answer within the timeout.
-            MismatchError: the ranks have parted.
         """
         self.check()
         round_ = self._round
@@ -272,7 +265,7 @@ class Engine:
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
         self._require_ready(round_, messages)
         self._wait_for(
-            lambda: all(self._settled(round_, m) for m in messages) and self._has_norms(round_),
+            lambda: all(self._settled(round_, m) for m in messages) and round_.has_norms,
             messages,
         )
         if self._transport.bounded:
@@ -286,16 +279,9 @@ class Engine:
                 work.wait_on_stream()
 
     def norms(self) -> torch.Tensor:
-        """Return the norms of all tensors' exchanged gradients, of the order that the plan says.
+        """Return the plan's norms of all exchanged gradients: float64 of shape ``(tensors,)``.
 
         Every rank gets the same; on CUDA the current stream waits for them.
-
-        Returns:
-            float64 of shape ``(tensors,)``.
-
-        Raises:
-            PeerError: a rank failed or did not answer within the timeout.
-            MismatchError: the ranks have parted.
         """
         self.check()
         round_ = self._round
@@ -341,26 +327,20 @@ class Engine:
 
     def times(self) -> list[MessageTimes]:
         """Return the times of the finished messages of the last two rounds, in ns."""
-        return [
-            times for round_ in (*self._before, self._round) if round_ for times in _times(round_)
-        ]
+        rounds = (*self._before, self._round)
+        return [times for round_ in rounds if round_ for times in round_.times()]
 
     def last_round(self) -> list[MessageTimes]:
         """Return the times of the last finished round's messages; nothing before the first."""
         for round_ in (self._round, *reversed(self._before)):
             if round_ is not None and not round_.unfinished:
-                return _times(round_)
+                return round_.times()
         return []
 
     def finishes(self, patience_s: float) -> bool:
         """Wait while messages go on completing, at most ``patience_s`` apart.
 
-        Returns:
-            Whether nothing is under way any more.
-
-        Raises:
-            PeerError: a rank failed.
-            MismatchError: the ranks have parted.
+        Return whether nothing is under way any more.
         """
         self.check()
         round_ = self._round
@@ -461,21 +441,22 @@ class Engine:
 
     def lose(self, error: Exception) -> None:
         """Let every wait from now on raise an error that explains to the user what went wrong."""
-        self.fail(self._explained(error))
-
-    def _explained(self, error: Exception) -> SynclineError:
         if isinstance(error, SynclineError):
-            return error
-        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+            self.fail(error)
+        elif isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+            self.fail(
+                PeerError(
+                    f"rank {self.rank} lost a peer while gradients were exchanged: "
+                    f"{describe_error(error, self.timeout_s)}; the updates that are due are lost "
+                    "on this rank: see the other ranks' output, and resume all ranks from the "
+                    "last checkpoint"
+                )
+            )
+        else:
             kind = SynclineError if isinstance(error, RuntimeError) else InternalError
             ours = kind(f"rank {self.rank}: the exchange of gradients failed: {error!r}")
             ours.__cause__ = error
-            return ours
-        return PeerError(
-            f"rank {self.rank} lost a peer while gradients were exchanged: "
-            f"{describe_error(error, self.timeout_s)}; the updates that are due are lost on this "
-            "rank: see the other ranks' output, and resume all ranks from the last checkpoint"
-        )
+            self.fail(ours)
 
     def _issue(self) -> None:
         while True:
@@ -574,6 +555,7 @@ class Engine:
 
         with self._lock:
             round_.norms = norms
+            round_.has_norms = True
             round_.unsent -= 1
             self._for_trainer.notify_all()
         self._issued_queue.put(_Issued(round_, None, norms.work, finished))
@@ -640,8 +622,7 @@ class Engine:
                 self._for_trainer.notify_all()
 
     def _call_roll(self, round_: _Round) -> None:
-        own = self._roll
-        work, tell = self._transport.gather_numbers(own)
+        work, tell = self._transport.gather_numbers(self._roll)
 
         def compare() -> None:
             everyone = tell()

@@ -77,12 +77,9 @@ class ShareNorms:
     def row(
         self, rank: int, buffers: Mapping[int, torch.Tensor], messages: Iterable[int]
     ) -> torch.Tensor:
-        """Return a worker's row: float64 of shape ``(tensors,)``, where the buffers are.
+        """Return a worker's row: float64 of shape ``(tensors,)``, where the buckets are.
 
-        Args:
-            rank: of the worker.
-            buffers: the buckets.
-            messages: numbers of all sums; each may come when its sum is complete.
+        ``messages`` are the numbers of all sums; each may come when its sum is complete.
         """
         device = next(iter(buffers.values())).device
         row = torch.zeros(len(self._pieces[rank]), dtype=torch.float64, device=device)
@@ -107,12 +104,7 @@ class ShareNorms:
         return total.sqrt_() if self._order == 2 else total
 
     def local(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the norm of a whole gradient, computed here as by all workers together.
-
-        Args:
-            index: of its tensor.
-            gradient: of shape ``(elements,)``.
-        """
+        """Return the norm of a gradient of shape ``(elements,)``, as all workers compute it."""
         rows = torch.zeros(len(self._pieces), 1, dtype=torch.float64, device=gradient.device)
         for row, pieces in zip(rows, self._pieces, strict=True):
             numbers = self._numbers([gradient[start:stop] for start, stop in pieces[index]])

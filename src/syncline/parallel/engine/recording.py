@@ -153,13 +153,8 @@ def engine_timeline(
 ) -> Timeline:
     """Build the timeline of one iteration under the engine; see :func:`timeline_of`.
 
-    Args:
-        iteration: as observed.
-        messages: the finished ones of the round whose backward pass is in the iteration, and those
-            of the round before it; others are ignored.
-        gates: those passed in the iteration; others are ignored.
-        plan: whose messages.
-        clock: of the iteration's stamps, settled.
+    Messages are those finished in the round whose backward pass is in the iteration and in the
+    round before it. Gates are those passed in the iteration. Others of both are ignored.
     """
     origin_ns = _host_ns(iteration.events[0].stamp, clock)
     return timeline_of(
@@ -207,7 +202,8 @@ def timeline_of(
         _standing([GateTimes(g.label, *(_unwalked(at, walk) for at in g[1:])) for g in gates])
     )
     if plan.wait == "update":
-        standing = sorted([*standing, *_until_arrived(pieces, sent, standing)], key=_start)
+        standing += _until_arrived(pieces, sent, standing[:])
+        standing.sort(key=lambda piece: piece.start_ns)
     around = _Period(period_ns, turn)
     computing = [*_without(pieces, standing), *standing]
     spans = [
@@ -235,10 +231,6 @@ class _Piece(NamedTuple):
     stop_ns: int
     label: str
     kind: SpanKind
-
-
-def _start(piece: _Piece) -> int:
-    return piece.start_ns
 
 
 def _computing(

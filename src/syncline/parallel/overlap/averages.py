@@ -30,10 +30,7 @@ def average(
 ) -> None:
     """Update averages: of parameters whose updates are due after those, of the others now.
 
-    Args:
-        averages: one for each parameter; pending until it has been updated.
-        parameters: of one or more models.
-        update: is called for some at a time. It must not depend on anything that changes.
+    ``update`` is called for some at a time. It must not depend on anything that changes.
     """
     now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     later: dict[Deferral, dict[int, torch.Tensor]] = {}

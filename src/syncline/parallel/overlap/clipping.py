@@ -79,17 +79,13 @@ class Clipped(Protocol):
 
 
 INPLACE: dict[Any, str] = {
-    torch.Tensor.mul_: "multiply",
-    torch.Tensor.__imul__: "multiply",
-    torch.Tensor.multiply_: "multiply",
-    torch.Tensor.div_: "divide",
-    torch.Tensor.__itruediv__: "divide",
-    torch.Tensor.divide_: "divide",
-    torch.Tensor.clamp_: "other",
-    torch.Tensor.clip_: "other",
-    torch.Tensor.clamp_min_: "other",
-    torch.Tensor.clamp_max_: "other",
-    torch.Tensor.nan_to_num_: "other",
+    getattr(torch.Tensor, name): kind
+    for kind, names in {
+        "multiply": ("mul_", "__imul__", "multiply_"),
+        "divide": ("div_", "__itruediv__", "divide_"),
+        "other": ("clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"),
+    }.items()
+    for name in names
 }
 """Functions of one gradient and numbers, which change each element by itself."""
 FOREACH: dict[Any, str] = {
@@ -115,16 +111,10 @@ def clipped(
     kwargs: dict[str, Any],
     groups: Groups,
 ) -> Any:
-    """Do what a function asks of pending gradients without waiting for them, if that is possible.
+    """Do what a function of torch asks of pending gradients without waiting, if that is possible.
 
-    Args:
-        function: one of torch's.
-        args: its arguments; its first is a gradient, or a list of them.
-        kwargs: and by keyword.
-        groups: finds the owners of gradients.
-
-    Returns:
-        A tuple with its result; None if the gradients must be waited for.
+    Its first argument is a gradient, or a list of them. ``groups`` finds their owners. Return a
+    tuple with its result; None if the gradients must be waited for.
     """
     if not args:
         return None

@@ -59,15 +59,18 @@ class Deferral:
 
     Args:
         parameters: the exchanged ones, by name, in the order of the plan's tensors.
+        engine: exchanges their gradients.
         guard: makes C++ code wait, too; None if it does not.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], guard: Guard | None = None) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], engine: Engine, guard: Guard | None
+    ) -> None:
+        self.engine = engine
         self.guard = guard
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
-        self.engine: Engine | None = None
         self.in_forward = False
         """Whether the model's forward pass runs: it reads parameters one after the other."""
         self._rounds = self._early_reads = self._flushes = 0
@@ -98,9 +101,7 @@ class Deferral:
     @property
     def pending(self) -> bool:
         """Whether anything is left to do."""
-        return bool(self._gradients or self._due) or (
-            self.engine is not None and self.engine.exchanging
-        )
+        return bool(self._gradients or self._due) or self.engine.exchanging
 
     @property
     def anything_due(self) -> bool:
@@ -114,10 +115,10 @@ class Deferral:
         return taken
 
     def take_counts(self) -> tuple[int, int, int]:
-        """Return three counts since the last call.
+        """Return counts since the last call.
 
-        Rounds; those whose gradients were read before the update was asked for; those whose
-        updates were made outside a forward pass.
+        Rounds; those whose gradients were read before ``step``; those whose updates were made
+        outside a forward pass.
         """
         counts = self._rounds, self._early_reads, self._flushes
         self._rounds = self._early_reads = self._flushes = 0
@@ -128,8 +129,10 @@ class Deferral:
     def suspend_gradients(self) -> None:
         """Make the gradients pending: the backward pass is over, their exchange is not."""
         engine = self.engine
-        assert engine is not None
-        self._count_round()
+        self._rounds += 1
+        self._early_reads += self._read_early
+        self._flushes += self._flushed
+        self._read_early = self._flushed = False
         self.stall_ns, self._stalling_ns = self._stalling_ns, 0
         self._norms = None
         arrived = []
@@ -150,12 +153,6 @@ class Deferral:
 
     # ------------------------------------------------------------------ the update
 
-    def _count_round(self) -> None:
-        self._rounds += 1
-        self._early_reads += self._read_early
-        self._flushes += self._flushed
-        self._read_early = self._flushed = False
-
     @property
     def pending_gradients(self) -> bool:
         """Whether any gradient is being exchanged."""
@@ -168,7 +165,7 @@ class Deferral:
 
     def is_due(self, parameter: torch.Tensor) -> bool:
         """Say whether a parameter's update was asked for and is not made yet."""
-        return self.index_of.get(id(parameter), -1) in self._due
+        return self.index_of.get(id(parameter)) in self._due
 
     def defer(self, step: DeferredStep, parameters: Iterable[nn.Parameter]) -> None:
         """Make the update of parameters with pending gradients due."""
@@ -187,11 +184,9 @@ class Deferral:
         averages: Mapping[int, torch.Tensor],
         update: Callable[[list[torch.Tensor], list[torch.Tensor]], None],
     ) -> None:
-        """Update averages of parameters, whose updates are due, right after these.
+        """Update averages right after the due updates of their parameters, whose indices are given.
 
-        Args:
-            averages: by the index of the parameter; plain tensors.
-            update: updates averages with their parameters; called for some at a time.
+        ``update`` is called for some averages and their parameters at a time.
         """
         averaging = _Averaging(update, TorchState.now(self.parameters[0].device.type))
         for index, average in averages.items():
@@ -222,7 +217,6 @@ class Deferral:
         if not due:
             return
         engine = self.engine
-        assert engine is not None
         engine.check()
         began_ns = time.perf_counter_ns()
         while not all(map(engine.arrived, due)):
@@ -255,8 +249,6 @@ class Deferral:
 
         If no update is due, all gradients: code that reads one reads the others next.
         """
-        engine = self.engine
-        assert engine is not None
         if any(index in self._due for index in indices):
             self.flush()
             return
@@ -272,7 +264,6 @@ class Deferral:
 
     def _deliver(self, indices: Iterable[int]) -> None:
         """Let gradients that have arrived be read."""
-        assert self.engine is not None
         if self.engine.plan.norm is None:
             self._release_gradients(indices)
             return
@@ -296,11 +287,9 @@ class Deferral:
         Which gradients have been read differs between ranks, so those are computed again in the
         same way.
         """
-        engine = self.engine
-        assert engine is not None
         if any(index in self._due for index in indices):
             return None
-        if engine.plan.norm != norm:
+        if self.engine.plan.norm != norm:
             self.asked_norm = norm
             return None
         changed = [c for index in indices for c in self._changes.get(index, ())]
@@ -311,20 +300,18 @@ class Deferral:
             gradient = self._gradients[index]
             if index in self._read:
                 with own_class([gradient]):
-                    value = engine.local_norm(index, flat(gradient))
+                    value = self.engine.local_norm(index, flat(gradient))
             else:
                 value = self._exchanged_norms()[index]
                 for change in self._changes.get(index, ()):
                     assert change.factor is not None
                     value = value * abs(float(change.factor))
-            found.append(value.to(_real(gradient.dtype)))
+            found.append(value.to(gradient.dtype.to_real()))
         return found
 
     def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
         """Return whether pending gradients have finite elements only; None if they must be read."""
-        engine = self.engine
-        assert engine is not None
-        if engine.plan.norm is None:
+        if self.engine.plan.norm is None:
             self.asked_norm = self.asked_norm or "2"
             return None
         # The square of a float64 may be too large for one.
@@ -332,7 +319,7 @@ class Deferral:
             i in self._due
             or i in self._read
             or self._changes.get(i)
-            or _real(self._gradients[i].dtype) == torch.float64
+            or self._gradients[i].dtype.to_real() == torch.float64
             for i in indices
         ):
             return None
@@ -341,7 +328,6 @@ class Deferral:
 
     def _exchanged_norms(self) -> torch.Tensor:
         if self._norms is None:
-            assert self.engine is not None
             began_ns = time.perf_counter_ns()
             self._norms = self.engine.norms()
             ended_ns = time.perf_counter_ns()
@@ -395,13 +381,11 @@ class Deferral:
             PeerError: a rank failed; the due updates are lost.
             MismatchError: the ranks have parted.
         """
-        engine = self.engine
-        if engine is None:
-            return
+        everything = range(len(self.parameters))
         if self._due:
-            self.gate("everything", range(len(self.parameters)))
-        self._wait(range(len(self.parameters)))
-        engine.wait_all()
+            self.gate("everything", everything)
+        self._wait(everything)
+        self.engine.wait_all()
         self._release_gradients(list(self._gradients))
 
     def require_whole(self) -> None:
@@ -411,15 +395,14 @@ class Deferral:
             PeerError: the last backward pass broke off, or a rank failed.
             MismatchError: the ranks have parted.
         """
-        if self.engine is not None:
-            self.engine.check()
-            self.engine.require_whole()
+        self.engine.check()
+        self.engine.require_whole()
 
     def outlive(self) -> None:
         """Call when the wrapper is dropped: pending gradients can still be read."""
         self._release_gradients(self._read - self._due.keys())
         left = {i: gradient for i, gradient in self._gradients.items() if i not in self._due}
-        if left and self.engine is not None:
+        if left:
             orphans = _Orphans(self.engine, left, self._changes)
             for index, gradient in left.items():
                 lift(gradient, self.parameters[index])
@@ -437,7 +420,6 @@ class Deferral:
         self._gates.append(GateTimes("all gradients", began_ns, arrived_ns, arrived_ns))
 
     def _wait(self, tensors: Sequence[int]) -> None:
-        assert self.engine is not None
         began_ns = time.perf_counter_ns()
         self.engine.wait(tensors)
         self._stalling_ns += time.perf_counter_ns() - began_ns
@@ -483,7 +465,6 @@ class Deferral:
 
     def _spoil(self, chosen: dict[int, _Due], error: BaseException) -> None:
         """Let every read fail from now on: which parameters were updated is unknown."""
-        assert self.engine is not None
         self.engine.fail(
             SynclineError(
                 f"rank {self.engine.rank}: the update of {self.names[next(iter(chosen))]!r} and "
@@ -491,8 +472,8 @@ class Deferral:
                 f"{error}; resume all ranks from the last checkpoint"
             )
         )
-        for index, due in chosen.items():
-            self._due[index] = due
+        self._due.update(chosen)
+        for index in chosen:
             if not is_pending(self.parameters[index]):
                 self._suspend(self.parameters[index], index)
 
@@ -521,11 +502,6 @@ class _Orphans:
 
     Each gradient keeps this object alive, which keeps none of them alive: a parameter refers to its
     gradient where garbage collection cannot look, so a circle would never be freed.
-
-    Args:
-        engine: exchanges them.
-        gradients: by the index of their tensor.
-        changes: what is due to be done to them.
     """
 
     def __init__(
@@ -536,8 +512,7 @@ class _Orphans:
     ) -> None:
         self._engine = engine
         self._changes = changes
-        self._gradients = [weakref.ref(gradient) for gradient in gradients.values()]
-        self._indices = list(gradients)
+        self._gradients = {index: weakref.ref(gradient) for index, gradient in gradients.items()}
 
     def read_parameters(self, indices: list[int]) -> None:
         """No update is due."""
@@ -545,8 +520,8 @@ class _Orphans:
 
     def read_gradients(self, indices: list[int]) -> None:  # noqa: ARG002
         """Wait for all gradients."""
-        self._engine.wait(self._indices)
-        for index, reference in zip(self._indices, self._gradients, strict=True):
+        self._engine.wait(self._gradients)
+        for index, reference in self._gradients.items():
             gradient = reference()
             if gradient is not None and is_pending(gradient):
                 release(gradient)
@@ -573,10 +548,5 @@ class _Orphans:
             gradient.zero_()
 
     def _chosen(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        found = [self._gradients[self._indices.index(index)]() for index in indices]
+        found = [self._gradients[index]() for index in indices]
         return [gradient for gradient in found if gradient is not None]
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of a norm."""
-    return dtype.to_real()

@@ -53,13 +53,9 @@ class DeferredStep:
             {key: _copied(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        members = [p for group in optimizer.param_groups for p in group["params"]]
-        self._group_of = {
-            id(p): number
-            for number, group in enumerate(optimizer.param_groups)
-            for p in group["params"]
-        }
-        self._device = members[0].device.type
+        numbered = [(n, p) for n, g in enumerate(optimizer.param_groups) for p in g["params"]]
+        self._group_of = {id(parameter): number for number, parameter in numbered}
+        self._device = numbered[0][1].device.type
         self._torch_state = TorchState.now(self._device)
         if moves_groups:
             move_groups(optimizer, step_of(optimizer))
@@ -131,11 +127,7 @@ class TorchState(NamedTuple):
 
     @classmethod
     def now(cls, device: str) -> Self:
-        """Return what is switched on.
-
-        Args:
-            device: the kind of device that matters beside the CPU.
-        """
+        """Return what is switched on, for the CPU and another kind of device."""
         modes = function_mode_count()
         return cls(
             torch.is_grad_enabled(),

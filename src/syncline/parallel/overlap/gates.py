@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,12 @@ class Gates:
         if call is not None:
             gate = _CompiledGate(self._deferral, label, held, held)
             self._compiled.append((module, call))
-            set_compiled_call(module, _gated(gate, call))
+
+            def gated(*args: Any, **kwargs: Any) -> Any:
+                gate(None, args, kwargs)
+                return call(*args, **kwargs)
+
+            set_compiled_call(module, gated)
         elif is_compiled(module):
             gate = _CompiledGate(self._deferral, label, held, held)
             add = module.register_forward_pre_hook
@@ -131,11 +136,3 @@ def _remove(handles: list[RemovableHandle], compiled: list[tuple[nn.Module, Any]
         handle.remove()
     for module, call in compiled:
         set_compiled_call(module, call)
-
-
-def _gated(gate: _CompiledGate, call: Callable[..., Any]) -> Callable[..., Any]:
-    def gated(*args: Any, **kwargs: Any) -> Any:
-        gate(None, args, kwargs)
-        return call(*args, **kwargs)
-
-    return gated

@@ -92,7 +92,8 @@ class Guard:
     def found(self, operator: str, tensor: torch.Tensor) -> None:
         """Warn about code that reads a pending tensor in C++; once for each place."""
         frame: Any = sys._getframe(1)
-        while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
+        inside = ("torch", "syncline")
+        while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in inside:
             frame = frame.f_back
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         what = "parameter" if isinstance(tensor, nn.Parameter) else "gradient"
@@ -284,18 +285,10 @@ def _own(value: Any) -> Any:
     if isinstance(value, (_Guarded, _Kept)):
         return value.__dict__[_TWIN]
     if isinstance(value, _Twin):
-        return _own_of_twin(value)
+        found = value.__dict__[_OBJECT]()
+        return value if found is None or isinstance(found, (_Guarded, _Kept)) else found
     if isinstance(value, dict):
         return {key: _own(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_own, value))
     return value
-
-
-def _own_of_twin(twin: _Twin) -> torch.Tensor:
-    found: Any = twin.__dict__[_OBJECT]()
-    return twin if found is None or isinstance(found, (_Guarded, _Kept)) else found
-
-
-def _is_inside(module: str) -> bool:
-    return module.split(".", 1)[0] in ("torch", "syncline")

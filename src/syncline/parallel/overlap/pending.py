@@ -359,37 +359,33 @@ class _StandIn(MutableMapping[Any, Any]):
         self.real = real
         self._settle = settle
 
-    def __getitem__(self, key: Any) -> Any:
+    def _settled(self) -> MutableMapping[Any, Any]:
         self._settle()
-        return self.real[key]
+        return self.real
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._settled()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._settle()
-        self.real[key] = value
+        self._settled()[key] = value
 
     def __delitem__(self, key: Any) -> None:
-        self._settle()
-        del self.real[key]
+        del self._settled()[key]
 
     def __iter__(self) -> Iterator[Any]:
-        self._settle()
-        return iter(self.real)
+        return iter(self._settled())
 
     def __len__(self) -> int:
-        self._settle()
-        return len(self.real)
+        return len(self._settled())
 
     def __contains__(self, key: object) -> bool:  # a defaultdict would make an entry
-        self._settle()
-        return key in self.real
+        return key in self._settled()
 
     def __repr__(self) -> str:
-        self._settle()
-        return repr(self.real)
+        return repr(self._settled())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self._settle()
-        return self.real.__reduce_ex__(protocol)
+        return self._settled().__reduce_ex__(protocol)
 
 
 def _guarded(own: type[Any], settle: Callable[[], None]) -> type[Any]:
