@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from syncline.model.plan import Plan
 from syncline.model.run import Run
 from syncline.simulator.predict import predict
@@ -58,3 +60,14 @@ def test_minimal_training_leaves_a_report(tmp_path: Path) -> None:
     assert record.workers == 2
     assert record.decision in ("planned", "ddp", "reverted")
     assert record.baseline is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
+def test_training_with_a_framework_leaves_a_report(framework: str, tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(ROOT / "examples" / f"train_{framework}.py")
+    output = run([*launcher, script, str(tmp_path)], OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="1")
+    report = Path(output.split()[-1])
+    assert report.exists()
+    assert Run.load(report.with_name("run.json")).workers == 2

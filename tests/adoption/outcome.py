@@ -11,9 +11,17 @@ import torch
 from torch import nn
 
 from syncline.parallel.ddp import DistributedDataParallel
+from tests.parallel.overlap.overlap_plans import Style, plan_of
 
-PLANNED = {"planner": "tictac", "check": False}
-"""A plan that the engine runs and that leaves messages to the next forward pass."""
+
+def planned(module: nn.Module) -> dict[str, Any]:
+    """Return arguments with a plan whose messages go on under the next forward pass.
+
+    It runs from the third step on. Clipping gets its norm from the reduce-scatters.
+    """
+    order = [name for name, _ in module.named_parameters()][::-1]
+    style = Style(piece_elements=4000, halves=True, norm="2")
+    return {"plan": plan_of(module, order, 2, style), "check": False}
 
 
 class Overlapping:

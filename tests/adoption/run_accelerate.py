@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from syncline.integrations.accelerate import SynclineKwargs
-from tests.adoption.outcome import PLANNED, Overlapping, write
+from tests.adoption.outcome import Overlapping, planned, write
 from tests.parallel.overlap.overlap_rig import holding
 
 WIDTH = 48
@@ -19,12 +19,12 @@ WIDTH = 48
 
 def main(kind: str, which: str, folder: str) -> None:
     torch.manual_seed(0)
-    handlers: list[Any] = [SynclineKwargs(**PLANNED)] if which == "syncline" else []
-    accelerator = Accelerator(cpu=True, kwargs_handlers=handlers, gradient_accumulation_steps=2)
     model: Any = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)])
+    handlers: list[Any] = [SynclineKwargs(**planned(model))] if which == "syncline" else []
+    accelerator = Accelerator(cpu=True, kwargs_handlers=handlers, gradient_accumulation_steps=2)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
-    data: Any = DataLoader(TensorDataset(torch.randn(8000, WIDTH)), batch_size=16)
+    data: Any = DataLoader(TensorDataset(torch.randn(3200, WIDTH)), batch_size=16)
     model, optimizer, data, schedule = accelerator.prepare(model, optimizer, data, schedule)
     overlapping = Overlapping()
     for number, (x,) in enumerate(data):
@@ -36,7 +36,7 @@ def main(kind: str, which: str, folder: str) -> None:
             schedule.step()
             overlapping.note(model)
             optimizer.zero_grad()
-        if number == 200 and kind == "saved":
+        if number == 61 and kind == "saved":
             accelerator.save_state(folder + "/state")
             accelerator.load_state(folder + "/state")
     write(

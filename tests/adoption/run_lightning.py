@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from syncline.integrations.lightning import SynclineStrategy
-from tests.adoption.outcome import PLANNED, Overlapping, write
+from tests.adoption.outcome import Overlapping, planned, write
 from tests.parallel.overlap.overlap_rig import holding
 
 WIDTH = 48
@@ -78,18 +78,18 @@ class Watch(lightning.Callback):
 def main(kind: str, which: str, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    strategy: Any = SynclineStrategy(**PLANNED) if which == "syncline" else "ddp"
     model = Manual() if kind == "manual" else Plain()
-    data = TensorDataset(torch.randn(5000, WIDTH))
+    strategy: Any = SynclineStrategy(**planned(model)) if which == "syncline" else "ddp"
+    data = TensorDataset(torch.randn(1600, WIDTH))
     watch = Watch()
     callbacks: list[Any] = [watch]
     options: dict[str, Any] = {"max_epochs": 1}
     if kind in ("automatic", "resumed"):
-        options |= {"gradient_clip_val": 100.0, "val_check_interval": 40}
+        options |= {"gradient_clip_val": 100.0, "val_check_interval": 20}
         options["max_epochs"] = 2 if kind == "resumed" else 1
         callbacks.append(ModelCheckpoint(folder, filename="saved", save_on_train_epoch_end=True))
     if kind == "accumulating":
-        options |= {"accumulate_grad_batches": 2, "val_check_interval": 40, "max_epochs": 2}
+        options |= {"accumulate_grad_batches": 2, "val_check_interval": 20, "max_epochs": 2}
     if kind == "averaging":
         options |= {"max_epochs": 2}
         callbacks += [EMAWeightAveraging(decay=0.9)]

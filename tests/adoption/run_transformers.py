@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from syncline.integrations.transformers import SynclineCallback
-from tests.adoption.outcome import PLANNED, Overlapping, write
+from tests.adoption.outcome import Overlapping, planned, write
 from tests.parallel.overlap.overlap_rig import holding
 
 WORDS, LENGTH = 64, 24
@@ -35,7 +35,7 @@ def main(kind: str, which: str, folder: str) -> None:
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)
     )
-    words = torch.randint(WORDS, (2600, LENGTH), generator=torch.Generator().manual_seed(1))
+    words = torch.randint(WORDS, (800, LENGTH), generator=torch.Generator().manual_seed(1))
     data: Any = [{"input_ids": line, "labels": line} for line in words]
     options: dict[str, Any] = {"max_grad_norm": 100.0, "gradient_accumulation_steps": 2}
     if kind == "checkpointed":
@@ -52,8 +52,8 @@ def main(kind: str, which: str, folder: str) -> None:
             per_device_train_batch_size=4,
             num_train_epochs=1,
             eval_strategy="steps",
-            eval_steps=40,
-            save_steps=100,
+            eval_steps=20,
+            save_steps=30,
             report_to=[],
             disable_tqdm=True,
             **options,
@@ -61,7 +61,7 @@ def main(kind: str, which: str, folder: str) -> None:
     )
     watch.trainer = trainer
     if which == "syncline":
-        trainer.add_callback(SynclineCallback(trainer, **PLANNED))
+        trainer.add_callback(SynclineCallback(trainer, **planned(model)))
     trainer.train()
     write(
         folder,

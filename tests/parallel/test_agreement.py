@@ -289,8 +289,8 @@ def refuses() -> list[list[str]]:
     """Return how overlap refuses what it cannot take, on every rank alike."""
     model = DistributedDataParallel(Plain(), plan=PLAN, check=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    other = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(2, 3))], lr=0.1)
-    told = [answer(lambda: model.overlap(other))]
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(2, 3))], lr=0.1)
+    told = [answer(lambda: model.overlap(other)), answer(lambda: model.overlap(model))]
     model.overlap(optimizer)
     told.append(answer(lambda: model.overlap(optimizer)))
     model(torch.zeros(2, 1, 8, 8)).sum().backward()
@@ -300,10 +300,10 @@ def refuses() -> list[list[str]]:
 
 
 def test_refused_optimizers(workers: WorkerPool) -> None:
-    foreign, twice, late = workers.run(refuses, 2)[0]
-    assert foreign[0] == twice[0] == late[0] == "UserError"
-    assert "holds 1 parameters that this model does not have" in foreign[1]
-    assert "in group 0 of shape (2, 3)" in foreign[1]
+    foreign, no_optimizer, twice, late = workers.run(refuses, 2)[0]
+    assert foreign[0] == no_optimizer[0] == twice[0] == late[0] == "UserError"
+    assert "holds no parameter of this model" in foreign[1]
+    assert "expected a torch.optim.Optimizer" in no_optimizer[1]
     assert "overlap was called twice for this optimizer" in twice[1]
     assert "overlap was called after training had begun" in late[1]
 

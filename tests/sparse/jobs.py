@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
-from syncline.errors import SynclineError
+from syncline.errors import SynclineError, UserError
 from syncline.hooks import GTopKState, Recipe, gtopk, resharded
 from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Content, Refusal, Share
@@ -164,6 +164,38 @@ def trained(
     wrapped.register_comm_hook(kept, gtopk)
     losses = train(wrapped, range(first, first + steps), ahead=kept if ahead else None)
     return losses, {n: p.clone() for n, p in net.state_dict().items()}, kept.state_dict()
+
+
+def made_before_the_model(steps: int) -> tuple[bool, bool, str]:
+    """Train with a state that was made first, and with one of a model that has made one step.
+
+    Returns:
+        Whether the first steps are as without a hook, the later ones as with a state of the model;
+        what loading says before there is a model.
+    """
+    recipe = Recipe(density=0.05, unit="model")
+    early = GTopKState(recipe, check=True)
+    refused = ""
+    try:
+        early.load_state_dict({})
+    except UserError as error:
+        refused = str(error)
+    nets = [model(), model()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    hooked, plain = (DistributedDataParallel(net) for net in nets)
+    hooked.register_comm_hook(early, gtopk)
+    train(hooked, range(1))
+    train(plain, range(1))
+    first = _same_parameters(*nets)
+    later = DistributedDataParallel(nets[1])
+    later.register_comm_hook(GTopKState(later, recipe), gtopk)
+    train(hooked, range(1, steps))
+    train(later, range(1, steps))
+    return first, _same_parameters(*nets), refused
+
+
+def _same_parameters(one: nn.Module, other: nn.Module) -> bool:
+    return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
 def train(

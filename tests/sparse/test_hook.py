@@ -194,3 +194,10 @@ def test_a_lost_peer_is_told_from_backward(workers: WorkerPool) -> None:
 
 def test_nothing_is_left_of_a_state_that_is_dropped(workers: WorkerPool) -> None:
     assert workers.run(jobs.freed, 2) == [(True, True), (True, True)]
+
+
+def test_a_state_that_is_made_before_the_model(workers: WorkerPool) -> None:
+    for first, later, refused in workers.run(jobs.made_before_the_model, 2, 6):
+        assert first
+        assert later
+        assert "made without a model" in refused

@@ -39,8 +39,8 @@ class SynclineKwargs(DistributedDataParallelKwargs):
                 "plans; leave it out, or for 16 bits give compression='bfloat16' or 'float16'"
             )
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """Accelerate looks handlers up by their class, and knows its own alone."""
         return DistributedDataParallelKwargs
 

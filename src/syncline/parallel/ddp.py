@@ -228,6 +228,7 @@ class DistributedDataParallel(TorchDDP):
         )
         self._runner = StageRunner(self._wrapped, self._tuning, self._reducer_buckets)
         if options.overlap_optimizers:
+            self._wrapped.will_overlap = True
             # Not taken away again: torch calls it while it goes through all of them.
             register_optimizer_step_pre_hook(_FirstStep(self))
         if plan is not None and not options.check:

@@ -47,6 +47,8 @@ class Wrapped:
         """What exchanges lossy messages, if the user has asked for any."""
         self.optimizers: list[DeferredOptimizer] = []
         """Those given to ``overlap``."""
+        self.will_overlap = False
+        """Whether optimizers are overlapped when they first step; until then they are not known."""
         self.guard: Guard | None = None
         self.why_not_deferred: str | None = None
         """Why all updates are synchronous, if they are."""
@@ -72,9 +74,11 @@ class Wrapped:
     @property
     def can_defer(self) -> bool:
         """Whether an update can wait for the next forward pass."""
-        return self.why_not_deferred is None and any(
-            optimizer.why_not is None for optimizer in self.optimizers
-        )
+        if self.why_not_deferred is not None:
+            return False
+        if not self.optimizers:
+            return self.will_overlap
+        return any(optimizer.why_not is None for optimizer in self.optimizers)
 
     @property
     def updates(self) -> int:

@@ -13,6 +13,7 @@ from syncline.errors import UserError
 __all__ = [
     "NamedGradient",
     "device_of",
+    "exchangeable",
     "exchanged_parameters",
     "flat",
     "require_exchangeable",
@@ -74,6 +75,15 @@ def require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter
                 f"module {name!r} makes sparse gradients (sparse=True), from which nothing can be "
                 "selected; make it with sparse=False, or leave the hook out"
             )
+    exchangeable(parameters)
+
+
+def exchangeable(parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return parameters, by name, whose gradients can be compressed as they are.
+
+    Raises:
+        UserError: there are none, or one cannot be.
+    """
     if not parameters:
         raise UserError("the model has no parameters that require gradients")
     device = device_of(parameters)
@@ -93,8 +103,9 @@ def require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter
                 f"parameter {name!r} has {parameter.numel()} elements; at most 2^32 - 1 can be "
                 "selected from"
             )
+    return parameters
 
 
-def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
     """Return the device of the first of them, or the CPU if there are none."""
     return next((parameter.device for parameter in parameters.values()), torch.device("cpu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from syncline.model.recipe import Recipe
 from syncline.sparse.gradients import (
     NamedGradient,
     device_of,
+    exchangeable,
     exchanged_parameters,
     flat,
     unwrapped,
@@ -45,14 +46,18 @@ class GTopKState:
 
     def __init__(
         self,
-        model: nn.Module,
-        recipe: Recipe,
+        model: nn.Module | Recipe,
+        recipe: Recipe | None = None,
         process_group: dist.ProcessGroup | None = None,
         *,
         check: bool = False,
         scaler: Scaler | None = None,
     ) -> None:
         """Agree with the other ranks; all of them must call.
+
+        ``GTopKState(recipe)`` is for frameworks that take a state before there is a model. Its
+        first step is exchanged whole, as torch's PowerSGD does, and shows it the parameters; then
+        the ranks agree.
 
         Args:
             model: the module, inside DDP or not; of float32, on the CPU or on one GPU.
@@ -67,35 +72,60 @@ class GTopKState:
             MismatchError: a rank has another recipe or another model; raised on all ranks.
             PeerError: a rank did not take part within the group's timeout.
         """
-        if not dist.is_initialized():
-            raise UserError(
-                "sparse exchange needs a process group; call "
-                "torch.distributed.init_process_group first"
-            )
-        base = dist.group.WORLD if process_group is None else process_group
-        assert base is not None
-        refused: UserError | None = None
-        try:
-            parameters = exchanged_parameters(model)
-        except UserError as error:
-            refused, parameters = error, {}
+        module = None if isinstance(model, Recipe) else model
+        recipe = model if isinstance(model, Recipe) else recipe
+        if recipe is None:
+            raise UserError("expected a Recipe beside the model; give GTopKState(model, recipe)")
         self.recipe = recipe
-        self._module = unwrapped(model)
-        self._parameters = parameters
-        self._names = {id(p): name for name, p in parameters.items()}
-        elements = {name: p.numel() for name, p in parameters.items()}
-        device = device_of(parameters)
-        self._session = Session(recipe, elements, base, device=device, check=check, refused=refused)
-        if scaler is not None:
-            self._session.follow(scaler)
-        timeout_s = timeout_of(base).total_seconds()
-        self._executor = SerialExecutor("syncline-sparse", timeout_s=PATIENCE * timeout_s)
-        weakref.finalize(self, self._executor.close)
+        self._given = process_group, check, scaler
+        self._module: nn.Module | None = None
+        self._shown: list[Tensor] = []
+        """Parameters of the first step's buckets, as long as no model is known."""
+        self._agreed: Session | None = None
+        if module is not None:
+            self._module = unwrapped(module)
+            self._agree(lambda: exchanged_parameters(module))
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step whose futures are not complete yet."""
         self._message = 0
         self._step = 0
         self._kept_back: list[tuple[list[NamedGradient], Future[Tensor], Tensor]] = []
+
+    def _agree(self, parameters_of: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Agree with the other ranks on the parameters that are exchanged."""
+        if not dist.is_initialized():
+            raise UserError(
+                "sparse exchange needs a process group; call "
+                "torch.distributed.init_process_group first"
+            )
+        group, check, scaler = self._given
+        base = dist.group.WORLD if group is None else group
+        assert base is not None
+        refused: UserError | None = None
+        try:
+            parameters = parameters_of()
+        except UserError as error:
+            refused, parameters = error, {}
+        self._names = {id(p): name for name, p in parameters.items()}
+        elements = {name: p.numel() for name, p in parameters.items()}
+        session = Session(
+            self.recipe, elements, base, device=device_of(parameters), check=check, refused=refused
+        )
+        if scaler is not None:
+            session.follow(scaler)
+        timeout_s = timeout_of(base).total_seconds()
+        self._executor = SerialExecutor("syncline-sparse", timeout_s=PATIENCE * timeout_s)
+        weakref.finalize(self, self._executor.close)
+        self._agreed = session
+
+    @property
+    def _session(self) -> Session:
+        if self._agreed is None:
+            raise UserError(
+                "this GTopKState was made without a model, which it knows after the first step; "
+                "make it with the model, GTopKState(model, recipe), or call this later"
+            )
+        return self._agreed
 
     @property
     def step(self) -> int:
@@ -117,8 +147,12 @@ class GTopKState:
         Raises:
             UserError: it is another optimizer, or of another model, or it was given before.
         """
+        if self._module is None:
+            raise UserError(
+                "step_ahead needs a state that was made with the model: GTopKState(model, recipe)"
+            )
         self._session.step_ahead(
-            self._module, self._parameters, optimizer, settle=self._executor.join
+            self._module, exchanged_parameters(self._module), optimizer, settle=self._executor.join
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,8 +161,9 @@ class GTopKState:
         Raises:
             PeerError: a rank failed, or did not answer in time.
         """
+        session = self._session
         self._executor.join()
-        return self._session.state_dict()
+        return session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank has saved.
@@ -138,14 +173,17 @@ class GTopKState:
         Raises:
             MismatchError: it is of another recipe, model, rank or number of ranks.
         """
+        session = self._session
         self._executor.join()
-        self._session.load_state_dict(state)
-        self._step = self._session.step
+        session.load_state_dict(state)
+        self._step = session.step
 
     # ------------------------------------------------------------------ the hook
 
     def exchanged(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin the exchange of a bucket; return a future of its averaged buffer."""
+        if self._agreed is None:
+            return self._exchanged_whole(bucket)
         self._executor.check()
         future = self._session.context.future()
         gradients = []
@@ -161,6 +199,25 @@ class GTopKState:
         if bucket.is_last() or self.recipe.unit != "model":
             self._begin(bucket.is_last())
         return future
+
+    def _exchanged_whole(self, bucket: GradBucket) -> Future[Tensor]:
+        """Average a bucket of the first step, and learn its parameters."""
+        self._shown += bucket.parameters()
+        group = self._given[0]
+        buffer = bucket.buffer().div_(dist.get_world_size(group))
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        assert work is not None
+        if bucket.is_last():
+            # Buckets come from the last parameter to the first.
+            named = {f"parameter {n}": p for n, p in enumerate(reversed(self._shown))}
+
+            def agree() -> None:
+                self._shown = []
+                self._agree(lambda: exchangeable(named))
+
+            queue_callback(agree)
+        averaged: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return averaged
 
     def _begin(self, last: bool) -> None:
         buckets, self._kept_back = self._kept_back, []
