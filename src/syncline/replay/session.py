@@ -150,8 +150,8 @@ def _workers(
     """Start the workers on the hosts of a testbed.
 
     Yields:
-        Has them do a job, within so many seconds if the user has not set a deadline, and returns
-        what rank 0 found.
+        A function that has them do a job and returns what rank 0 found. Its second argument is how
+        many seconds the job may take where the user has set no deadline.
     """
     progress("starting the workers", 0, 1)
     cluster, timeout_s = request.cluster, request.timeout_s

@@ -95,7 +95,7 @@ def time_unit(replay: Replay) -> units.TimeUnit:
 
 
 def plan_cells(replay: Replay, entry: PlanTimes, unit: units.TimeUnit) -> dict[str, str]:
-    """Return the row of a plan, by column: rounds from the fastest to the slowest."""
+    """Return the cells of a plan by column; ``rounds`` is such as ``"1.39 to 1.42"``."""
     low, high = map(unit.text, entry.spread_s)
     ddp = replay.of(Ddp.NAME)
     return {
