@@ -233,16 +233,8 @@ def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
             tag("line", x1=place, x2=place, y1=TOP, y2=bottom, class_="grid"),
             tag("text", _short(unit.text(value)), x=place, y=bottom + 18, class_="mid"),
         ]
-    return [
-        *drawn,
-        tag(
-            "text",
-            "Seconds an iteration" if unit.name == "s" else "Milliseconds an iteration",
-            x=0,
-            y=12,
-            class_="heading",
-        ),
-    ]
+    heading = "Seconds an iteration" if unit.name == "s" else "Milliseconds an iteration"
+    return [*drawn, tag("text", heading, x=0, y=12, class_="heading")]
 
 
 def _short(number: str) -> str:

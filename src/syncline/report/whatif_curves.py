@@ -83,7 +83,7 @@ class Panel:
 
     def value_text(self, value: float) -> str:
         """Return a value of the axis as people read it."""
-        return value_text(self.axis, round(value) if self.axis == "workers" else value)
+        return value_text(self.axis, value)
 
     def crossings(self) -> list[Crossing]:
         """Return the crossings on this panel of planners that lead somewhere, in order."""
