@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from syncline import errors
 from syncline.cli.commands import COMMANDS, cli
-from syncline.cli.show import KINDS
+from syncline.cli.show import PRINTERS
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
@@ -274,7 +274,7 @@ def test_every_error_is_described_with_its_exit_code() -> None:
 
 def test_every_kind_of_file_is_described_with_its_version() -> None:
     rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("architecture.md"), 3)}
-    for kind in KINDS:
+    for kind in PRINTERS:
         assert rows[kind.KIND] == str(kind.VERSION)
 
 

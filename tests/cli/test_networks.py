@@ -67,12 +67,12 @@ def test_what_the_help_says_holds() -> None:
 
 
 def test_changes() -> None:
-    network = network_argument(
-        "10gbit", workers=64, algorithm="ring", bandwidth_bytes_per_s=1e9, latency_s=1e-5
+    network = network_argument("10gbit", workers=64, algorithm="ring").with_(
+        bandwidth_bytes_per_s=1e9, latency_s=1e-5
     )
     assert network.link == Link(alpha_s=1e-5, beta_s_per_byte=1e-9, gamma_s_per_byte=0.0)
     assert network.workers == 64
-    assert network_argument("10gbit", density=0.01).algorithm == "gtop-k"
+    assert network_argument("10gbit").with_(density=0.01).algorithm == "gtop-k"
 
 
 def test_without_an_algorithm_the_networks_own_is_kept() -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from syncline.cli.show import KINDS as SHOWN
+from syncline.cli.show import PRINTERS as SHOWN
 from syncline.errors import FileError, InternalError
 from syncline.traces.formats import FORMATS
 from tests.fuzzing.files import KINDS, Command, Kind

@@ -55,13 +55,7 @@ LINK_FORM = (
 
 
 def network_argument(
-    text: str,
-    *,
-    workers: int | None = None,
-    algorithm: str | None = None,
-    bandwidth_bytes_per_s: float | None = None,
-    latency_s: float | None = None,
-    density: float | None = None,
+    text: str, *, workers: int | None = None, algorithm: str | None = None
 ) -> Network:
     """Return the network that ``text`` names, with what else is given changed.
 
@@ -69,21 +63,12 @@ def network_argument(
         text: see :data:`NETWORK_HELP`.
         workers: carry it over to this many workers.
         algorithm: carry it over to this algorithm; None: keep the network's own.
-        bandwidth_bytes_per_s: replace the link's bandwidth.
-        latency_s: replace the link's latency.
-        density: send this share of the elements; see :meth:`Network.with_`.
 
     Raises:
         UserError: the text is none of the four, or the change is impossible.
         FileError: the file is broken.
     """
-    return _read(text).with_(
-        workers=workers,
-        algorithm=algorithm,
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        latency_s=latency_s,
-        density=density,
-    )
+    return _read(text).with_(workers=workers, algorithm=algorithm)
 
 
 def _read(text: str) -> Network:

@@ -64,13 +64,16 @@ def emulate(
     cluster = Cluster.of(**described)
     _require_seconds("--timeout", timeout_s, above_zero=True)
     _require_seconds("--grace", grace_s, above_zero=False)
+    hosts = [rank // cluster.workers_per_host for rank in range(cluster.workers)]
     with received_signals() as signals, Testbed(cluster) as bed:
         _say(f"emulating {cluster}")
         result = bed.run(
             command,
             timeout_s=timeout_s,
             grace_s=grace_s,
-            output=_printer(cluster),
+            output=Printer(
+                [f"{cluster.name_of(host)} rank {rank}" for rank, host in enumerate(hosts)], hosts
+            ),
             notice=_say,
             signals=signals,
         )
@@ -91,14 +94,6 @@ def _require_seconds(option: str, seconds: float | None, *, above_zero: bool) ->
 def _say(text: str) -> None:
     # On standard error, so that standard output is that of the workers alone.
     click.secho(text, err=True, bold=True)
-
-
-def _printer(cluster: Cluster) -> Printer:
-    places = [divmod(rank, cluster.workers_per_host) for rank in range(cluster.workers)]
-    return Printer(
-        [f"{cluster.name_of(host)} rank {rank}" for rank, (host, _) in enumerate(places)],
-        [host for host, _ in places],
-    )
 
 
 def _summary(result: JobResult, timeout_s: float | None) -> str:

@@ -197,6 +197,7 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
 
 def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
     facts = _facts(form, found)
+    phases = [(f"  {phase}", units.duration(s)) for phase, s in facts.get("phases_s", {}).items()]
     yield "format", f"{form.name}: {form.summary}"
     yield "steps", str(found.steps)
     yield "workers", "not said" if found.workers is None else str(found.workers)
@@ -205,16 +206,14 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
         size = units.size(facts["gradient_bytes"])
         yield "gradients", f"{facts['gradients']}, {size}"
         yield "computation", units.duration(facts["computation_s"])
-        for phase, seconds in facts["phases_s"].items():
-            yield f"  {phase}", units.duration(seconds)
+        yield from phases
         if facts["host_s"]:
             yield "  of these on the CPU", units.duration(facts["host_s"])
     if found.timeline is not None:
         yield "iteration", units.duration(facts["iteration_s"])
         yield "spans", str(facts["spans"])
         if found.profile is None:
-            for phase, seconds in facts["phases_s"].items():
-                yield f"  {phase}", units.duration(seconds)
+            yield from phases
     if found.plan is not None:
         size = units.size(facts["message_bytes"])
         yield "messages", f"{facts['messages']} of {facts['tensors']} tensors, {size}"

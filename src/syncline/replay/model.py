@@ -201,14 +201,10 @@ class Replayed(nn.Module):
             self.work.arrived(visit.needed_by)
         self.work.forward(self.work.turn)
         if not self._in_step:
-            token = self._record(token)
-        return token
-
-    def _record(self, token: Tensor) -> Tensor:
-        """Chain what the backward pass does, in a second round over the modules."""
-        parts = [(part, visit.owner) for visit in self._visits for part in visit.parts]
-        for part, owner in sorted(parts, key=lambda pair: -pair[0].tensor):
-            token = owner(token, (part,), self._value)
+            # What the backward pass does is chained in a second round over the modules.
+            parts = [(part, visit.owner) for visit in self._visits for part in visit.parts]
+            for part, owner in sorted(parts, key=lambda pair: -pair[0].tensor):
+                token = owner(token, (part,), self._value)
         return token
 
     def _value(self, tensor: int) -> float:

@@ -10,10 +10,10 @@ from syncline.model.document import Document
 from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
 from syncline.replay.session import ReplayOutcome
-from syncline.replay.table import against_ddp, headline, measured_how, spread_text, time_unit
+from syncline.replay.table import headline, measured_how, plan_cells, time_unit
 from syncline.report import units
 from syncline.report.bundle import Bundle
-from syncline.report.chart import Axis
+from syncline.report.chart import Axis, picture
 from syncline.report.facts import KeyFigure
 from syncline.report.markup import Column, Html, note, section, table, tag, typeset
 from syncline.report.page import page, save_page
@@ -135,7 +135,6 @@ def _time(entry: PlanTimes) -> KeyFigure:
 
 
 def _plans_section(replay: Replay) -> Html:
-    entries = replay.fastest_first
     unit = time_unit(replay)
     columns = [
         Column(title="Plan", css="name"),
@@ -148,20 +147,10 @@ def _plans_section(replay: Replay) -> Html:
         Column(title="Above bound", numeric=True, wide=True),
         Column(title="Against DDP", numeric=True),
     ]
-    cells = [
-        (
-            entry.planner,
-            str(entry.messages),
-            unit.text(entry.measured_s),
-            spread_text(entry, unit),
-            unit.text(entry.exposed_s),
-            unit.text(entry.predicted_s),
-            units.percent(entry.error, signed=True),
-            units.percent(entry.above_bound, signed=True),
-            against_ddp(replay, entry).replace("x", "\u00d7"),
-        )
-        for entry in entries
-    ]
+    cells = []
+    for entry in replay.fastest_first:
+        *others, against_ddp = plan_cells(replay, entry, unit).values()
+        cells.append((*others, against_ddp.replace("x", "\u00d7")))
     return section(
         "plans",
         "Measured against predicted",
@@ -229,15 +218,11 @@ def replay_picture(replay: Replay) -> Html:
     )
     for number, entry in enumerate(entries):
         drawn += _row(entry, axis, TOP + ROW * number + ROW / 2)
-    return tag(
-        "svg",
-        drawn,
-        viewBox=f"0 0 {WIDTH} {bottom + BOTTOM}",
-        class_="plot curves",
-        role="img",
-        aria_label="Measured and predicted time an iteration of every plan, with the lower bound. "
-        "The table below says the same.",
+    about = (
+        "Measured and predicted time an iteration of every plan, with the lower bound. The table "
+        "below says the same."
     )
+    return picture(drawn, about, WIDTH, bottom + BOTTOM)
 
 
 def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
@@ -248,16 +233,8 @@ def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
             tag("line", x1=place, x2=place, y1=TOP, y2=bottom, class_="grid"),
             tag("text", _short(unit.text(value)), x=place, y=bottom + 18, class_="mid"),
         ]
-    return [
-        *drawn,
-        tag(
-            "text",
-            "Seconds an iteration" if unit.name == "s" else "Milliseconds an iteration",
-            x=0,
-            y=12,
-            class_="heading",
-        ),
-    ]
+    heading = "Seconds an iteration" if unit.name == "s" else "Milliseconds an iteration"
+    return [*drawn, tag("text", heading, x=0, y=12, class_="heading")]
 
 
 def _short(number: str) -> str:

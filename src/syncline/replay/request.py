@@ -10,7 +10,6 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
-from syncline.planners.ddp import Ddp
 from syncline.testbed import Cluster
 
 __all__ = ["ReplayRequest"]
@@ -57,8 +56,8 @@ class ReplayRequest:
         if self.network is not None and self.network.workers != self.cluster.workers:
             raise MismatchError(
                 f"network {quoted(self.network.name)} is of {self.network.workers} workers, the "
-                "emulated "
-                f"cluster has {self.cluster.workers}; leave the network out to probe the cluster"
+                f"emulated cluster has {self.cluster.workers}; leave the network out to probe the "
+                "cluster"
             )
         if self.timeout_s is not None and not (
             math.isfinite(self.timeout_s) and self.timeout_s > 0
@@ -66,8 +65,3 @@ class ReplayRequest:
             raise UserError(
                 f"the timeout must be a finite number of seconds above 0, found {self.timeout_s}"
             )
-
-    @property
-    def stock(self) -> tuple[str, ...]:
-        """The names that mean torch's own class."""
-        return tuple(name for name in self.planners if name == Ddp.NAME)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +17,7 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
+from syncline.planners.ddp import Ddp
 from syncline.processes import machine_name, run_folder
 from syncline.replay.job import Answer, Contender, ContestJob, Job, Lap, ProbeJob
 from syncline.replay.request import ReplayRequest
@@ -73,8 +73,14 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
     """
     require_memory(request.profile, request.cluster.workers)
     tell = progress or (lambda *_: None)
-    with _Workers(request, tell) as workers:
-        network = request.network or workers.probe()
+    with _workers(request, tell) as ask:
+        network = request.network
+        if network is None:
+            tell("probing the network", 0, 1)
+            gradient_bytes = request.profile.gradient_bytes
+            largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
+            network = ask(ProbeJob(largest_bytes=largest_bytes), PROBE_S).network
+            assert network is not None
         # What waits takes no core from the exchange, so nothing slows down beside it.
         network = msgspec.structs.replace(network, contention=1.0)
         tell("planning", 0, 1)
@@ -84,7 +90,11 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         )
         forecasts = tuple(predict(request.profile, network, plan) for plan in plans)
         names = (*request.planners, *(plan.planner for plan in request.plans))
-        laps = workers.contest(names, plans, forecasts)
+        iterations = request.rounds * (request.warmup + request.iterations)
+        predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
+        usual_s = START_S + PATIENCE * predicted_s
+        laps = ask(_contest_job(request, names, plans), usual_s).laps
+        assert laps is not None
     entries = tuple(
         _entry(name, plan, forecast, laps[name])
         for name, plan, forecast in zip(names, plans, forecasts, strict=True)
@@ -133,82 +143,54 @@ def require_memory(profile: Profile, workers: int) -> None:
                 )
 
 
-class _Workers:
-    """The workers of a replay, on the hosts of a testbed."""
+@contextlib.contextmanager
+def _workers(
+    request: ReplayRequest, progress: Progress
+) -> Iterator[Callable[[Job, float], Answer]]:
+    """Start the workers on the hosts of a testbed.
 
-    def __init__(self, request: ReplayRequest, progress: Progress) -> None:
-        self._request = request
-        self._progress = progress
-        self._stack = contextlib.ExitStack()
+    Yields:
+        A function that has them do a job and returns what rank 0 found. Its second argument is how
+        many seconds the job may take where the user has set no deadline.
+    """
+    progress("starting the workers", 0, 1)
+    cluster, timeout_s = request.cluster, request.timeout_s
+    with run_folder() as folder, Testbed(cluster) as bed, WorkerGroup(folder) as workers:
+        command = module_command("syncline.replay.worker", workers.path, str(timeout_s or PROBE_S))
+        for rank in range(cluster.workers):
+            environment = {
+                **worker_environment(cluster, rank, os.environ),
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(folder),
+            }
+            host = bed.hosts[rank // cluster.workers_per_host]
+            workers.start(host, command, environment, rank=rank)
+        start_s = timeout_s or START_S
+        workers.gather(cluster.workers, timeout_s=start_s, overdue=_overdue(start_s))
 
-    def __enter__(self) -> Self:
-        self._progress("starting the workers", 0, 1)
-        cluster, timeout_s = self._request.cluster, self._request.timeout_s
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(run_folder())
-            bed = stack.enter_context(Testbed(cluster))
-            self._workers = stack.enter_context(WorkerGroup(folder))
-            command = module_command(
-                "syncline.replay.worker", self._workers.path, str(timeout_s or PROBE_S)
+        def ask(job: Job, usual_s: float) -> Answer:
+            limit_s = timeout_s or usual_s
+            answers: list[Answer] = workers.ask(
+                job, Answer, timeout_s=limit_s, overdue=_overdue(limit_s), progress=progress
             )
-            for rank in range(cluster.workers):
-                environment = {
-                    **worker_environment(cluster, rank, os.environ),
-                    "OMP_NUM_THREADS": "1",
-                    "TMPDIR": str(folder),
-                }
-                host = bed.hosts[rank // cluster.workers_per_host]
-                self._workers.start(host, command, environment, rank=rank)
-            start_s = timeout_s or START_S
-            self._workers.gather(cluster.workers, timeout_s=start_s, overdue=_overdue(start_s))
-            self._stack = stack.pop_all()
-        return self
+            return answers[0]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        yield ask
 
-    def probe(self) -> Network:
-        """Measure the network."""
-        self._progress("probing the network", 0, 1)
-        gradient_bytes = self._request.profile.gradient_bytes
-        largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
-        network = self._ask(ProbeJob(largest_bytes=largest_bytes), PROBE_S).network
-        assert network is not None
-        return network
 
-    def contest(
-        self, names: Sequence[str], plans: Sequence[Plan], forecasts: Sequence[Forecast]
-    ) -> dict[str, tuple[Lap, ...]]:
-        """Let the plans take turns; return the laps of each."""
-        request = self._request
-        iterations = request.rounds * (request.warmup + request.iterations)
-        predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
-        job = ContestJob(
-            profile=request.profile,
-            contenders=tuple(
-                # Asked for by that name, DDP is torch's own class, not its buckets as a plan.
-                Contender(name=name, plan=None if name in request.stock else plan)
-                for name, plan in zip(names, plans, strict=True)
-            ),
-            rounds=request.rounds,
-            iterations=request.iterations,
-            warmup=request.warmup,
-        )
-        laps = self._ask(job, START_S + PATIENCE * predicted_s).laps
-        assert laps is not None
-        return laps
-
-    def _ask(self, job: Job, usual_s: float) -> Answer:
-        timeout_s = self._request.timeout_s or usual_s
-        answers: list[Answer] = self._workers.ask(
-            job, Answer, timeout_s=timeout_s, overdue=_overdue(timeout_s), progress=self._progress
-        )
-        return answers[0]
+def _contest_job(request: ReplayRequest, names: Sequence[str], plans: Sequence[Plan]) -> ContestJob:
+    # Asked for by its name, DDP is torch's own class, not its buckets as a plan.
+    stock = {name for name in request.planners if name == Ddp.NAME}
+    return ContestJob(
+        profile=request.profile,
+        contenders=tuple(
+            Contender(name=name, plan=None if name in stock else plan)
+            for name, plan in zip(names, plans, strict=True)
+        ),
+        rounds=request.rounds,
+        iterations=request.iterations,
+        warmup=request.warmup,
+    )
 
 
 def _overdue(timeout_s: float) -> str:

@@ -10,15 +10,7 @@ from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report import terminal, units
 
-__all__ = [
-    "against_ddp",
-    "headline",
-    "measured_how",
-    "print_replay",
-    "replay_table",
-    "spread_text",
-    "time_unit",
-]
+__all__ = ["headline", "measured_how", "plan_cells", "print_replay", "replay_table", "time_unit"]
 
 
 def headline(replay: Replay) -> str:
@@ -37,18 +29,6 @@ def measured_how(replay: Replay) -> str:
     rounds = units.counted(replay.rounds, "round")
     iterations = units.counted(replay.iterations, "iteration")
     return f"medians of {rounds} of {iterations}, in turns"
-
-
-def spread_text(entry: PlanTimes, unit: units.TimeUnit) -> str:
-    """Return the fastest and the slowest round, such as ``"1.39 to 1.42"``."""
-    low, high = map(unit.text, entry.spread_s)
-    return low if low == high else f"{low} to {high}"
-
-
-def against_ddp(replay: Replay, entry: PlanTimes) -> str:
-    """Return how many times as fast as DDP an entry was; empty where DDP did not run."""
-    ddp = replay.of(Ddp.NAME)
-    return "" if ddp is None else f"{entry.speed_up_over(ddp):.2f}x"
 
 
 WIDTH = 160
@@ -92,7 +72,7 @@ def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> Re
 def _plans(replay: Replay, without: frozenset[str]) -> Table:
     unit = time_unit(replay)
     table = terminal.plain_table()
-    rows = [_cells(replay, entry, unit) for entry in replay.fastest_first]
+    rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
     shown = [column for column in rows[0] if column not in without]
     for number, column in enumerate(shown):
         title = f"{column}, {unit.name}" if column == "measured" else column
@@ -114,15 +94,18 @@ def time_unit(replay: Replay) -> units.TimeUnit:
     )
 
 
-def _cells(replay: Replay, entry: PlanTimes, unit: units.TimeUnit) -> dict[str, str]:
+def plan_cells(replay: Replay, entry: PlanTimes, unit: units.TimeUnit) -> dict[str, str]:
+    """Return the cells of a plan by column; ``rounds`` is such as ``"1.39 to 1.42"``."""
+    low, high = map(unit.text, entry.spread_s)
+    ddp = replay.of(Ddp.NAME)
     return {
         "planner": entry.planner,
         "messages": str(entry.messages),
         "measured": unit.text(entry.measured_s),
-        "rounds": spread_text(entry, unit),
+        "rounds": low if low == high else f"{low} to {high}",
         "exposed": unit.text(entry.exposed_s),
         "predicted": unit.text(entry.predicted_s),
         "error": units.percent(entry.error, signed=True),
         "above bound": units.percent(entry.above_bound, signed=True),
-        "against ddp": against_ddp(replay, entry),
+        "against ddp": "" if ddp is None else f"{entry.speed_up_over(ddp):.2f}x",
     }

@@ -11,7 +11,17 @@ from syncline.model.network import Network
 from syncline.report import units
 from syncline.report.markup import Html, tag
 
-__all__ = ["MOST_TICKS", "Axis", "Bar", "Line", "Mark", "bar_chart", "fit_plot", "line_chart"]
+__all__ = [
+    "MOST_TICKS",
+    "Axis",
+    "Bar",
+    "Line",
+    "Mark",
+    "bar_chart",
+    "fit_plot",
+    "line_chart",
+    "picture",
+]
 
 MOST_TICKS = 6
 TICK_SHARE = 0.12
@@ -230,7 +240,7 @@ def line_chart(
                 tag("text", str(mark.number), x=a, y=b + 4, class_="mid number"),
             )
         )
-    return _svg(drawn, about)
+    return picture(drawn, about)
 
 
 def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, about: str) -> Html:
@@ -263,7 +273,7 @@ def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, ab
         if index % every == 0:
             middle = round(LEFT + room * (index + 0.5), 1)
             drawn.append(tag("text", bar.label, x=middle, y=HEIGHT - BOTTOM + 19, class_="mid"))
-    return _svg(drawn + _labels(ends), about)
+    return picture(drawn + _labels(ends), about)
 
 
 def _inside(drawn: Html) -> Html:
@@ -283,9 +293,16 @@ def _at_y(y: Axis, value: float) -> float:
     return y.at(value, HEIGHT - BOTTOM, TOP)
 
 
-def _svg(drawn: Sequence[Html], about: str) -> Html:
-    box = f"0 0 {WIDTH} {HEIGHT}"
-    return tag("svg", drawn, viewBox=box, class_="plot curves", role="img", aria_label=about)
+def picture(
+    drawn: Sequence[Html],
+    about: str,
+    width: int = WIDTH,
+    height: float = HEIGHT,
+    css: str = "plot curves",
+) -> Html:
+    """Return a drawing as SVG; ``about`` says what it shows, for screen readers."""
+    box = f"0 0 {width} {height}"
+    return tag("svg", drawn, viewBox=box, class_=css, role="img", aria_label=about)
 
 
 def _frame(y: Axis, y_text: Text, title: str, x_title: str) -> list[Html]:
@@ -370,15 +387,11 @@ def fit_plot(network: Network) -> Html | None:
         a, b = at(size_bytes, seconds)
         title = f"{units.size(size_bytes)}: {units.duration(seconds)} measured"
         marks.append(tag("circle", tag("title", title), cx=a, cy=b, r=3, class_="point"))
-    return tag(
-        "svg",
-        marks,
-        viewBox=f"0 0 {width} {height}",
-        class_="plot",
-        role="img",
-        aria_label=f"Time of an all-reduce against its size: {len(points)} measured points "
-        "and the fitted curve",
+    about = (
+        f"Time of an all-reduce against its size: {len(points)} measured points and the fitted "
+        "curve"
     )
+    return picture(marks, about, width, height, "plot")
 
 
 def _whole(text: str) -> str:

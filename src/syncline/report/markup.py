@@ -13,8 +13,10 @@ __all__ = [
     "bar",
     "embedded_json",
     "escaped",
+    "legend",
     "note",
     "section",
+    "stacked_bar",
     "table",
     "tag",
     "typeset",
@@ -147,6 +149,25 @@ def bar(*parts: tuple[float, float, str]) -> Html:
         for start, stop, css in parts
     ]
     return tag("svg", marks, viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
+
+
+def stacked_bar(parts: Iterable[tuple[float, str]], whole: float) -> Html:
+    """Return a bar of (length, class) parts, each behind the one before; ``whole`` fills it.
+
+    A part without a class takes its place, but is not drawn.
+    """
+    placed, start = [], 0.0
+    for length, css in parts:
+        if css:
+            placed.append((start / whole, (start + length) / whole, css))
+        start += length
+    return bar(*placed)
+
+
+def legend(entries: Iterable[tuple[str, str]], sample: str = "swatch") -> Html:
+    """Return what colours stand for, from (class, text) pairs, with samples of some class."""
+    items = [tag("li", tag("span", class_=f"{sample} {css}"), " ", text) for css, text in entries]
+    return tag("ul", items, class_="legend")
 
 
 def embedded_json(text: str) -> Html:

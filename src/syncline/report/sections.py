@@ -6,7 +6,18 @@ from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.chart import fit_plot
 from syncline.report.facts import NetworkFacts, PlannerRow
-from syncline.report.markup import Child, Column, Html, bar, note, section, table, tag, typeset
+from syncline.report.markup import (
+    Column,
+    Html,
+    bar,
+    legend,
+    note,
+    section,
+    stacked_bar,
+    table,
+    tag,
+    typeset,
+)
 from syncline.report.summary import Summary
 from syncline.report.verdict import figure_text
 
@@ -275,15 +286,8 @@ def profile_section(_: Bundle, summary: Summary) -> Html | None:
     profile = summary.profile
     if profile is None:
         return None
-    total_s = profile.computation_s or 1.0
-    parts: list[tuple[float, float, str]] = []
-    legend: list[Child] = []
-    clock_s = 0.0
-    for phase, seconds in profile.phases_s.items():
-        parts.append((clock_s / total_s, (clock_s + seconds) / total_s, f"k-{phase}"))
-        clock_s += seconds
-        name = typeset(f" {phase} {units.duration(seconds)}")
-        legend.append(tag("li", tag("span", class_=f"swatch k-{phase}"), name))
+    phases = profile.phases_s.items()
+    parts = [(seconds, f"k-{phase}") for phase, seconds in phases]
     workers = units.counted(profile.workers, "worker")
     iterations = units.counted(profile.iterations, "iteration")
     operations = units.counted(profile.operations, "operation")
@@ -297,8 +301,8 @@ def profile_section(_: Bundle, summary: Summary) -> Html | None:
         "profile",
         "What was profiled",
         tag("p", typeset(text)),
-        tag("div", bar(*parts), class_="phases"),
-        tag("ul", legend, class_="legend"),
+        tag("div", stacked_bar(parts, profile.computation_s or 1.0), class_="phases"),
+        legend((f"k-{phase}", typeset(f"{phase} {units.duration(s)}")) for phase, s in phases),
     )
 
 

@@ -34,6 +34,7 @@ __all__ = [
 
 LIMIT = 12
 """Rows of the tables that could be long, so that a file takes no more than a screen."""
+MOST_POINTS = 20
 BAR_COLUMNS = 56
 SHADES = " ░▒▓█"
 
@@ -79,7 +80,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     )
 
 
-def profile_table(profile: Profile, *, limit: int = LIMIT) -> RenderableType:
+def profile_table(profile: Profile) -> RenderableType:
     """Return what was profiled, the time of each phase and the largest gradients."""
     phases = dict.fromkeys(operation.phase for operation in profile.operations)
     pairs = [
@@ -101,17 +102,17 @@ def profile_table(profile: Profile, *, limit: int = LIMIT) -> RenderableType:
     largest = sorted(enumerate(profile.gradients), key=lambda pair: -pair[1].size_bytes)
     cells = [
         (g.name, units.size(g.size_bytes), g.dtype, units.duration(ready_s[index]))
-        for index, g in largest[:limit]
+        for index, g in largest[:LIMIT]
     ]
     return Group(
         terminal.title(f"Profile of {profile.model}"),
         terminal.facts(pairs),
         terminal.below(terminal.table(("largest gradients", "size", "dtype", "ready at"), cells)),
-        *terminal.left_out(len(profile.gradients) - limit, "gradient"),
+        *terminal.left_out(len(profile.gradients) - LIMIT, "gradient"),
     )
 
 
-def network_table(network: Network, *, limit: int = 20) -> RenderableType:
+def network_table(network: Network) -> RenderableType:
     """Return the terms of the cost, and the measured points beside the fitted curve."""
     facts = network_facts(network)
     pairs = [
@@ -138,14 +139,14 @@ def network_table(network: Network, *, limit: int = 20) -> RenderableType:
             units.duration(p.fitted_s),
             "" if p.error is None else units.percent(p.error, signed=True),
         )
-        for p in facts.points[:limit]
+        for p in facts.points[:MOST_POINTS]
     ]
     columns = ("size", "measured", "fitted", "error")
     return Group(
         terminal.title(f"Network {network.name}"),
         terminal.facts(pairs),
         *([terminal.below(terminal.table(columns, cells, left=frozenset()))] if cells else ()),
-        *terminal.left_out(len(facts.points) - limit, "point"),
+        *terminal.left_out(len(facts.points) - MOST_POINTS, "point"),
     )
 
 
@@ -170,7 +171,7 @@ def plan_table(plan: Plan, *, limit: int = 25) -> RenderableType:
     )
 
 
-def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
+def timeline_table(timeline: Timeline) -> RenderableType:
     """Return a picture of the lanes in characters, the totals and the longest spans."""
     facts = timeline_facts(timeline)
     end_ns = max([timeline.iteration_ns, *(span.stop_ns for span in timeline.spans)])
@@ -184,7 +185,7 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
             units.duration((span.stop_ns - span.start_ns) / 1e9),
             "" if span.size_bytes is None else units.size(span.size_bytes),
         )
-        for span in longest[:limit]
+        for span in longest[:LIMIT]
     ]
     waits = []
     if timeline.records_waits:
@@ -208,7 +209,7 @@ def timeline_table(timeline: Timeline, *, limit: int = LIMIT) -> RenderableType:
         terminal.below(
             terminal.table(("longest spans", "kind", "start", "duration", "size"), cells)
         ),
-        *terminal.left_out(len(longest) - limit, "span"),
+        *terminal.left_out(len(longest) - LIMIT, "span"),
     )
 
 
@@ -224,7 +225,7 @@ def _shaded(row: Row, end_ns: int) -> str:
     return "".join(SHADES[min(-int(-share * 4 // 1), 4)] for share in busy)
 
 
-def run_table(run: Run, *, limit: int = LIMIT) -> RenderableType:
+def run_table(run: Run) -> RenderableType:
     """Return what the run measured, decided and reached."""
     pairs = [
         ("model", f"{run.model}, {units.counted(run.workers, 'worker')}, {run.backend}"),
@@ -243,11 +244,11 @@ def run_table(run: Run, *, limit: int = LIMIT) -> RenderableType:
     ):
         if rate is None and predicted_s is None:
             continue
-        measured = units.with_noise(rate.iteration_s, rate.noise_s) if rate else "not measured"
+        measured = "not measured"
+        if rate is not None:
+            measured = f"{units.with_noise(rate.iteration_s, rate.noise_s)} an iteration"
         predicted = f", predicted {units.duration(predicted_s, 4)}" if predicted_s else ""
-        pairs.append(
-            (name, f"{measured} an iteration{predicted}" if rate else measured + predicted)
-        )
+        pairs.append((name, measured + predicted))
     if run.prediction_error is not None:
         pairs.append(("prediction", f"{units.percent(run.prediction_error, signed=True)} off"))
     if run.overhead_iterations is not None:
@@ -260,14 +261,14 @@ def run_table(run: Run, *, limit: int = LIMIT) -> RenderableType:
     pairs += [(name, units.plain(value)) for name, value in run.results.items()]
     events = terminal.table(
         ("iteration", "event"),
-        [(str(event.iteration), event.text) for event in run.events[-limit:]],
+        [(str(event.iteration), event.text) for event in run.events[-LIMIT:]],
         left=frozenset({1}),
     )
     return Group(
         terminal.title(f"Run of {run.model}"),
         terminal.facts(pairs),
         *([terminal.below(events)] if run.events else ()),
-        *terminal.left_out(len(run.events) - limit, "earlier event"),
+        *terminal.left_out(len(run.events) - LIMIT, "earlier event"),
     )
 
 

@@ -10,18 +10,10 @@ import msgspec
 from syncline.model.timeline import Row, Span, SpanKind, Timeline, exposed_intervals, rows
 from syncline.report import units
 from syncline.report.bundle import Bundle
-from syncline.report.markup import Column, Html, embedded_json, note, table, tag
+from syncline.report.markup import Column, Html, embedded_json, legend, note, table, tag
 from syncline.report.summary import Summary, timeline_facts
 
-__all__ = [
-    "KINDS",
-    "kinds_of",
-    "span_table",
-    "static_picture",
-    "timeline_data",
-    "timelines_section",
-]
-
+__all__ = ["KINDS", "timeline_data", "timelines_section"]
 
 KINDS: dict[str, str] = {
     "data": "reading data",
@@ -42,12 +34,6 @@ MOST_LISTED = 1000
 """Spans of one timeline in the table."""
 
 ROW, GAP, LEAD, STRIP = 22, 4, 3, 5
-
-
-def kinds_of(timelines: Sequence[Timeline]) -> list[str]:
-    """Return the kinds that occur, in the order of an iteration."""
-    present = {span.kind for timeline in timelines for span in timeline.spans}
-    return [kind for kind in KINDS if kind in present]
 
 
 def _describe(timeline: Timeline) -> list[str]:
@@ -92,14 +78,14 @@ def _row_data(row: Row, kinds: list[str]) -> dict[str, Any]:
     }
 
 
-def static_picture(timelines: Sequence[Timeline]) -> Html:
+def _static_picture(timelines: Sequence[Timeline]) -> Html:
     """Return the whole timelines as plain SVG on one axis, for readers without scripts."""
-    end_ns = max(max(_end_ns(timeline) for timeline in timelines), 1)
+    ends_ns = (
+        max((span.stop_ns for span in timeline.spans), default=0) or timeline.iteration_ns
+        for timeline in timelines
+    )
+    end_ns = max(1, *ends_ns)
     return tag("div", [_static(timeline, end_ns) for timeline in timelines], class_="static")
-
-
-def _end_ns(timeline: Timeline) -> int:
-    return max((span.stop_ns for span in timeline.spans), default=0) or timeline.iteration_ns
 
 
 def _static(timeline: Timeline, end_ns: int) -> Html:
@@ -141,7 +127,7 @@ def _rect(start: int, stop: int, y: int, height: int, css: str, scale: float) ->
     )
 
 
-def span_table(timeline: Timeline) -> Html:
+def _span_table(timeline: Timeline) -> Html:
     """Return the spans as a table in order of time; the longest if there are very many."""
     longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)[:MOST_LISTED]
     listed = sorted(longest, key=lambda s: (s.start_ns, s.stop_ns))
@@ -199,11 +185,7 @@ def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
     timelines = bundle.timelines()
     if not timelines:
         return None
-    title = (
-        "One iteration, predicted and measured"
-        if len(timelines) == 2
-        else (f"One iteration, {timelines[0].source}")
-    )
+    title = f"One iteration, {' and '.join(timeline.source for timeline in timelines)}"
     buttons = [
         tag("button", sign, type="button", data_do=action, aria_label=label, title=label)
         for action, sign, label in BUTTONS
@@ -225,10 +207,10 @@ def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
             ),
             class_="above",
         ),
-        tag("ul", _legend(timelines), class_="legend"),
+        _legend(timelines),
         tag(
             "div",
-            static_picture(timelines),
+            _static_picture(timelines),
             id="chart",
             class_="chart",
             tabindex=0,
@@ -245,17 +227,18 @@ def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
         tag(
             "details",
             tag("summary", "The spans as a table"),
-            [span_table(timeline) for timeline in timelines],
+            [_span_table(timeline) for timeline in timelines],
         ),
         id="timelines",
     )
 
 
-def _legend(timelines: Sequence[Timeline]) -> list[Html]:
-    kinds = kinds_of(timelines)
-    entries = [(f"k-{kind}", KINDS[kind]) for kind in kinds]
-    if any(s.ready_ns is not None for timeline in timelines for s in timeline.spans):
+def _legend(timelines: Sequence[Timeline]) -> Html:
+    spans = [span for timeline in timelines for span in timeline.spans]
+    present = {span.kind for span in spans}
+    entries = [(f"k-{kind}", text) for kind, text in KINDS.items() if kind in present]
+    if any(span.ready_ns is not None for span in spans):
         entries.append(("lead", "a message is ready and not yet sent"))
-    if "message" in kinds:
+    if "message" in present:
         entries.append(("exposed", "exposed: a message is under way, nothing computes"))
-    return [tag("li", tag("span", class_=f"swatch {css}"), " ", text) for css, text in entries]
+    return legend(entries)

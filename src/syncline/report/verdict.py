@@ -13,16 +13,7 @@ from syncline.report.bundle import Bundle
 from syncline.report.facts import KeyFigure, Verdict, number
 from syncline.report.whatif_words import notable_settings, setting_text
 
-__all__ = [
-    "KeyFigure",
-    "Verdict",
-    "figure_text",
-    "key_figures",
-    "verdict",
-    "what_if_figures",
-    "what_if_verdict",
-]
-
+__all__ = ["KeyFigure", "Verdict", "figure_text", "key_figures", "verdict"]
 
 RESULTS_SHOWN = 2
 """Results of the training among the key figures; all of them are in report.json."""
@@ -82,7 +73,7 @@ def verdict(bundle: Bundle) -> Verdict:
     if bundle.run:
         return _verdict_on_run(bundle.run, bundle.comparison)
     if bundle.what_if:
-        return what_if_verdict(bundle.what_if)
+        return _verdict_on_what_if(bundle.what_if)
     if bundle.comparison:
         return _verdict_on_comparison(bundle.comparison)
     if bundle.profile:
@@ -185,7 +176,7 @@ def key_figures(bundle: Bundle) -> tuple[KeyFigure, ...]:
     return (
         *_measured_figures(bundle),
         *_predicted_figures(bundle),
-        *(what_if_figures(bundle.what_if) if bundle.what_if else ()),
+        *(_what_if_figures(bundle.what_if) if bundle.what_if else ()),
         *(_training_figures(bundle.run) if bundle.run else ()),
     )
 
@@ -293,7 +284,7 @@ def _training_figures(run: Run) -> list[KeyFigure]:
     return figures
 
 
-def what_if_verdict(what_if: WhatIf) -> Verdict:
+def _verdict_on_what_if(what_if: WhatIf) -> Verdict:
     """Return what limits the chosen point, and what would lift the limit."""
     said, _, remedy = what_if.bottleneck.sentence.partition("; ")
     setting = what_if.chosen.setting
@@ -304,7 +295,7 @@ def what_if_verdict(what_if: WhatIf) -> Verdict:
     )
 
 
-def what_if_figures(what_if: WhatIf) -> tuple[KeyFigure, ...]:
+def _what_if_figures(what_if: WhatIf) -> tuple[KeyFigure, ...]:
     """Return the figures of the chosen point."""
     point, best = what_if.chosen, what_if.chosen.of(what_if.bottleneck.planner)
     workers = units.counted(point.setting.workers, "worker")

@@ -11,7 +11,7 @@ from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
 from syncline.report.chart import Axis, Bar, Line, Mark, bar_chart, line_chart
-from syncline.report.markup import Html, note, tag, typeset
+from syncline.report.markup import Html, legend, note, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
@@ -83,7 +83,7 @@ class Panel:
 
     def value_text(self, value: float) -> str:
         """Return a value of the axis as people read it."""
-        return value_text(self.axis, round(value) if self.axis == "workers" else value)
+        return value_text(self.axis, value)
 
     def crossings(self) -> list[Crossing]:
         """Return the crossings on this panel of planners that lead somewhere, in order."""
@@ -182,7 +182,7 @@ def _panel(panel: Panel) -> list[Html | None]:
     groups, crossings = panel.groups(), panel.crossings()
     first = _speed_up if panel.axis == "workers" else _iteration
     return [
-        tag("ul", _legend(groups), class_="legend"),
+        _legend(groups),
         tag(
             "div",
             first(panel, groups),
@@ -195,11 +195,10 @@ def _panel(panel: Panel) -> list[Html | None]:
     ]
 
 
-def _legend(groups: Sequence[PlannerGroup]) -> list[Html]:
+def _legend(groups: Sequence[PlannerGroup]) -> Html:
     coloured = [(group.css, group.names) for group in groups if group.css != "pale"]
     pale = ", ".join(group.names for group in groups if group.css == "pale")
-    entries = [*coloured, ("pale", pale)] if pale else coloured
-    return [tag("li", tag("span", class_=f"stroke {css}"), " ", names) for css, names in entries]
+    return legend([*coloured, ("pale", pale)] if pale else coloured, "stroke")
 
 
 # --- the charts ---

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from syncline.model.whatif import Bottleneck, PathPart, Point, WhatIf
+from syncline.model.whatif import Bottleneck, PathPart, Point
 from syncline.report import units
 from syncline.report.bundle import Bundle
-from syncline.report.markup import Child, Column, Html, bar, note, section, table, tag, typeset
+from syncline.report.markup import (
+    Child,
+    Column,
+    Html,
+    legend,
+    note,
+    section,
+    stacked_bar,
+    table,
+    tag,
+    typeset,
+)
 from syncline.report.summary import Summary
 from syncline.report.timelines import KINDS
 from syncline.report.whatif_curves import axis_section
@@ -38,7 +49,7 @@ def path_section(bundle: Bundle, _: Summary) -> Html | None:
         return None
     found = what_if.bottleneck
     whole_s = sum(part.time_s for part in found.path) or 1.0
-    by_kind = found.by_kind()
+    setting = what_if.chosen.setting
     longest = sorted(found.path, key=lambda part: -part.time_s)[:LONGEST]
     columns = [
         Column(title="Longest on the path", css="name"),
@@ -61,41 +72,27 @@ def path_section(bundle: Bundle, _: Summary) -> Html | None:
         note(
             "The chain of tasks that each began the moment the one before ended: only what is on "
             f"it can shorten the iteration. One iteration of {found.planner} in the steady state, "
-            f"{_place(what_if)}, from left to right."
+            f"{setting_text(setting, notable_settings(setting))}, from left to right."
         ),
         tag("div", _path_bar(found, whole_s), class_="phases"),
-        tag(
-            "ul",
-            [
-                tag(
-                    "li",
-                    tag("span", class_=f"swatch {_css(kind)}"),
-                    typeset(
-                        f" {_kind(kind)} {units.duration(seconds)}, "
-                        f"{units.percent(seconds / whole_s)}"
-                    ),
-                )
-                for kind, seconds in by_kind.items()
-                if seconds > 0
-            ],
-            class_="legend",
+        legend(
+            (
+                _css(kind),
+                typeset(
+                    f"{_kind(kind)} {units.duration(seconds)}, {units.percent(seconds / whole_s)}"
+                ),
+            )
+            for kind, seconds in found.by_kind().items()
+            if seconds > 0
         ),
         table(columns, cells, caption="Longest parts of the critical path"),
     )
 
 
 def _path_bar(found: Bottleneck, whole_s: float) -> Html:
-    parts = list(found.path)
-    if len(parts) > MOST_DRAWN:
-        shortest = sorted(part.time_s for part in parts)[-MOST_DRAWN]
-        parts = [part for part in parts if part.time_s >= shortest]
-    drawn, clock_s = [], 0.0
-    kept = {id(part) for part in parts}
-    for part in found.path:
-        if id(part) in kept:
-            drawn.append((clock_s / whole_s, (clock_s + part.time_s) / whole_s, _css(part.kind)))
-        clock_s += part.time_s
-    return bar(*drawn)
+    shortest_s = min(sorted(part.time_s for part in found.path)[-MOST_DRAWN:])
+    parts = ((p.time_s, _css(p.kind) if p.time_s >= shortest_s else "") for p in found.path)
+    return stacked_bar(parts, whole_s)
 
 
 def _css(kind: str) -> str:
@@ -108,11 +105,6 @@ def _kind(kind: str) -> str:
 
 def _label(part: PathPart) -> str:
     return part.label if part.rank is None else f"{part.label} (rank {part.rank})"
-
-
-def _place(what_if: WhatIf) -> str:
-    setting = what_if.chosen.setting
-    return setting_text(setting, notable_settings(setting))
 
 
 def points_section(bundle: Bundle, _: Summary) -> Html | None:
@@ -181,9 +173,5 @@ def points_section(bundle: Bundle, _: Summary) -> Html | None:
 
 def _split_bar(point: Point, longest_s: float) -> Html:
     split = point.split(point.best)
-    parts, clock_s = [], 0.0
-    for field, part in PARTS.items():
-        seconds = getattr(split, field)
-        parts.append((clock_s / longest_s, (clock_s + seconds) / longest_s, part.css))
-        clock_s += seconds
-    return bar(*parts)
+    parts = ((getattr(split, field), part.css) for field, part in PARTS.items())
+    return stacked_bar(parts, longest_s)

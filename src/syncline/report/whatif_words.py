@@ -87,9 +87,12 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
         "bandwidth",
         lambda value: "as is" if value is None else bandwidth(value),
     ),
-    "workers": ("workers", str),
+    "workers": ("workers", lambda value: str(round(value))),
 }
-"""Setting -> its heading and how a value is written, in the order in which a sweep varies them."""
+"""Setting -> its heading and how a value is written, in the order in which a sweep varies them.
+
+Places on an axis are floats, of workers as well.
+"""
 
 
 def value_text(field: str, value: Any) -> str:
@@ -130,18 +133,11 @@ def notable_settings(setting: Setting) -> list[str]:
 
 def crossing_text(crossing: Crossing) -> str:
     """Return a crossing as a sentence without its place: ``"merge overtakes ddp"``."""
-    between = (
-        f"between {value_text(crossing.axis, _whole(crossing, crossing.before))} and "
-        f"{value_text(crossing.axis, _whole(crossing, crossing.after))}"
-    )
-    where = f"{between} workers" if crossing.axis == "workers" else between
+    before, after = (value_text(crossing.axis, end) for end in (crossing.before, crossing.after))
+    where = f"between {before} and {after}{' workers' if crossing.axis == 'workers' else ''}"
     if crossing.kind == "overtakes":
         return f"{where}, {crossing.planner} overtakes {crossing.other}"
     return f"{where}, {crossing.planner} becomes {crossing.kind}"
-
-
-def _whole(crossing: Crossing, value: float) -> float | int:
-    return round(value) if crossing.axis == "workers" else value
 
 
 def point_comparison(what_if: WhatIf, point: Point) -> Comparison:
