@@ -106,13 +106,10 @@ def format_named(name: str) -> Format:
 def read_trace(
     paths: Paths, form: Format | None = None, options: TraceOptions | None = None
 ) -> tuple[Format, Trace]:
-    """Read one trace; return its format too.
+    """Read one trace, of the given format or the one recognised; return its format too.
 
-    Args:
-        paths: its file; for formats that take several, all of them. Profiler traces may come with
-            the execution trace of the same job.
-        form: the format; None to recognise it.
-        options: see :class:`TraceOptions`.
+    ``paths`` has several files only of a format that takes several, as that of profiler traces,
+    which may come with the execution trace of the same job.
 
     Raises:
         FileError: a file cannot be read, is broken, or of no known format.
