@@ -108,8 +108,8 @@ def read_trace(
 ) -> tuple[Format, Trace]:
     """Read one trace, of the given format or the one recognised; return its format too.
 
-    ``paths`` has several files only of a format that takes several, as that of profiler traces,
-    which may come with the execution trace of the same job.
+    ``paths`` may name several files of profiler traces, one for each rank, and with them the
+    execution trace of the same job. Of other formats it names one.
 
     Raises:
         FileError: a file cannot be read, is broken, or of no known format.
