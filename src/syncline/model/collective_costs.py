@@ -43,11 +43,7 @@ __all__ = [
 
 
 def require_workers(workers: int) -> None:
-    """Check a worker count.
-
-    Raises:
-        UserError: there is no worker or an absurd number of them.
-    """
+    """Raise :class:`UserError` for no worker, or an absurd number of them."""
     if not 1 <= workers <= LARGEST_WORKERS:
         raise UserError(
             f"an all-reduce needs at least 1 and at most {LARGEST_WORKERS} workers, found {workers}"
@@ -120,11 +116,7 @@ for the minimum spanning tree, and ``halving-doubling`` its bidirectional exchan
 
 
 def line_formula(algorithm: str) -> LineFormula:
-    """Return the formula of an all-reduce algorithm whose cost is a line.
-
-    Raises:
-        UserError: the algorithm is unknown.
-    """
+    """Return the formula of an all-reduce; raise :class:`UserError` if its name is unknown."""
     require_known("all-reduce algorithm", algorithm, ALL_REDUCE_ALGORITHMS)
     return ALL_REDUCE_ALGORITHMS[algorithm]
 
@@ -283,10 +275,7 @@ def push_line(
 def pull_line(
     workers: int, alpha_s: float, beta_s_per_byte: float, *, servers: int = 1
 ) -> CostCurve:
-    """Return the cost of every worker fetching the sums: a push without adding.
-
-    Arguments and errors as for :func:`push_line`.
-    """
+    """Return the cost of every worker fetching the sums: :func:`push_line` without adding."""
     return push_line(workers, alpha_s, beta_s_per_byte, servers=servers)
 
 

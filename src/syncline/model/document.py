@@ -221,11 +221,7 @@ def _kind_of(fields: dict[str, msgspec.Raw], source: str) -> str:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` as UTF-8, as :func:`write_atomically` does.
-
-    Raises:
-        FileError: the folder does not exist or cannot be written.
-    """
+    """Write ``text`` as UTF-8; errors are those of :func:`write_atomically`."""
     write_atomically(path, text.encode())
 
 

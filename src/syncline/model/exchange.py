@@ -48,13 +48,10 @@ DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline")
 
 
 def all_reduce_curve(algorithm: str, workers: int, link: Link) -> CostCurve:
-    """Return the cost of an all-reduce over a link.
+    """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`.
 
-    Args:
-        algorithm: one of :data:`DENSE_ALGORITHMS`; the linear pipeline cuts each message into as
-            many blocks as cost least.
-        workers: how many take part; one costs nothing.
-        link: what one message between two of them costs.
+    One worker costs nothing. The linear pipeline cuts each message into as many blocks as cost
+    least.
 
     Raises:
         UserError: the algorithm is unknown, or there is no worker.
@@ -226,18 +223,14 @@ class Exchange(Value, frozen=True, kw_only=True):
 
 
 def require_exchange(algorithm: str) -> None:
-    """Check the name of an algorithm.
-
-    Raises:
-        UserError: it is none of :data:`EXCHANGES`.
-    """
+    """Raise :class:`UserError` for an algorithm that is none of :data:`EXCHANGES`."""
     require_known("all-reduce algorithm", algorithm, EXCHANGES)
 
 
 def rescaled(
     curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
 ) -> CostCurve:
-    """Return a measured curve for another exchange.
+    """Return a measured curve of the exchange ``before`` for the exchange ``after``.
 
     A formula is wrong by what it leaves out: the library's own work in each round, protocols that
     change with the size. Such work grows with the rounds and bytes that the formula counts, so what
@@ -250,12 +243,7 @@ def rescaled(
     was measured to the formula before. Selecting and merging are no part of what was measured; they
     are added as they are.
 
-    Args:
-        curve: measured, or of the formula.
-        before: what the curve is of.
-        after: what is asked for.
-        reference_bytes: a curve that is not straight counts as the line through its cost at 0 bytes
-            and at these.
+    A curve that is not straight counts as the line through its cost at 0 and ``reference_bytes``.
     """
     if before == after:
         return curve

@@ -41,13 +41,10 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     are lines of least squared *relative* error; where they begin is found exactly by dynamic
     programming over the points, and how many there are by the Bayesian information criterion.
 
-    Args:
-        points: measured sizes, at least two different ones; repeated sizes are allowed.
+    Sizes may be repeated. O(n^3) for n points.
 
     Raises:
         UserError: there are fewer than two sizes, or a time is not above zero or not finite.
-
-    O(n^3) for n points.
     """
     ordered = sorted(points, key=lambda p: p.size_bytes)
     sizes = [p.size_bytes for p in ordered]
@@ -93,12 +90,8 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     by ``CREDIBLE_GAIN``. The extra time of a message alone is the startup that the other message
     hides: its median over the sizes at which the startup is visible.
 
-    Args:
-        points: seconds a message, of messages two at a time.
-        alone: the cost of one at a time.
-
-    Raises:
-        UserError: as for :func:`fit_cost_curve`.
+    ``points`` are seconds a message, of messages two at a time; ``alone`` is the cost of one at a
+    time. Errors are those of :func:`fit_cost_curve`.
     """
     occupied = fit_cost_curve(points).curve
     largest_bytes = max(p.size_bytes for p in points)

@@ -34,22 +34,15 @@ class Link(Value, frozen=True, kw_only=True):
         b_s_per_byte: float,
         gamma_s_per_byte: float = 0.0,
     ) -> Link:
-        """Return the link over which an all-reduce costs ``a + b M``.
+        """Return the link over which an all-reduce of at least 2 workers costs ``a + b M``.
 
         Source: MG-WFBP, section 6.4, which takes a measured line to other worker counts with the
         ring. With gamma unknown leave it 0: summation is then part of beta. For the ring that makes
         no difference at any worker count, since both terms grow with ``(N - 1) / N``.
 
-        Args:
-            algorithm: which algorithm the line is of; a key of ``ALL_REDUCE_ALGORITHMS``.
-            workers: how many workers it was measured with, at least 2.
-            a_s: startup of the all-reduce.
-            b_s_per_byte: its slope.
-            gamma_s_per_byte: summation time, if known.
-
         Raises:
-            UserError: the algorithm is unknown, a single worker has no link, or summation alone
-                takes longer than the line.
+            UserError: the algorithm is no key of ``ALL_REDUCE_ALGORITHMS``, a single worker has no
+                link, or summation alone takes longer than the line.
         """
         formula = line_formula(algorithm)
         if workers < 2:

@@ -43,9 +43,8 @@ class Network(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, for fewer than one worker, a contention below 1 or above 100,
-            a measured point that cannot be, a fit error or an issue gap that is
-            negative or not finite, or an exchange that cannot be
-            (:class:`syncline.model.exchange.Exchange`).
+            a measured point that cannot be, a fit error or an issue gap that is negative or not
+            finite, or an exchange that cannot be (:class:`syncline.model.exchange.Exchange`).
     """
 
     KIND: ClassVar[str] = "network"
@@ -100,12 +99,12 @@ class Network(Document, frozen=True, kw_only=True):
                 f"found {self.contention}"
             )
         for index, point in enumerate(self.points):
+            where = f"network: points[{index}]"
             if not 0 <= point.size_bytes <= LARGEST_BYTES:
                 raise UserError(
-                    f"network: points[{index}]: a measured point of {point.size_bytes} bytes is "
-                    "not possible"
+                    f"{where}: a measured point of {point.size_bytes} bytes is not possible"
                 )
-            require_time(f"network: points[{index}]: time_s", point.time_s)
+            require_time(f"{where}: time_s", point.time_s)
         require_time("network: handing_over_s", self.issue_gap_s)
         require_exchange(self.algorithm)
         if self.link is not None:
@@ -149,17 +148,7 @@ class Network(Document, frozen=True, kw_only=True):
         sparse: SparseSpeeds | None = None,
         name: str = "link",
     ) -> Network:
-        """Return a network whose exchange costs what a formula says.
-
-        Args:
-            link: between two workers, or two hosts where there are hosts.
-            workers: how many workers in all.
-            algorithm: one of :data:`syncline.model.exchange.EXCHANGES`.
-            density: share of the elements sent, for a sparse algorithm.
-            hosts: how many hosts the workers are on; None: each on its own.
-            inside: link between two workers of one host.
-            sparse: how fast workers select and merge; a sparse algorithm's cost counts it.
-            name: what to call it.
+        """Return a network whose exchange costs what a formula says; see the fields.
 
         Raises:
             UserError: as for :class:`Network` and :class:`syncline.model.exchange.Exchange`.
@@ -171,7 +160,7 @@ class Network(Document, frozen=True, kw_only=True):
             density=density,
             hosts=hosts,
             inside=inside,
-            speeds=sparse if density is not None else None,
+            speeds=None if density is None else sparse,
         )
         whole = None if density is None else exchange.of_every_element("ring").curve()
         return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole)
@@ -235,15 +224,15 @@ class Network(Document, frozen=True, kw_only=True):
         network itself is returned.
 
         Args:
-            workers: how many workers in all; on hosts, as many on each as before.
+            workers: in all; on hosts, as many on each as before.
             bandwidth_bytes_per_s: of the link, one way; beta becomes its inverse.
-            latency_s: startup time of one message; alpha becomes it.
+            latency_s: of the link; alpha becomes it.
             algorithm: one of :data:`syncline.model.exchange.EXCHANGES`; a dense one drops the
                 density.
-            density: share of the elements sent, above 0 and at most 1. With a dense algorithm and
-                none given, the exchange becomes ``gtop-k``.
-            hosts: how many hosts the workers are on. The link is then the one between hosts.
-            inside: link between two workers of one host.
+            density: share of the elements sent. If no algorithm is given and that of the network is
+                dense, it becomes ``gtop-k``.
+            hosts: how many; the link is then the one between hosts.
+            inside: between two workers of one host.
 
         Raises:
             UserError: there is no link and none can be inferred, or the change is impossible.

@@ -151,9 +151,5 @@ class Comparison(Document, frozen=True, kw_only=True):
             raise UserError(f"comparison: chosen planner {quoted(self.chosen)} is not in the table")
 
     def of(self, planner: str) -> Prediction:
-        """Return the prediction for ``planner``.
-
-        Raises:
-            UserError: the planner is not in the table.
-        """
+        """Return the prediction for ``planner``; raise :class:`UserError` if there is none."""
         return of_planner(self.predictions, planner, "in this comparison")

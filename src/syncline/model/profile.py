@@ -105,14 +105,9 @@ class Gradient(Tensor, frozen=True, kw_only=True):
 def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
     """Check the names, types and sizes of tensors.
 
-    Args:
-        where: begins each message, and names the list: ``"profile: gradients"``.
-        kind: what one of them is called.
-        tensors: what to check.
-
     Raises:
         UserError: two share a name, one has a negative size or an unknown dtype, or they are too
-            large together.
+            large together. ``where`` names the list, ``kind`` one of them.
     """
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
@@ -265,10 +260,8 @@ class Profile(Document, frozen=True, kw_only=True):
 
         Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order, and
         whatever computes or copies waits for the batch: the data and copy operations before it.
-
-        Returns:
-            Integer nanoseconds from the start of the iteration. Each duration is rounded by itself,
-            as the simulator does it: rounded sums would differ from its clock.
+        Counted from the start of the iteration. Each duration is rounded by itself, as the
+        simulator does it: rounded sums would differ from its clock.
         """
         finish: list[int] = []
         free: dict[str, int] = {}
@@ -287,9 +280,7 @@ class Profile(Document, frozen=True, kw_only=True):
     def ready_ns(self) -> list[int]:
         """When each gradient is ready: the :meth:`finish_ns` of the operations that end them.
 
-        Returns:
-            Nanoseconds from the start of the iteration, one a gradient, non-decreasing.
-            Corresponds to ``tau_b + t_b`` of MG-WFBP, Eq. 6, from the iteration's start.
+        From the start of the iteration, non-decreasing; ``tau_b + t_b`` of MG-WFBP, Eq. 6.
         """
         finish = self.finish_ns()
         ready = (finish[gradient.ready_after] for gradient in self.gradients)

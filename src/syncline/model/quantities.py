@@ -50,11 +50,7 @@ def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
 
 
 def require_known(what: str, name: str, known: Iterable[str]) -> None:
-    """Check the name of something.
-
-    Raises:
-        UserError: it is none of ``known``; the message lists them.
-    """
+    """Raise :class:`UserError`, which lists ``known``, for a name that is none of them."""
     names = tuple(known)
     if name not in names:
         hint = did_you_mean(name, names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,6 +22,7 @@ __all__ = [
     "SpanKind",
     "Timeline",
     "busy_ns",
+    "difference",
     "exposed_intervals",
     "merged",
     "rows",
@@ -229,17 +230,24 @@ def _pack(spans: Iterable[Span]) -> list[list[Span]]:
 
 def exposed_intervals(timeline: Timeline) -> list[Interval]:
     """Return when a message is under way and nothing computes, in nanoseconds."""
-    computing = union(s for s in timeline.spans if s.kind not in NOT_COMPUTING)
+    return difference(
+        union(s for s in timeline.spans if s.kind == "message"),
+        union(s for s in timeline.spans if s.kind not in NOT_COMPUTING),
+    )
+
+
+def difference(intervals: Iterable[Interval], hidden: Sequence[Interval]) -> list[Interval]:
+    """Return what of disjoint intervals lies outside of others; both are in order."""
     exposed: list[Interval] = []
     index = 0
-    for start, stop in union(s for s in timeline.spans if s.kind == "message"):
+    for start, stop in intervals:
         clock = start
-        while index < len(computing) and computing[index][0] < stop:
-            if clock < computing[index][0]:
-                exposed.append((clock, computing[index][0]))
-            clock = max(clock, computing[index][1])
+        while index < len(hidden) and hidden[index][0] < stop:
+            if clock < hidden[index][0]:
+                exposed.append((clock, hidden[index][0]))
+            clock = max(clock, hidden[index][1])
             if clock >= stop:
-                break  # it may hide the next message too
+                break  # it may hide the next one too
             index += 1
         if clock < stop:
             exposed.append((clock, stop))

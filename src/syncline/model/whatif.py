@@ -135,11 +135,7 @@ class Point(Value, frozen=True, kw_only=True):
         return min(self.predictions, key=lambda p: (p.iteration_s, p.messages))
 
     def of(self, planner: str) -> Prediction:
-        """Return the prediction for a planner.
-
-        Raises:
-            UserError: the planner was not asked for.
-        """
+        """Return the prediction for ``planner``; raise :class:`UserError` if there is none."""
         return of_planner(self.predictions, planner, "at this point")
 
     def efficiency(self, prediction: Prediction) -> float:

@@ -35,11 +35,12 @@ from syncline.traces.trace import (
     Names,
     Trace,
     Written,
-    element_type,
+    bare_profile,
     in_file,
     in_order,
     measured_points,
     message_s,
+    sized_gradient,
 )
 
 __all__ = ["Graph", "read_chakra", "write_chakra"]
@@ -284,25 +285,15 @@ def read_foreign(graph: Graph, model: str, source: str) -> Trace:
     messages = sorted(tasks.ready, key=tasks.ready.__getitem__)
     sizes = {place: graph.nodes[place].integer("comm_size", source) for place in messages}
     names = Names()
-    gradients = []
-    for place in messages:
-        elements, dtype = element_type(sizes[place])
-        gradients.append(
-            Gradient(
-                name=names.unique(graph.nodes[place].name.partition("(")[0] or "message"),
-                elements=elements,
-                dtype=dtype,
-                ready_after=tasks.ready[place],
-            )
+    gradients = [
+        sized_gradient(
+            names.unique(graph.nodes[place].name.partition("(")[0] or "message"),
+            sizes[place],
+            ready_after=tasks.ready[place],
         )
-    profile = Profile(
-        model=model,
-        device="unknown",
-        workers=1,
-        iterations=1,
-        operations=operations,
-        gradients=tuple(gradients),
-    )
+        for place in messages
+    ]
+    profile = bare_profile(model, operations, gradients)
     points = measured_points(
         (sizes[place], graph.nodes[place].seconds(source))
         for place in messages

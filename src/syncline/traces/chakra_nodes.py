@@ -247,12 +247,7 @@ def _truncated(source: str, start: int) -> FileError:
 
 
 def read_nodes(stream: BinaryIO, source: str, wanted: Collection[str]) -> Iterator[Metadata | Node]:
-    """Yield the metadata, then each node.
-
-    Args:
-        stream: the file's bytes.
-        source: its name, for errors.
-        wanted: names of the attributes of nodes to keep.
+    """Yield the metadata, then each node, with those of its attributes that are ``wanted``.
 
     Raises:
         FileError: the file is no Chakra trace, is truncated, a message is broken, a node has no

@@ -144,13 +144,9 @@ def to_chrome_trace(
     events of one thread for nested calls and Perfetto drops those that overlap in part. Where it is
     known when messages were ready, a counter shows how many are and have not been sent.
 
-    Args:
-        timelines: any number of them; each starts at time 0.
-        profile: with ``plan``, adds the arrows of :func:`flows`.
-        plan: see ``profile``; of timelines of other plans no message is matched.
-
-    Returns:
-        JSON text: an object with ``traceEvents``, times in microseconds with three decimals.
+    Each timeline starts at time 0. A profile and a plan together add the arrows of :func:`flows`;
+    of timelines of other plans no message is matched. The JSON text is an object with
+    ``traceEvents``, times in microseconds with three decimals.
     """
     events: list[dict[str, Any]] = []
     arrows = 0

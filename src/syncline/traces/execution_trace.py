@@ -186,18 +186,12 @@ def read_execution_trace(
     return reader.finish()
 
 
-class _Found(NamedTuple):
-    order: int
-    kind: str
-    node: SizedNode | None
-
-
 class _Reader:
     def __init__(self, source: str) -> None:
         self._source = source
         self._schema: str | None = None
         self._nodes = 0
-        self._found: list[_Found] = []
+        self._found: list[tuple[int, str, SizedNode | None]] = []  # node id, kind, sizes
         self._record_ids: dict[int, SizedNode] = {}
         self._workers: int | None = None
 
@@ -224,7 +218,7 @@ class _Reader:
             raise self._broken(where, f"expected a text in 'name', found {quoted(name)}")
         where = f"{where} {name[:80]!r}"
         if name.startswith("Optimizer.step#"):
-            self._found.append(_Found(self._id(node, where), "end", None))
+            self._found.append((self._id(node, where), "end", None))
         elif name.endswith("AccumulateGrad") and not name.startswith("autograd::engine"):
             self._sized("gradient", node, where)
         elif MESSAGE.match(name):
@@ -261,8 +255,8 @@ class _Reader:
         iterations: list[TracedIteration] = []
         gradients: list[SizedNode] = []
         messages: list[SizedNode] = []
-        ordered = sorted(self._found, key=lambda found: found.order)
-        for _, kind, node in [*ordered, _Found(0, "end", None)]:
+        ordered = sorted(self._found, key=lambda found: found[0])
+        for _, kind, node in [*ordered, (0, "end", None)]:
             if node is not None:
                 (gradients if kind == "gradient" else messages).append(node)
             elif gradients or messages:
@@ -295,7 +289,7 @@ class _Reader:
         if record_id is not None:
             self._record_ids[record_id] = sized
         if kind is not None:
-            self._found.append(_Found(identity, kind, sized))
+            self._found.append((identity, kind, sized))
 
     def _id(self, node: dict[str, Any], where: str) -> int:
         value = node.get("id")

@@ -106,13 +106,10 @@ def format_named(name: str) -> Format:
 def read_trace(
     paths: Paths, form: Format | None = None, options: TraceOptions | None = None
 ) -> tuple[Format, Trace]:
-    """Read one trace; return its format too.
+    """Read one trace, of the given format or the one recognised; return its format too.
 
-    Args:
-        paths: its file; for formats that take several, all of them. Profiler traces may come with
-            the execution trace of the same job.
-        form: the format; None to recognise it.
-        options: see :class:`TraceOptions`.
+    ``paths`` may name several files of profiler traces, one for each rank, and with them the
+    execution trace of the same job. Of other formats it names one.
 
     Raises:
         FileError: a file cannot be read, is broken, or of no known format.

@@ -27,7 +27,6 @@ from syncline.traces.kineto_events import KinetoEvents, read_events
 from syncline.traces.kineto_profile import (
     TracedExchange,
     exchange_of,
-    make_plan,
     make_profile,
     make_timeline,
     same_shape,
@@ -104,8 +103,10 @@ class KinetoTrace(NamedTuple):
         Raises:
             UserError: as :meth:`profile`.
         """
-        exchange = self._exchange(self._chosen(None)[0])
-        return make_plan(self.profile(), exchange, self.workers or 1)
+        last = self._exchange(self._chosen(None)[0]).last_of_message
+        if not last:
+            return None
+        return Plan.merging("as traced", self.profile(), self.workers or 1, last)
 
     def network(self) -> Network:
         """Return what the messages of the trace cost; see :meth:`Trace.network`."""
@@ -164,9 +165,9 @@ def read_kineto(
 
     Args:
         paths: a trace file, or one file for each rank.
-        step: only this ``ProfilerStep``; None for all.
+        step: the only ``ProfilerStep`` to read.
         execution_trace: of the same job, to give operators the sizes that the profiler left out.
-        progress: called with how far the reading of the current file is.
+        progress: told about each file by itself.
 
     Raises:
         FileError: a file cannot be read or is no usable profiler trace.

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from syncline.model.profile import Resource
-from syncline.model.timeline import Interval, merged
+from syncline.model.timeline import Interval, difference, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
     EVALUATE,
@@ -84,8 +84,11 @@ class _Cutter:
         self._queued_until_ns = outline.start_ns
         self._first_kernel = False
         self._forward: list[tuple[int, int]] = []  # (end or launch, task)
-        self._in_flight = merged((c.start_ns, c.stop_ns) for c in collectives)
-        self._busy = merged((op.start_ns, op.stop_ns) for op in outline.outermost)
+        # When messages were under way and no operator ran.
+        self._gaps = difference(
+            merged((c.start_ns, c.stop_ns) for c in collectives),
+            merged((op.start_ns, op.stop_ns) for op in outline.outermost),
+        )
         self._producers = [
             (op.start_ns, op.sequence)
             for op in outline.ops
@@ -135,12 +138,8 @@ class _Cutter:
         """Add the host's work from the last cut to ``at_ns``, even if no time passed.
 
         So a step in which two events fall on one tick of the clock has the same structure as the
-        others.
-
-        Args:
-            at_ns: where it ends.
-            after: device tasks that it waited for.
-            spent_ns: how much of that time was work; None for all of it.
+        others. ``after`` are device tasks that it waited for; ``spent_ns`` is how much of that time
+        was work, if not all.
         """
         start = self._cursor_ns
         at_ns = max(at_ns, start)
@@ -164,11 +163,11 @@ class _Cutter:
         Only where computation and exchange both run on the host: there, a thread that waits for a
         message shows as a gap.
         """
-        if self._on_device or not self._in_flight or start < self._step.backward_ns:
+        if self._on_device or not self._gaps or start < self._step.backward_ns:
             return 0
-        if not self._collectives or stop <= max(c.launch_ns for c in self._collectives):
+        if stop <= max(c.launch_ns for c in self._collectives):
             return 0
-        return uncovered_ns(self._in_flight, start, stop, self._busy)
+        return _overlap_ns(self._gaps, start, stop)
 
     def _load(self, op: HostOp) -> None:
         """Add the reading of a batch."""
@@ -256,7 +255,6 @@ class _Cutter:
         return len(self._tasks) - 1
 
     def _after_host(self) -> tuple[int, ...]:
-        """Return the host's work so far as what a task waits for."""
         return (self._last_host,) if self._last_host >= 0 else ()
 
     def _point(self, name: str, at_ns: int) -> int:
@@ -439,20 +437,8 @@ def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
     return moved
 
 
-def uncovered_ns(spans: Sequence[Interval], start: int, stop: int, but: Sequence[Interval]) -> int:
-    """Return how much of ``[start, stop)`` lies in ``spans`` and not in ``but``, both merged."""
-    return sum(
-        b - a - sum(d - c for c, d in _within(but, a, b)) for a, b in _within(spans, start, stop)
-    )
-
-
-def _within(spans: Sequence[Interval], start: int, stop: int) -> list[Interval]:
-    """Return the parts of merged ``spans`` in ``[start, stop)``."""
-    index = max(bisect.bisect_right(spans, start, key=lambda s: s[0]) - 1, 0)
-    found = []
-    while index < len(spans) and spans[index][0] < stop:
-        a, b = spans[index]
-        if b > start:
-            found.append((max(a, start), min(b, stop)))
-        index += 1
-    return found
+def _overlap_ns(spans: Sequence[Interval], start: int, stop: int) -> int:
+    """Return how much of ``[start, stop)`` lies in disjoint spans, which are in order."""
+    first = bisect.bisect_right(spans, start, key=lambda s: s[1])
+    end = bisect.bisect_left(spans, stop, key=lambda s: s[0])
+    return sum(min(b, stop) - max(a, start) for a, b in spans[first:end])

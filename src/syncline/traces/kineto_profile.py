@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from syncline.errors import UserError
-from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
@@ -22,7 +21,6 @@ from syncline.traces.kineto_steps import ReadyPoint, StepTasks, TracedTask, elem
 __all__ = [
     "TracedExchange",
     "exchange_of",
-    "make_plan",
     "make_profile",
     "make_timeline",
     "same_shape",
@@ -302,13 +300,6 @@ def _merge_by(
         if task.resource == leading:
             before = task
     return merged, place
-
-
-def make_plan(profile: Profile, exchange: TracedExchange, workers: int) -> Plan | None:
-    """Return the messages that were exchanged, or None if there were none."""
-    if not exchange.last_of_message:
-        return None
-    return Plan.merging("as traced", profile, workers, exchange.last_of_message)
 
 
 def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:

@@ -137,10 +137,7 @@ def _trace(rows: list[_Row], iterations: int, source: str) -> Trace:
 def write_layer_table(profile: Profile, network: Network | None = None) -> Written:
     """Write a profile as one iteration of the table.
 
-    Args:
-        profile: its times are in the table whatever they are: medians, for a measured profile.
-        network: gives the ``Comm.`` column: the measured time of a message of exactly the layer's
-            bytes where there is one, else the curve's. Without it the column is 0.
+    The network gives the ``Comm.`` column, see :func:`message_s`; without it the column is 0.
 
     Raises:
         UserError: the profile has nothing that a layer could be made of.

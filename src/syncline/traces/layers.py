@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from syncline.errors import UserError
 from syncline.model.profile import Gradient, Operation, Phase, Profile
-from syncline.traces.trace import Names, element_type
+from syncline.traces.trace import Names, bare_profile, sized_gradient
 
 __all__ = ["MOST_LAYERS", "Layer", "LayerTable", "layers_of", "profile_of"]
 
@@ -73,30 +73,15 @@ def profile_of(
         ready = add(f"{layer.name} backward", "backward", layer.weight_s, own, *before)
         before = [ready]
         if layer.gradient_bytes:
-            elements, dtype = element_type(layer.gradient_bytes)
-            gradients.append(
-                Gradient(
-                    name=names.unique(layer.name),
-                    elements=elements,
-                    dtype=dtype,
-                    ready_after=ready,
-                    needed_by=own,
-                )
-            )
+            name, size_bytes = names.unique(layer.name), layer.gradient_bytes
+            gradients.append(sized_gradient(name, size_bytes, ready_after=ready, needed_by=own))
         if layer.input_s > 0:
             before = [add(f"{layer.name} backward, input", "backward", layer.input_s, own, ready)]
         if layer.update_s > 0:
             updates.append((layer, ready))
     for layer, ready in updates:
         add(f"{layer.name} update", "update", layer.update_s, ready)
-    return Profile(
-        model=model,
-        device="unknown",
-        workers=1,
-        iterations=iterations,
-        operations=tuple(operations),
-        gradients=tuple(gradients),
-    )
+    return bare_profile(model, operations, gradients, iterations=iterations)
 
 
 def layers_of(profile: Profile) -> LayerTable:

@@ -22,7 +22,7 @@ from pathlib import Path
 from syncline.errors import FileError, quoted
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
-from syncline.traces.trace import Trace, element_type, in_file, in_order, number
+from syncline.traces.trace import Trace, bare_profile, in_file, in_order, number, sized_gradient
 
 __all__ = ["is_pipedream", "read_pipedream"]
 
@@ -186,22 +186,8 @@ def _profile(order: list[_Node], model: str) -> Profile:
             )
         )
         # Sizes are averages that the profiler prints with decimals; half an element is rounding.
-        elements, dtype = element_type(node.parameter_bytes // 4 * 4)
-        if elements:
-            gradients.append(
-                Gradient(
-                    name=f"{node.name} {node.kind}",
-                    elements=elements,
-                    dtype=dtype,
-                    ready_after=backward[node.name],
-                    needed_by=own,
-                )
-            )
-    return Profile(
-        model=model,
-        device="unknown",
-        workers=1,
-        iterations=1,
-        operations=tuple(operations),
-        gradients=tuple(gradients),
-    )
+        size_bytes = node.parameter_bytes // 4 * 4
+        if size_bytes:
+            name, ready = f"{node.name} {node.kind}", backward[node.name]
+            gradients.append(sized_gradient(name, size_bytes, ready_after=ready, needed_by=own))
+    return bare_profile(model, operations, gradients)

@@ -49,11 +49,7 @@ def open_trace(
 ) -> Iterator[BinaryIO]:
     """Open a trace for reading, unpacked if it is a gzip file (recognised by its content).
 
-    Yields a buffered binary stream. Errors while reading it are a :class:`FileError` as well.
-
-    Args:
-        path: the file; a pipe works too.
-        progress: called with how far the reading is, about once a mebibyte.
+    Yields a buffered binary stream; a pipe works too. ``progress`` is called about once a mebibyte.
 
     Raises:
         FileError: the file is missing, empty, no file, cannot be read, or, while it is being read,
@@ -163,11 +159,8 @@ def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Ite
     Linear in the file; holds one chunk and one element. Bytes that are not UTF-8 become U+FFFD:
     they occur in names, which are only shown.
 
-    Args:
-        stream: the file's bytes, UTF-8.
-        source: the file's name, for errors.
-        arrays: top-level members whose arrays are yielded element by element, as is a file that is
-            itself one array; every other member is yielded whole.
+    The arrays of the top-level members ``arrays`` are yielded element by element, as is a file that
+    is itself one array; every other member is yielded whole.
 
     Raises:
         FileError: the file is no JSON object or array, is broken or truncated, is nested too

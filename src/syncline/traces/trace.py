@@ -18,7 +18,7 @@ from syncline.errors import FileError, UserError, quoted
 from syncline.model.fit import fit_cost_curve
 from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
-from syncline.model.profile import Profile
+from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.model.timeline import Timeline
 
@@ -26,12 +26,14 @@ __all__ = [
     "Names",
     "Trace",
     "Written",
+    "bare_profile",
     "element_type",
     "in_file",
     "in_order",
     "measured_points",
     "message_s",
     "number",
+    "sized_gradient",
 ]
 
 MOST_POINTS = 48
@@ -170,15 +172,36 @@ def element_type(size_bytes: int) -> tuple[int, str]:
     raise UserError(f"a gradient of {size_bytes} bytes holds no whole number of elements")
 
 
-def number(text: str, what: str, where: str, *, unit_s: float | None = None) -> float:
-    """Read a number that is not negative.
+def sized_gradient(
+    name: str, size_bytes: int, *, ready_after: int, needed_by: int | None = None
+) -> Gradient:
+    """Return a gradient of which only the bytes are known; see :func:`element_type`."""
+    elements, dtype = element_type(size_bytes)
+    return Gradient(
+        name=name, elements=elements, dtype=dtype, ready_after=ready_after, needed_by=needed_by
+    )
 
-    Args:
-        text: as the file has it.
-        what: what it is, for the message.
-        where: the file and the line.
-        unit_s: for times, the seconds of one unit; the result is in seconds and is checked to be
-            no longer than an iteration may take. For bytes None.
+
+def bare_profile(
+    model: str,
+    operations: Iterable[Operation],
+    gradients: Iterable[Gradient],
+    *,
+    iterations: int = 1,
+) -> Profile:
+    """Return the profile of a trace that tells neither the device nor the workers."""
+    return Profile(
+        model=model,
+        device="unknown",
+        workers=1,
+        iterations=iterations,
+        operations=tuple(operations),
+        gradients=tuple(gradients),
+    )
+
+
+def number(text: str, what: str, where: str, *, unit_s: float | None = None) -> float:
+    """Read a number of bytes, or of seconds where ``unit_s`` gives the seconds of one unit.
 
     Raises:
         FileError: it is no number, negative, not finite or absurdly large.
@@ -222,11 +245,8 @@ class Names:
 def in_order(count: int, inputs: Iterable[Iterable[int]]) -> list[int]:
     """Return nodes in topological order, otherwise as listed; those behind a cycle are left out.
 
+    ``inputs`` has, for each node, the indices of those it waits for, in which one may come twice.
     O((n + m) log n) for n nodes and m inputs.
-
-    Args:
-        count: how many nodes there are.
-        inputs: for each node the indices of those it waits for; an index may come twice.
     """
     waiting = array("q", bytes(8 * count))
     followers: list[array[int]] = [array("q") for _ in range(count)]
