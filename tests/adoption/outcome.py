@@ -17,10 +17,11 @@ from tests.parallel.overlap.overlap_plans import Style, plan_of
 def planned(module: nn.Module) -> dict[str, Any]:
     """Return arguments with a plan whose messages go on under the next forward pass.
 
-    It runs from the third step on. Clipping gets its norm from the reduce-scatters.
+    It runs from the third step on. Messages begin late, so that they are still under way after the
+    step. Clipping gets its norm from the reduce-scatters.
     """
     order = [name for name, _ in module.named_parameters()][::-1]
-    style = Style(piece_elements=4000, halves=True, norm="2")
+    style = Style(piece_elements=4000, halves=True, norm="2", delay_s=0.004)
     return {"plan": plan_of(module, order, 2, style), "check": False}
 
 

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from syncline.integrations.accelerate import SynclineKwargs
 from tests.adoption.outcome import Overlapping, planned, write
-from tests.parallel.overlap.overlap_rig import holding
 
 WIDTH = 48
 
@@ -38,6 +37,7 @@ def main(kind: str, which: str, folder: str) -> None:
             optimizer.zero_grad()
         if number == 61 and kind == "saved":
             accelerator.save_state(folder + "/state")
+            accelerator.wait_for_everyone()
             accelerator.load_state(folder + "/state")
     write(
         folder,
@@ -51,5 +51,4 @@ def main(kind: str, which: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with holding(0.0):
-        main(*sys.argv[1:])
+    main(*sys.argv[1:])

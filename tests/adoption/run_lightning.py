@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from syncline.integrations.lightning import SynclineStrategy
 from tests.adoption.outcome import Overlapping, planned, write
-from tests.parallel.overlap.overlap_rig import holding
 
 WIDTH = 48
 
@@ -122,5 +121,4 @@ def main(kind: str, which: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with holding(0.0):
-        main(*sys.argv[1:])
+    main(*sys.argv[1:])

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.parallel.ddp import DistributedDataParallel
@@ -52,6 +53,18 @@ class SynclineStrategy(DDPStrategy):
         super().configure_ddp()
         assert isinstance(self.model, TorchDDP)
         DistributedDataParallel.convert(self.model, **self._options)
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Prepare a backward pass; in manual optimization the forward pass could not."""
+        super().pre_backward(closure_loss)
+        module, model = self.lightning_module, self.model
+        assert module is not None
+        if (
+            isinstance(model, DistributedDataParallel)
+            and model.require_backward_grad_sync
+            and not module.automatic_optimization
+        ):
+            model.expect_backward(closure_loss)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log what is known of the last steps."""

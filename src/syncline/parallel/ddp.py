@@ -295,6 +295,20 @@ class DistributedDataParallel(TorchDDP):
         if self._counts():
             runner.output(output)
 
+    def expect_backward(self, loss: torch.Tensor) -> None:
+        """Prepare a backward pass whose gradients are exchanged though its forward pass said no.
+
+        For frameworks that switch ``require_backward_grad_sync`` off in the forward pass and
+        prepare torch's reducer right before ``backward()``.
+
+        Args:
+            loss: what ``backward`` is called on.
+        """
+        if self._runner is not None:
+            self._reducer_buckets.expect()
+            if self._counts():
+                self._runner.output(loss)
+
     @disable_dynamo
     def _break_forward_off(self) -> None:
         deferral = self._deferral()

@@ -51,6 +51,11 @@ COMPARED_S = 1.5
 MOST_COMPARED_ITERATIONS = 48
 """Short iterations vary more: they are compared over this time, up to so many."""
 PROFILED_ITERATIONS = 18
+OTHER_ORDER = (
+    "gradients become ready in another order than the plan's. Activation checkpointing may change "
+    "it: profile the model as it trains, or leave plan and profile out; or pass "
+    "find_unused_parameters=True, with which DDP keeps the plan's order"
+)
 RECORDED_ITERATIONS = 3
 TRIALS = 3
 """At most this many plans are tried: another when the one before has taught something."""
@@ -303,7 +308,8 @@ class Tuning:
         for found in self._measurements.gather(result.mismatch):
             if found is not None:
                 self._say(
-                    f"DDP would not take the messages of {plan.planner}: {found}", logging.WARNING
+                    f"DDP would not take the messages of {plan.planner}: {found}; {OTHER_ORDER}",
+                    logging.WARNING,
                 )
                 return True
         return False
