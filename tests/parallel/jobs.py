@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -25,6 +26,7 @@ from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.parallel.watches import LossWatch
 from syncline.torch_private import bucket_sizes
 from tests.parallel.models import MODELS, Plain
+from tests.parallel.overlap.overlap_plans import Style, plan_of
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-4),
@@ -496,3 +498,46 @@ def unfit_averages() -> list[str]:
         except UserError as error:
             said.append(str(error))
     return said
+
+
+def wraps_twice(stock_outside: bool, inside: bool) -> str:
+    """Wrap a model in both classes, and say how that is refused."""
+    outer, inner = DistributedDataParallel, TorchDDP
+    if stock_outside:
+        outer, inner = inner, outer
+    wrapped = inner(Plain())
+    try:
+        model = outer(nn.Sequential(wrapped) if inside else wrapped)
+        model(torch.zeros(2, 1, 8, 8))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def converts(options: dict[str, Any]) -> dict[str, Any]:
+    """Train beside stock DDP with a wrapper that was converted, its optimizer overlapped late."""
+    plan = plan_of(Plain(), list(PLAIN_SIZES), dist.get_world_size(), Style(piece_elements=4000))
+    torch.manual_seed(1)
+    stock = TorchDDP(Plain(), **options)
+    theirs = OPTIMIZERS["adamw"](stock.parameters())
+    ours = TorchDDP(copy.deepcopy(stock.module), **options)
+    optimizer = OPTIMIZERS["adamw"](ours.parameters())
+    same = DistributedDataParallel.convert(ours, plan=plan, check=False, overlap_optimizers=True)
+    hooked = TorchDDP(Plain())
+    hooked.register_comm_hook(None, default_hooks.allreduce_hook)
+    refused = []
+    for wrong in (hooked, ours):
+        try:
+            DistributedDataParallel.convert(wrong)
+        except UserError as error:
+            refused.append(str(error))
+    train(stock, theirs, 8)
+    train(same, optimizer, 8)
+    return {
+        "same": same is ours,
+        "refused": refused,
+        "metrics": same.metrics(),
+        "defers": same.defers,
+        "overlapped": [type(o.optimizer).__name__ for o in same._wrapped.optimizers],
+        "differing": differing(same.module, stock.module),
+    }

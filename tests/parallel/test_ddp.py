@@ -210,6 +210,31 @@ def test_what_the_wrapper_does_not_take(workers: WorkerPool) -> None:
         assert "would be ignored" in both
 
 
+@pytest.mark.parametrize("stock_outside", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_is_not_wrapped_twice(
+    workers: WorkerPool, stock_outside: bool, inside: bool
+) -> None:
+    for refused in workers.run(jobs.wraps_twice, 2, stock_outside, inside):
+        assert "wrapped in two DistributedDataParallel at once" in refused
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"bucket_cap_mb": 1}])
+def test_a_wrapper_is_converted(workers: WorkerPool, options: dict[str, object]) -> None:
+    for result in workers.run(jobs.converts, 2, options):
+        assert result["same"]
+        assert result["overlapped"] == ["AdamW"]
+        assert result["defers"]
+        assert result["differing"] == []
+        hooked, converted = result["refused"]
+        assert "has a communication hook" in hooked
+        assert "expected a model wrapped in torch.nn.parallel" in converted
+        metrics = result["metrics"]
+        assert metrics["syncline/iteration"] == 8
+        assert metrics["syncline/overlaps"] == 1
+        assert metrics["syncline/messages"] > 1
+
+
 def test_join_with_uneven_inputs(workers: WorkerPool) -> None:
     for result in workers.run(jobs.joins_uneven_inputs, 2):
         assert result == {"before": "baseline", "after": "steady", "differences": []}
