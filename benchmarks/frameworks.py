@@ -30,8 +30,8 @@ from syncline.model.run import Run
 from syncline.testbed import Cluster, Testbed
 
 FRAMEWORKS = ("lightning", "transformers", "nanogpt")
-WORDS, LENGTH, WIDTH, LAYERS, BATCH = 256, 64, 128, 4, 8
-MEASURED_STEPS = 170
+WORDS, LENGTH, WIDTH, LAYERS, BATCH = 256, 64, 128, 4, 32
+MEASURED_STEPS = 150
 """Enough for Syncline to measure and try plans."""
 WARM_UP = 6
 """Steps at the start of a timed run that are not counted."""
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=26)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--work", nargs=4, metavar=("FRAMEWORK", "KIND", "STEPS", "FOLDER"))
     arguments = parser.parse_args()
     if arguments.work:

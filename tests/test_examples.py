@@ -50,6 +50,7 @@ def test_planning_without_torch(tmp_path: Path) -> None:
     assert f"{predicted_ms:.1f}" in output
 
 
+@pytest.mark.slow
 def test_minimal_training_leaves_a_report(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = str(ROOT / "examples" / "train_minimal.py")
