@@ -300,17 +300,33 @@ def _gradients(
     result = []
     for name in [*unused, *trace.ready_order]:
         parameter = parameters[name]
-        needed = [entered[owner] for owner in owners[id(parameter)] if owner in entered]
+        needed = [
+            first + entered[module]
+            for owner in owners[id(parameter)]
+            if (module := _called(owner, entered)) is not None
+        ]
         result.append(
             Gradient(
                 name=name,
                 elements=parameter.numel(),
                 dtype=dtype_name(parameter.dtype),
                 ready_after=first + (begin if name in unused else ready_after[name]),
-                needed_by=first + min(needed) if needed else None,
+                needed_by=min(needed, default=None),
             )
         )
     return sorted(result, key=lambda gradient: gradient.ready_after)
+
+
+def _called(owner: str, entered: Mapping[str, int]) -> str | None:
+    """Return the module that reads a parameter: its owner, or the innermost one around it that ran.
+
+    Attention reads the weights of its projection without calling it. None where only the whole
+    model ran around the owner: that may read the parameter at any time.
+    """
+    if owner in entered:
+        return owner
+    around = owner.rpartition(".")[0]
+    return _called(around, entered) if around else None
 
 
 def _endless(batches: Iterable[Any]) -> Any:
