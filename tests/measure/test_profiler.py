@@ -99,6 +99,27 @@ def test_a_slow_module_and_slow_data_are_seen_where_they_are() -> None:
     assert found.phase_s("data") > found.phase_s("backward", "update")
 
 
+def test_parameters_that_are_read_from_outside_their_module() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
+            self.inner = nn.Module()
+            self.inner.unseen = nn.Linear(8, 8)
+            self.out = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.block["attention"](x, x, x)[0]
+            return self.out(nn.functional.linear(x, self.inner.unseen.weight))
+
+    found = profile_of(Attending())
+    gradients = {g.name: g for g in found.gradients}
+    # Attention does not call its projection; of the other layer only the model's own code knows.
+    needed = gradients["block.attention.out_proj.weight"].needed_by
+    assert needed == gradients["block.attention.in_proj_weight"].needed_by is not None
+    assert gradients["inner.unseen.weight"].needed_by is None
+
+
 def test_shared_parameters_are_needed_by_their_first_use() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
