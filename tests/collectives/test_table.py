@@ -90,6 +90,7 @@ def test_one_rank_does_nothing(collective: Collective, algorithm: str) -> None:
 
 
 @each(NAMES)
+@pytest.mark.slow
 def test_largest_programs(collective: Collective, algorithm: str) -> None:
     if algorithm in ("ring", "direct") and collective != "all-reduce":
         return  # of millions of transfers; halves of the all-reduce

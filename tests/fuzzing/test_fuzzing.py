@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import pytest
+
 from syncline.cli.show import PRINTERS as SHOWN
 from syncline.errors import FileError, InternalError
 from syncline.traces.formats import FORMATS
@@ -96,6 +98,7 @@ def test_what_a_command_must_not_do_is_seen(tmp_path: Path) -> None:
         assert text in finding.text
 
 
+@pytest.mark.slow
 def test_some_inputs_of_one_kind() -> None:
     # A process of its own: the fuzzer forks, and other tests have started threads here.
     tool = Path(__file__).parents[2] / "tools" / "fuzz-files"

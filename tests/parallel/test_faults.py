@@ -218,6 +218,7 @@ def test_an_update_that_is_lost_at_the_end_is_told(mortals: Mortals, tmp_path: P
     assert alone.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_at_its_end_says_so(mortals: Mortals, tmp_path: Path) -> None:
     alone, _ = mortals.run(jobs.ends_alone, 2, "silent", folder=tmp_path)
     assert alone.code == 1

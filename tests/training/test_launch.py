@@ -128,7 +128,7 @@ def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("number", "code", "says", "strategy"),
     first_few(
-        [(signal.SIGKILL, -signal.SIGKILL, "", "bsp-1"), (signal.SIGINT, 130, "stopped", "ddp")]
+        [(signal.SIGKILL, -signal.SIGKILL, "", "bsp-1"), (signal.SIGINT, 130, "stopped", "ddp")], 0
     ),
     ids=["killed", "ctrl-c"],
 )
