@@ -56,7 +56,8 @@ def main() -> None:
         for framework in arguments.frameworks:
             rows[framework] = contest(bed, framework, arguments)
     settings = {"hosts": arguments.hosts, "rate": arguments.rate, "steps": arguments.steps}
-    save("frameworks", {"settings": settings, "rows": rows})
+    name = "frameworks" if arguments.hosts == 2 else f"frameworks_{arguments.hosts}_hosts"
+    save(name, {"settings": settings, "rows": rows}, module="frameworks")
 
 
 def contest(bed: Testbed, framework: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from syncline.parallel.ddp import DistributedDataParallel
@@ -39,7 +40,9 @@ class Overlapping:
 
 
 def write(folder: str, rank: int, module: nn.Module, **noted: Any) -> None:
-    """Write the digest of a model's parameters and what else was noted."""
+    """Write the digest of a model's parameters and what else was noted, and leave the group."""
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))
+    dist.barrier()
+    dist.destroy_process_group()

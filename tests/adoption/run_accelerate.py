@@ -47,7 +47,6 @@ def main(kind: str, which: str, folder: str) -> None:
         overlapped=overlapping.steps,
         steps=len(data) // 2,
     )
-    accelerator.end_training()
 
 
 if __name__ == "__main__":
