@@ -38,6 +38,7 @@ from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets
 from syncline.parallel.rounds import weakly
+from syncline.parallel.shutdown import let_gloo_finish
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.stage_runner import StageRunner
 from syncline.parallel.tuning import Tuning
@@ -184,6 +185,7 @@ class DistributedDataParallel(TorchDDP):
     def _begin(self, arguments: dict[str, Any], options: _Options) -> None:
         """Prepare planning, once torch's class has wrapped the model."""
         plan, compression = options.plan, options.compression
+        let_gloo_finish()
         self._arguments = arguments
         self._runner: StageRunner | None = None
         """None where nothing is measured and planned: DDP's own buckets stay."""

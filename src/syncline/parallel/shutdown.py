@@ -7,10 +7,12 @@ is made, or its loss is reported on standard error and by the exit code.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import multiprocessing
 import os
 import sys
+import time
 import weakref
 from multiprocessing.util import Finalize
 from threading import Thread
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from syncline.parallel.engine.engine import Engine
     from syncline.parallel.overlap.deferral import Deferral
 
-__all__ = ["finish_on_shutdown"]
+__all__ = ["finish_on_shutdown", "let_gloo_finish"]
 
 SILENCE_S = 10.0
 """A process that ends waits for the others up to its group's timeout; it says so after this."""
@@ -32,6 +34,8 @@ PATIENCE_AFTER_ERROR_S = 5.0
 see that it has ended."""
 THREADS_S = 1.0
 """How long the engine's threads may take to end."""
+RELEASE_S = 0.05
+"""How long a process that ends leaves Gloo's threads for what they still hold."""
 FINISHING = BEFORE_RELEASED + 1
 AWAITING = BEFORE_RELEASED
 LAST = -1000
@@ -48,6 +52,18 @@ def finish_on_shutdown(deferral: Deferral, engine: Engine) -> Finalize[None]:
         Finalize(thread, _await, (weakref.ref(thread),), exitpriority=AWAITING)
     references = weakref.ref(deferral), weakref.ref(engine)
     return Finalize(engine, _shut_down, references, exitpriority=FINISHING)
+
+
+@functools.cache
+def let_gloo_finish() -> None:
+    """Let Gloo's threads release the last all-reduce before the interpreter exits.
+
+    From torch 2.13 on, the work of a collective in a backward pass refers to a Python object. If
+    Gloo's thread is the last to release it and the interpreter is exiting, Python stops the thread
+    in C++ code, which aborts the process, as with torch's own wrapper. A process that destroys its
+    group first is safe anyway.
+    """
+    Finalize(None, time.sleep, (RELEASE_S,), exitpriority=LAST + 1)
 
 
 def _shut_down(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine]) -> None:
