@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from syncline.measure.clock import CpuClock
 from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
-from syncline.measure.segments import SegmentTrace, median_trace, read_iteration
+from syncline.measure.segments import SegmentTrace, first_forward_segment, median_trace, read_iteration
 
 M = Moment
 
@@ -95,6 +95,35 @@ def test_a_module_left_by_an_exception_does_not_stay_innermost() -> None:
     )
     trace = read_iteration(broken, CpuClock())
     assert trace.segments[3].name == "(between modules)"
+
+
+def test_accumulated_iterations_begin_with_the_first_micro_batch() -> None:
+    accumulated = iteration(
+        (M.FORWARD, "", 0),
+        (M.ENTER, "a", 10),
+        (M.EXIT, "a", 30),
+        (M.ACCUMULATE, "", 40),
+        (M.RESUME, "", 140),
+        (M.ENTER, "a", 145),
+        (M.EXIT, "a", 160),
+        (M.OUTPUT, "", 170),
+        (M.READY, "a.weight", 200),
+        end=300,
+    )
+    trace = read_iteration(accumulated, CpuClock())
+    assert [(s.name, s.phase, s.duration_ns) for s in trace.segments] == [
+        ("(between modules)", "forward", 10),
+        ("a", "forward", 20),
+        ("(between modules)", "forward", 10),
+        ("(earlier micro-batches)", "forward", 100),
+        ("(between modules)", "forward", 5),
+        ("a", "forward", 15),
+        ("(between modules)", "forward", 10),
+        ("backward", "backward", 30),
+        ("exchange", "finalize", 0),
+        ("data loading", "data", 100),
+    ]
+    assert first_forward_segment(trace)["a"] == 1
 
 
 def test_a_stray_iteration_does_not_count() -> None:

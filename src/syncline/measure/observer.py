@@ -43,6 +43,8 @@ class Moment(Enum):
     FORWARD = "forward"  # the model's forward begins: the iteration begins
     ENTER = "enter"  # a submodule's forward begins; key: its name
     EXIT = "exit"  # it ends
+    ACCUMULATE = "accumulate"  # the first forward pass of several is over: its gradients stay here
+    RESUME = "resume"  # the last of them begins, whose gradients are exchanged
     OUTPUT = "output"  # the model's forward is over
     WALKED = "walked"  # our own walk of the autograd graph is over, in detailed iterations
     NODE = "node"  # a backward operation begins; key: its index in the autograd graph
@@ -177,8 +179,20 @@ class Observer:
             ]
             self._note(Moment.WALKED, "")
 
+    def accumulate(self) -> None:
+        """Stop recording at the end of an iteration's first micro-batch, until :meth:`resume`."""
+        if self._noting:
+            self._note(Moment.ACCUMULATE, "")
+            self._noting = False
+
+    def resume(self) -> None:
+        """Go on with the forward pass of the last micro-batch, whose gradients are exchanged."""
+        self._noting = not self._was_quiet
+        if self._noting:
+            self._note(Moment.RESUME, "")
+
     def pause(self) -> None:
-        """Stop recording until the next :meth:`begin`, for a forward whose gradients stay local.
+        """Stop recording until the next :meth:`begin`, for a forward pass outside an iteration.
 
         The iteration stays open; the time until its end counts as between iterations.
         """

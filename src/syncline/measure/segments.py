@@ -15,6 +15,8 @@ __all__ = ["Segment", "SegmentTrace", "median_trace", "read_iteration"]
 
 
 COMPUTING: tuple[Phase, ...] = ("forward", "backward")
+ACCUMULATING = "(earlier micro-batches)"
+"""What lies between the forward passes of an iteration's first and last micro-batch."""
 LEAST_LEFT = 0.7
 """Subtracting the cost of recording leaves at least this share: less would be noise."""
 
@@ -50,7 +52,8 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
     """Cut an iteration into segments.
 
     The forward pass is cut where submodules begin and end and a stretch is named by the innermost
-    of them; the backward pass where an operation begins or a gradient becomes final; then come the
+    of them; with gradient accumulation it begins with the first micro-batch, as its modules are the
+    first to read parameters. The backward pass is cut where an operation begins or a gradient becomes final; then come the
     exchange, the update and, as ``data``, everything until the next forward pass.
     """
     # In a static graph a gradient may be accumulated several times: the last one is final.
@@ -86,6 +89,10 @@ def _forward(events: Sequence[ObservedEvent], times: Sequence[int], output: int)
         elif event.moment is Moment.EXIT and str(event.key) in active:
             while active.pop() != event.key:  # a module left by an exception never exits
                 pass
+        elif event.moment is Moment.ACCUMULATE:
+            active = [ACCUMULATING]
+        elif event.moment is Moment.RESUME:
+            active = []
         name = active[-1] if active else "(between modules)"
         duration_ns = times[index + 1] - times[index]
         if segments and segments[-1].name == name:

@@ -276,6 +276,8 @@ class DistributedDataParallel(TorchDDP):
             runner.begin()
         if self._counts():
             runner.begin_forward()
+        elif self._accumulates():
+            runner.begin_local_forward()
         else:
             runner.skip_forward()
         deferral = self._deferral()
@@ -296,6 +298,8 @@ class DistributedDataParallel(TorchDDP):
             self._reducer_buckets.expect()
         if self._counts():
             runner.output(output)
+        elif self._accumulates():
+            runner.end_local_forward()
 
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare a backward pass whose gradients are exchanged though its forward pass said no.
@@ -309,7 +313,7 @@ class DistributedDataParallel(TorchDDP):
         if self._runner is not None:
             self._reducer_buckets.expect()
             if self._counts():
-                self._runner.output(loss)
+                self._runner.expect_backward(loss)
 
     @disable_dynamo
     def _break_forward_off(self) -> None:
@@ -361,6 +365,10 @@ class DistributedDataParallel(TorchDDP):
     def _counts(self) -> bool:
         """Whether this forward pass can belong to a measured iteration."""
         return self._is_exchanged() and not self._joins()
+
+    def _accumulates(self) -> bool:
+        """Whether this forward pass is followed by a backward pass that exchanges nothing."""
+        return torch.is_grad_enabled() and not self._is_exchanged() and not self._joins()
 
     def _joins(self) -> bool:
         """Whether ranks may run different numbers of iterations: nothing is measured or changed.

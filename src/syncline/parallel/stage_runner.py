@@ -57,6 +57,8 @@ class StageRunner:
         self._left = False
         self._in_iteration = False
         """Whether an observed forward pass has begun whose gradients are not exchanged yet."""
+        self._accumulates = False
+        """Whether no forward pass of that iteration has begun whose gradients will be exchanged."""
         self._noted: tuple[ObservedIteration, Recorded] | None = None
         """The last observed iteration, and its exchange."""
         self._history: deque[float] = deque(maxlen=HISTORY)
@@ -108,19 +110,34 @@ class StageRunner:
         """Call just before a forward pass whose gradients will be exchanged, if any are."""
         if self._observer is None:
             return
-        if self._in_iteration:
+        if self._accumulates:
+            self._accumulates = False
+            self._observer.resume()
+        elif self._in_iteration:
             # One more before the same backward pass: what came before counts as between iterations.
             again = self._observer.begin()
             if again is not None and self._noted is not None:
                 iteration, recorded = self._noted
                 self._noted = iteration._replace(end_stamp=again.end_stamp), recorded
-            return
+        else:
+            self._begin_observing(self._observer)
+
+    def begin_local_forward(self) -> None:
+        """Call just before a forward pass whose gradients are only accumulated.
+
+        An iteration begins with the first of them, which waits for the update before.
+        """
+        if self._observer is not None and not self._in_iteration:
+            self._begin_observing(self._observer)
+            self._accumulates = True
+
+    def _begin_observing(self, observer: Observer) -> None:
         self._in_iteration = True
         # Choose how closely the iteration that begins now is observed.
         turn = (self._done - self.stage.warmup) % TURNS
-        self._observer.quiet = turn == 0 and not self.stage.record
-        self._observer.detail = turn == TURNS - 1 or self.stage.record
-        finished, recorded = self._observer.begin(), self._buckets.recorded()
+        observer.quiet = turn == 0 and not self.stage.record
+        observer.detail = turn == TURNS - 1 or self.stage.record
+        finished, recorded = observer.begin(), self._buckets.recorded()
         if finished is not None and self._done > self.stage.warmup:
             self._noted = finished, recorded
 
@@ -129,14 +146,25 @@ class StageRunner:
         if self._observer is not None:
             self._observer.output(output)
 
+    def end_local_forward(self) -> None:
+        """Call when a forward pass is over whose gradients are only accumulated."""
+        if self._observer is not None and self._accumulates:
+            self._observer.accumulate()
+
+    def expect_backward(self, loss: Any) -> None:
+        """Call when the gradients of the last forward pass will be exchanged after all."""
+        if self._accumulates:
+            self.begin_forward()
+        self.output(loss)
+
     def skip_forward(self) -> None:
-        """Call before a forward pass whose gradients will not be exchanged."""
+        """Call before a forward pass without gradients."""
         if self._observer is not None and not self._in_iteration:
             self._observer.pause()
 
     def end_iteration(self) -> None:
         """Call when a backward pass is over and its gradients are averaged, on all ranks."""
-        self._in_iteration = False
+        self._in_iteration = self._accumulates = False
         if self.steady:
             self._end_steady_iteration()
         else:
