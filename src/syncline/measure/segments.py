@@ -11,7 +11,7 @@ from syncline.measure.observer import AutogradGraph, Moment, ObservedEvent, Obse
 from syncline.measure.statistics import median
 from syncline.model.profile import Phase
 
-__all__ = ["Segment", "SegmentTrace", "median_trace", "read_iteration"]
+__all__ = ["ACCUMULATING", "Segment", "SegmentTrace", "median_trace", "read_iteration"]
 
 
 COMPUTING: tuple[Phase, ...] = ("forward", "backward")
