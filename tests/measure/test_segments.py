@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from syncline.measure.clock import CpuClock
 from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
-from syncline.measure.segments import SegmentTrace, first_forward_segment, median_trace, read_iteration
+from syncline.measure.segments import (
+    SegmentTrace,
+    first_forward_segment,
+    median_trace,
+    read_iteration,
+)
 
 M = Moment
 
@@ -120,8 +125,8 @@ def test_accumulated_iterations_begin_with_the_first_micro_batch() -> None:
         ("a", "forward", 15),
         ("(between modules)", "forward", 10),
         ("backward", "backward", 30),
-        ("exchange", "finalize", 0),
-        ("data loading", "data", 100),
+        ("exchange", "finalize", 100),
+        ("data loading", "data", 0),
     ]
     assert first_forward_segment(trace)["a"] == 1
 

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.errors import UserError
+from syncline.measure.segments import ACCUMULATING
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.run import Rate
@@ -137,10 +138,14 @@ def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> d
             if not same:
                 differences.append(f"optimizer {index} {name}")
     run = ours.run_record()
+    assert ours.profile is not None
+    operations = [operation.name for operation in ours.profile.operations]
     return {
         "differences": differences,
         "phases": list(dict.fromkeys(phases)),
         "steps": step + 20,
+        "needed_by": [gradient.needed_by for gradient in ours.profile.gradients],
+        "accumulating": [n for n, name in enumerate(operations) if name == ACCUMULATING],
         "decision": run.decision,
         "messages": run.messages,
         "reason": run.reason,

@@ -51,6 +51,10 @@ def test_bits_agree_under_options(workers: WorkerPool, options: dict[str, object
     for result in workers.run(jobs.compare_with_stock, 2, "plain", "sgd", options):
         assert result["differences"] == []
         assert result["phases"][-1] == "steady"
+        # Parameters are first read in the first of several micro-batches.
+        assert len(result["accumulating"]) == ("accumulate" in options)
+        for accumulating in result["accumulating"]:
+            assert max(result["needed_by"]) < accumulating
 
 
 @pytest.mark.parametrize("view", first_few([True, False]))

@@ -337,7 +337,7 @@ class DistributedDataParallel(TorchDDP):
         """Raise where another wrapper exchanges this one's gradients as well."""
         outer = active_ddp()
         if outer is not None and outer is not self:
-            ours = {id(parameter) for parameter in self._exchanged.values()}
+            ours = self._wrapped.parameter_ids
             if any(id(p) in ours for p in reducer_parameters(outer)[0]):
                 raise UserError(WRAPPED_TWICE)
 
@@ -883,6 +883,6 @@ class _FirstStep:
         wrapper = self._wrapper()
         if wrapper is None or any(o.optimizer is optimizer for o in wrapper._wrapped.optimizers):
             return
-        known = {id(parameter) for parameter in wrapper._exchanged.values()}
+        known = wrapper._wrapped.parameter_ids
         if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
             wrapper._overlap(optimizer)

@@ -71,6 +71,11 @@ class Wrapped:
         """The clock of the parameters' device."""
         return clock_for(self.parameters_device)
 
+    @cached_property
+    def parameter_ids(self) -> frozenset[int]:
+        """The identities of the exchanged parameters."""
+        return frozenset(id(parameter) for parameter in self.parameters.values())
+
     @property
     def can_defer(self) -> bool:
         """Whether an update can wait for the next forward pass."""

@@ -9,7 +9,7 @@ LEAD = LEAD_S * 1e9
 
 
 def test_the_first_message_goes_at_once_and_nothing_follows_it_before_it_is_complete() -> None:
-    pacing = Pacing([10, 20])
+    pacing = Pacing([10, 20], [0.01, 0.01])
     assert pacing.opens_ns() == 0
     pacing.sent(0, 5 * MS)
     assert pacing.opens_ns() == float("inf")
@@ -18,15 +18,25 @@ def test_the_first_message_goes_at_once_and_nothing_follows_it_before_it_is_comp
 
 
 def test_a_message_follows_just_before_the_one_under_way_should_have_passed() -> None:
-    pacing = Pacing([10, 20])
+    pacing = Pacing([10, 20], [0.01, 0.01])
     pacing.sent(0, 0)
     pacing.completed(0, 0, 100 * MS)
     pacing.sent(0, 1000 * MS)
     assert pacing.opens_ns() == 1100 * MS - LEAD
 
 
+def test_a_message_follows_in_the_last_step_of_a_long_one() -> None:
+    pacing = Pacing([10, 20], [0.25, 0.5])
+    pacing.sent(0, 0)
+    pacing.completed(0, 0, 100 * MS)
+    pacing.sent(0, 1000 * MS)
+    assert pacing.opens_ns() == 1075 * MS
+    pacing.sent(1, 1075 * MS)
+    assert pacing.opens_ns() == 1200 * MS
+
+
 def test_what_was_never_sent_is_judged_by_the_largest() -> None:
-    pacing = Pacing([10, 20, 5])
+    pacing = Pacing([10, 20, 5], [0.01, 0.01, 0.01])
     for message, begin, end in ((2, 0, 1), (0, 1, 101)):
         pacing.sent(message, begin * MS)
         pacing.completed(message, begin * MS, end * MS)
@@ -35,7 +45,7 @@ def test_what_was_never_sent_is_judged_by_the_largest() -> None:
 
 
 def test_two_under_way_pass_one_after_the_other() -> None:
-    pacing = Pacing([10, 20])
+    pacing = Pacing([10, 20], [0.01, 0.01])
     pacing.sent(0, 0)
     pacing.completed(0, 0, 100 * MS)
     pacing.sent(0, 1000 * MS)
@@ -49,7 +59,7 @@ def test_two_under_way_pass_one_after_the_other() -> None:
 
 
 def test_one_slow_round_of_several_changes_nothing() -> None:
-    pacing = Pacing([10])
+    pacing = Pacing([10], [0.01])
     for number, took in enumerate((100, 100, 900, 100)):
         pacing.sent(0, number * 1000 * MS)
         pacing.completed(0, number * 1000 * MS, (number * 1000 + took) * MS)
@@ -58,7 +68,7 @@ def test_one_slow_round_of_several_changes_nothing() -> None:
 
 
 def test_empty_messages_wait_for_nothing() -> None:
-    pacing = Pacing([0, 0])
+    pacing = Pacing([0, 0], [0.01, 0.01])
     pacing.sent(0, 0)
     pacing.completed(0, 0, MS)
     pacing.sent(1, 2 * MS)

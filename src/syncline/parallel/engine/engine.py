@@ -154,7 +154,11 @@ class Engine:
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
         self._in_flight = 0
-        self._pacing = Pacing([message.stop - message.start for message in plan.messages])
+        steps = max(self.workers - 1, 1)
+        self._pacing = Pacing(
+            [message.stop - message.start for message in plan.messages],
+            [1 / (2 * steps if m.collective == "all-reduce" else steps) for m in plan.messages],
+        )
         self._awaited = -1
         """The message that the issuer waits to become ready."""
         self._closing = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -9,8 +10,8 @@ from statistics import median
 __all__ = ["LEAD_S", "Pacing"]
 
 LEAD_S = 0.003
-"""A message is sent this long before its predecessor is expected to be complete: about as long as
-starting one takes, from the engine's threads to the last rank."""
+"""A message is sent at least this long before its predecessor is expected to be complete: about as
+long as starting one takes, from the engine's threads to the last rank."""
 ROUNDS = 5
 """Rounds whose times are kept."""
 
@@ -20,18 +21,21 @@ class Pacing:
 
     Two messages under way hide each other's startup, but backends send both at once, at half the
     rate each. A small message behind a large one would then arrive about when the large one does.
-    So the second is sent shortly before the first should be complete. That is estimated from the
-    last rounds, or from the largest message so far; until the very first message is complete, no
-    other follows it.
+    So the second is sent shortly before the first should be complete, in the last step of its ring:
+    there all of the first is on its way, and the second queues behind it. When that is is estimated
+    from the last rounds, or from the largest message so far; until the very first message is
+    complete, no other follows it.
 
     Planners and the simulator assume the same: one channel, in the plan's order, startups hidden.
 
     Args:
         sizes: of the messages of a round, in any unit.
+        last_steps: of each message, the share of its time that the last step of its ring takes.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], last_steps: Sequence[float]) -> None:
         self._sizes = sizes
+        self._last_steps = last_steps
         self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in sizes]
         """Of each message: how long it occupied the channel."""
         self._largest: int | None = None
@@ -46,7 +50,12 @@ class Pacing:
 
     def opens_ns(self) -> float:
         """Return when the next message may be sent; infinity: once its predecessor is complete."""
-        return self._passed_ns - LEAD_S * 1e9 if self._last is not None else 0.0
+        if self._last is None:
+            return 0.0
+        if not math.isfinite(self._passed_ns):
+            return self._passed_ns
+        last_step_ns = self._last_steps[self._last] * self._expected_ns(self._last)
+        return self._passed_ns - max(LEAD_S * 1e9, last_step_ns)
 
     def sent(self, message: int, now_ns: int) -> None:
         """Note that a message is under way."""

@@ -22,8 +22,7 @@ from syncline.parallel.overlap.pending import PendingState, finish, is_pending
 from syncline.parallel.overlap.separable import (
     STEP_COMPILED,
     calls_closure_first,
-    moves_groups,
-    why_not_separable,
+    separability,
 )
 from syncline.torch_private import (
     SEEN_BY_SCHEDULER,
@@ -77,14 +76,15 @@ class DeferredOptimizer:
         """Each returns a model's present deferral, or None if nothing of it is ever pending. The
         optimizer does not keep the models alive."""
         self._said: set[str] = set()
-        self.why_not: str | None = why_not_separable(optimizer)
+        found = separability(optimizer)
+        self.why_not: str | None = found.why_not
         """Why the optimizer's steps are synchronous; None if they are not. A reason that lies in
         the call, such as a closure, holds until a call without it."""
         self._never = self.why_not is not None
         """Whether all steps are synchronous."""
         self._closure_first: bool | None = None
         """Whether a closure can be called before the step instead; None before there is one."""
-        self._moves_groups = not self._never and moves_groups(optimizer)
+        self._moves_groups = found.moves_groups
         self._check = StepCheck(optimizer, lambda: step_of(optimizer)(optimizer))
         setattr(optimizer, _MARK, weakref.ref(self))
         self.whole_step: Callable[..., Any] = optimizer.step

@@ -27,7 +27,7 @@ __all__ = [
     "STEP_COMPILED",
     "calls_closure_first",
     "find_shared",
-    "moves_groups",
+    "separability",
     "why_not_separable",
 ]
 
@@ -41,8 +41,8 @@ WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
 ``torch._compile`` keeps the compiler out."""
 
 
-def why_not_separable(optimizer: Optimizer) -> str | None:
-    """Say why an optimizer's step cannot be run parameter by parameter, or None if it can.
+def separability(optimizer: Optimizer) -> trial.Trial:
+    """Say whether an optimizer's step can be run parameter by parameter.
 
     Nothing of the optimizer is changed, its parameters and state are not copied, and the random
     generators are left as they were. A step that is called with a closure is for the caller to
@@ -54,18 +54,16 @@ def why_not_separable(optimizer: Optimizer) -> str | None:
     through global variables it would reach in the trial too.
 
     Returns:
-        A part of a sentence, such as ``"its step changes 'k' of parameter group 0"``.
+        Why not, as a part of a sentence such as ``"its step changes 'k' of parameter group 0"``;
+        of a separable one, whether a step moves numbers in its groups.
     """
-    return (
-        _why_not_called_alone(optimizer)
-        or _why_sharing(optimizer)
-        or trial.trial(optimizer, own_attributes(optimizer)).why_not
-    )
+    why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
+    return trial.Trial(why_not) if why_not else trial.trial(optimizer, own_attributes(optimizer))
 
 
-def moves_groups(optimizer: Optimizer) -> bool:
-    """Say whether a step of a separable optimizer moves numbers in its parameter groups."""
-    return trial.trial(optimizer, own_attributes(optimizer)).moves_groups
+def why_not_separable(optimizer: Optimizer) -> str | None:
+    """Return :func:`separability`'s reason, or None if the optimizer is separable."""
+    return separability(optimizer).why_not
 
 
 def calls_closure_first(optimizer: Optimizer) -> bool:
