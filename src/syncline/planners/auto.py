@@ -180,9 +180,7 @@ def choose(
         reason=reason,
         suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
     )
-    return ChosenPlan(
-        comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring)
-    )
+    return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring))
 
 
 class Auto(Planner, frozen=True, kw_only=True):

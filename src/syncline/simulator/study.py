@@ -182,9 +182,9 @@ def _left_out(points: Sequence[Change], simulator: WhatIfSimulator) -> Iterable[
         yield "Selecting and merging the elements of a sparse exchange is not charged."
     served = any(change.strategy.exchange == "parameter-server" for change in points)
     if served and network.hosts not in (None, network.workers):
-        yield "A parameter server is at one link for all workers; hosts of several do not count."
+        yield "A parameter server is at one link for all workers; hosts do not count."
     if served and network.algorithm not in ("ring", "parameter-server"):
-        yield f"With one parameter server the network's algorithm, {network.algorithm}, does not count."
+        yield f"With a parameter server the network's {network.algorithm} does not count."
     if served and simulator.profile_at(points[0]).norm is not None:
         yield "With a parameter server no norm of the gradients is exchanged."
     if any(change.compute_scale != 1 for change in points):
