@@ -317,7 +317,10 @@ def test_density_and_hosts_contradict(run: Run, profile: Path) -> None:
     hosts = "bandwidth=10gbit,hosts=4x8"
     result = run("simulate", profile, hosts, "--density", "0.001")
     assert result.code == 2
-    assert "gtop-k-butterfly has no form for hosts of several workers; leave the hosts out" in result.err
+    assert (
+        "gtop-k-butterfly has no form for hosts of several workers; leave the hosts out"
+        in result.err
+    )
 
 
 def test_workers_that_do_not_fill_hosts(run: Run, profile: Path) -> None:

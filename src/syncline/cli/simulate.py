@@ -284,11 +284,11 @@ def _sweep(
         track=tracked,
     )
     change = points[made.bottleneck.point]
-    planned = simulator.plan_at(change, made.bottleneck.planner)
+    fastest = simulator.plan_at(change, made.bottleneck.planner)
     timeline = predict(
-        planned.profile,
-        planned.network,
-        planned.plan,
+        fastest.profile,
+        fastest.network,
+        fastest.plan,
         strategy=change.strategy,
         workers=change.behaviour,
     ).timeline

@@ -65,8 +65,8 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    Messages become whole ones (:func:`uncut`). Those of tensors that the recipe exchanges whole stay
-    dense. The engine selects from the next message while one travels.
+    Messages become whole ones (:func:`uncut`). Those of tensors that the recipe exchanges whole
+    stay dense. The engine selects from the next message while one travels.
 
     Raises:
         UserError: the recipe selects from the whole model, and the plan has several messages.
