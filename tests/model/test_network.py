@@ -224,7 +224,7 @@ def test_a_measured_curve_is_scaled_and_selecting_is_not() -> None:
     counted = msgspec.structs.replace(slow, sparse=SPEEDS).with_(density=1.0)
     a_s, b = counted.all_reduce.linearised(0)
     index = 2 + 4 / 65536
-    assert (a_s, b) == pytest.approx((2 * 8 + 100, 2 * 4 * (1 + index / 4) * 3 + 1))
+    assert (a_s, b) == pytest.approx((2 * 4 + 100, 2 * 2 * (1 + index / 4) * 3 + 1))
 
 
 def test_a_link_with_speeds() -> None:
