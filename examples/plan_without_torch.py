@@ -27,8 +27,15 @@ BLOCK_TENSORS = {  # in the order in which backward makes them: elements
 
 
 def described_profile() -> Profile:
-    """Return one iteration on one worker: forward, backward block by block, update."""
-    operations = [Operation(name="forward", phase="forward", duration_s=0.062)]
+    """Return one iteration on one worker: forward and backward block by block, update."""
+    operations: list[Operation] = []
+    forward = {"embedding": 1e-3, **{f"block{i}": 2.4e-3 for i in range(BLOCKS)}, "head": 3.4e-3}
+    for layer, duration_s in forward.items():
+        after = (len(operations) - 1,) if operations else ()
+        operations.append(
+            Operation(name=layer, phase="forward", duration_s=duration_s, after=after)
+        )
+    first_reader = {layer: index for index, layer in enumerate(forward)}
     gradients: list[Gradient] = []
 
     def backward(layer: str, tensor: str, duration_s: float, elements: int) -> None:
@@ -38,7 +45,12 @@ def described_profile() -> Profile:
             Operation(name=name, phase="backward", duration_s=duration_s, after=(before,))
         )
         gradients.append(
-            Gradient(name=f"{layer}.{tensor}", elements=elements, ready_after=before + 1)
+            Gradient(
+                name=f"{layer}.{tensor}",
+                elements=elements,
+                ready_after=before + 1,
+                needed_by=first_reader[layer],
+            )
         )
 
     backward("head", "weight", 5e-3, 8_000 * WIDTH)

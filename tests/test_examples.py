@@ -42,7 +42,7 @@ def test_planning_without_torch(tmp_path: Path) -> None:
         f"runpy.run_path({str(script)!r}, run_name='__main__')"
     )
     output = run(["-c", code])
-    assert output.splitlines()[-1].startswith("merge: predicted to take")
+    assert output.splitlines()[-1].startswith("overlap: predicted to take")
     profile = Profile.load(tmp_path / "profile.json")
     network = Network.load(tmp_path / "network.json")
     plan = Plan.load(tmp_path / "plan.json")

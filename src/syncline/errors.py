@@ -27,7 +27,9 @@ __all__ = [
     "did_you_mean",
     "printable",
     "quoted",
+    "require_known",
     "shortened",
+    "unknown",
 ]
 
 
@@ -63,6 +65,32 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, or an empty string."""
     nearest = difflib.get_close_matches(name[:LONGEST_QUOTE], list(known), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def unknown(what: str, name: object, known: Iterable[str], *, also: Iterable[str] = ()) -> str:
+    """Return the message for a name that is none of those known, with the nearest that is.
+
+    Args:
+        what: kind of the name, such as ``"planner"``.
+        name: what was found.
+        known: the names that the message lists.
+        also: further names that are known, such as abbreviations, and may be the nearest.
+    """
+    names = tuple(known)
+    hint = did_you_mean(str(name), (*also, *names))
+    return f"unknown {what} {quoted(name)}{hint} (known: {', '.join(names)})"
+
+
+def require_known(
+    what: str, name: str, known: Iterable[str], *, also: Iterable[str] = (), where: str = ""
+) -> None:
+    """Raise :class:`UserError` for a name that is none of those known; see :func:`unknown`.
+
+    ``where`` begins the message, such as ``"recipe: "``.
+    """
+    names, others = tuple(known), tuple(also)
+    if name not in names and name not in others:
+        raise UserError(where + unknown(what, name, names, also=others))
 
 
 LONGEST_QUOTE = 80

@@ -11,6 +11,8 @@ from syncline.errors import UserError
 from syncline.model.cost import CostCurve
 from syncline.model.link import Link
 from syncline.model.network import PRESETS, Network
+from syncline.model.recipe import SPARSE_NAMES, Recipe
+from syncline.training.config import TrainingConfig
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -44,7 +46,16 @@ def test_a_link_has_the_presets_defaults() -> None:
 
 
 def test_sparse_links() -> None:
-    assert network_argument("bandwidth=1gbit,density=0.001").algorithm == "gtop-k"
+    """A density alone means the same as to ``syncline train`` and to a recipe."""
+    trained = Recipe(density=0.001).algorithm
+    assert network_argument("bandwidth=1gbit,density=0.001").algorithm == trained
+    for name, algorithm in SPARSE_NAMES.items():
+        text = f"bandwidth=1gbit,density=0.001,algorithm={name}"
+        assert network_argument(text).algorithm == algorithm
+        config = TrainingConfig.of("resnet20", "digits", compression=name, density=0.001)
+        full = TrainingConfig.of("resnet20", "digits", compression=algorithm, density=0.001)
+        assert config.recipe(1) == full.recipe(1)
+        assert config.recipe(1).algorithm == algorithm  # type: ignore[union-attr]
     assert network_argument("bandwidth=1gbit,density=0.001,algorithm=top-k").density == 0.001
 
 
@@ -72,7 +83,7 @@ def test_changes() -> None:
     )
     assert network.link == Link(alpha_s=1e-5, beta_s_per_byte=1e-9, gamma_s_per_byte=0.0)
     assert network.workers == 64
-    assert network_argument("10gbit").with_(density=0.01).algorithm == "gtop-k"
+    assert network_argument("10gbit").with_(density=0.01).algorithm == "gtop-k-butterfly"
 
 
 def test_without_an_algorithm_the_networks_own_is_kept() -> None:

@@ -98,6 +98,18 @@ def test_written_and_printed_are_the_same(run: Run, profile: Path, tmp_path: Pat
     assert result.out == path.read_text()
 
 
+def test_auto_considers_overlap_as_training_does(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    some.profile_of([10_000_000] * 8, [250_000] * 8, forward_ns=50_000_000).save(path)
+    line = "a=1e-5,b=1e-8,workers=4"
+    assert Plan.from_json(run("plan", path, line, "--json").out).planner == "overlap"
+    held = Plan.from_json(run("plan", path, line, "--no-overlap", "--json").out)
+    assert held.planner != "overlap"
+    assert held.wait == "update"
+    p3 = run("plan", path, line, "--planner", "p3", "--no-overlap", "--json")
+    assert Plan.from_json(p3.out).wait == "update"
+
+
 # Networks
 
 
@@ -166,6 +178,14 @@ def test_more_workers_from_the_link(run: Run, profile: Path, network: Path) -> N
 
 def test_the_same_workers_need_no_link(run: Run, profile: Path) -> None:
     assert run("plan", profile, "10gbe-k80", "--workers", 16).code == 0
+
+
+def test_algorithms_have_the_short_names_of_simulate(run: Run, profile: Path) -> None:
+    made = [
+        run("plan", profile, "10gbit", "--algorithm", name, "--json").out
+        for name in ("double-tree", "double-binary-trees")
+    ]
+    assert made[0] == made[1] != ""
 
 
 @pytest.mark.parametrize("text", ["10gbe-k80", "a=1e-3,b=1e-9"])

@@ -86,6 +86,7 @@ def test_json_is_all_that_is_printed(profile: Path, tmp_path: Path) -> None:
         (("--scale-compute", "0"), "compute scale"),
         (("--timeout", "0"), "the timeout must be"),
         (("--network", "nowhere.json"), "nowhere.json: no such file"),
+        (("--network", "bandwidth=1gbit,workers=9"), "is of 9 workers, the emulated cluster has 2"),
         (("--plan", "nowhere.json"), "nowhere.json: no such file"),
         (("--report", "no/where.html"), "there is no folder no"),
     ],

@@ -13,8 +13,9 @@ from syncline.model.prediction import Comparison
 from syncline.model.recipe import Compression, Recipe
 from syncline.model.timeline import Timeline
 from syncline.planners import PLANNERS
-from syncline.planners.auto import CANDIDATES, choose
+from syncline.planners.auto import choose
 from syncline.planners.compressed import compressed
+from syncline.planners.overlap import candidates
 from syncline.simulator.predict import predict
 from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
 
@@ -23,11 +24,28 @@ __all__ = ["network", "profile", "run"]  # fixtures
 K80 = PRESETS["10gbe-k80"]
 
 
-def test_what_auto_chooses_from_is_compared(run: Run, profile: Path) -> None:
-    result = run("simulate", profile, "10gbe-k80")
-    assert (result.code, result.err) == (0, "")
-    for planner in CANDIDATES:
-        assert planner.NAME in result.out
+def test_what_training_chooses_from_is_compared(run: Run, profile: Path) -> None:
+    for options, overlap in (((), True), (("--no-overlap",), False)):
+        result = run("simulate", profile, "10gbe-k80", *options)
+        assert (result.code, result.err) == (0, "")
+        listed = {word for line in result.out.splitlines() for word in line.split()[:2]}
+        assert {planner.NAME for planner in candidates(defers=overlap)} <= listed
+        assert ("overlap" in listed) is overlap
+        made = run("simulate", profile, "10gbe-k80", *options, "--bandwidth", "1gbit", "--json")
+        names = [p["planner"] for p in json.loads(made.out)["points"][0]["predictions"]]
+        assert names == [planner.NAME for planner in candidates(defers=overlap)]
+
+
+def test_without_overlap_messages_end_with_the_backward_pass(
+    run: Run, profile: Path, tmp_path: Path
+) -> None:
+    held = PLANNERS["p3"].plan(PROFILE, K80).waiting_for_all()
+    path = tmp_path / "plan.json"
+    PLANNERS["p3"].plan(PROFILE, K80).save(path)
+    for source in (("--planner", "p3"), ("--plan", path)):
+        result = run("simulate", profile, "10gbe-k80", *source, "--no-overlap", "--json")
+        (prediction,) = Comparison.from_json(result.out).predictions
+        assert prediction == predict(PROFILE, K80, held).prediction
 
 
 def test_all_planners_are_compared(run: Run, profile: Path) -> None:
@@ -97,9 +115,10 @@ def test_a_lossy_plan_is_not_simulated_at_what_dense_messages_cost(
 
 
 def test_a_plan_and_a_planner(run: Run, profile: Path, tmp_path: Path) -> None:
-    result = run("simulate", profile, "10gbe-k80", "--plan", "x", "--planner", "merge")
-    assert (result.code, result.out) == (2, "")
-    assert "give either --planner or --plan, not both" in result.err
+    for planner in ("merge", "auto"):
+        result = run("simulate", profile, "10gbe-k80", "--plan", "x", "--planner", planner)
+        assert (result.code, result.out) == (2, "")
+        assert "give either --planner or --plan, not both" in result.err
 
 
 def test_a_plan_for_other_workers(run: Run, profile: Path, network: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from syncline.report.bundle import Bundle
 from syncline.simulator.predict import predict_iteration_s
 from tests.cli.test_plan import PROFILE, Run, network, profile, run
 from tests.simulator.test_dag import chain
+from tests.traces.kineto_files import Job
 
 __all__ = ["network", "profile", "run"]  # fixtures
 
@@ -50,7 +51,7 @@ def test_the_command_of_the_page(run: Run, profile: Path) -> None:
     assert {(p.setting.algorithm, p.setting.density) for p in made.points} == {
         ("ring", None),
         ("double-binary-trees", None),
-        ("gtop-k", 0.001),
+        ("gtop-k-butterfly", 0.001),
     }
     assert made.swept == ("workers", "algorithm", "bandwidth_bytes_per_s", "density", "wire")
     setting = made.points[0].setting
@@ -226,6 +227,45 @@ def test_what_is_no_profile(run: Run, tmp_path: Path) -> None:
     assert "not a trace of a known format" in result.err
 
 
+def test_a_trace_is_simulated_for_its_own_workers(run: Run, tmp_path: Path) -> None:
+    path = Job(workers=8).write(tmp_path / "job.json")
+    preset = ("simulate", path, "10gbit", "--planner", "merge")
+    result = run(*preset)
+    assert (result.code, result.err) == (0, "")
+    assert "8 workers; no schedule" in result.out
+    assert "note: for 8 workers, as in the trace; --workers 16 takes those of 10gbit" in result.out
+    result = run(*preset, "--json")
+    assert json.loads(result.out)["workers"] == 8
+    assert "note: for 8 workers, as in the trace" in result.err
+    made = run(*preset, "--bandwidth", "1gbit", "--json")
+    (point,) = WhatIf.from_json(made.out).points
+    assert point.setting.workers == 8
+    told = (
+        (*preset, "--workers", "16"),
+        ("simulate", path, "bandwidth=10gbit,workers=16", "--planner", "merge"),
+        ("simulate", path, "bandwidth=10gbit,hosts=2x8", "--planner", "merge"),
+    )
+    for arguments in told:
+        result = run(*arguments)
+        assert "16 workers; no schedule" in result.out
+        assert "as in the trace" not in result.out
+    alone = Job(workers=1, messages=False).write(tmp_path / "alone.json")
+    result = run("simulate", alone, "10gbit", "--planner", "merge")
+    assert "16 workers; no schedule" in result.out
+    assert "note: one worker, as in the trace, exchanges nothing" in result.out
+
+
+def test_what_a_parameter_server_does_not_count_is_said(run: Run, profile: Path) -> None:
+    options = ("--strategy", "parameter-server", "--planner", "ddp")
+    assert swept(run, profile, LINK, *options).notes == ()
+    hosts = swept(run, profile, "bandwidth=10gbit,hosts=4x8", *options)
+    assert "hosts do not count" in hosts.notes[0]
+    trees = swept(run, profile, f"{LINK},algorithm=tree", *options)
+    assert "the network's binary-tree does not count" in trees.notes[0]
+    clipped = swept(run, profile, LINK, *options, "--clip")
+    assert "no norm of the gradients is exchanged" in clipped.notes[0]
+
+
 # --- mistakes ---
 
 
@@ -252,6 +292,7 @@ def test_what_is_no_profile(run: Run, tmp_path: Path) -> None:
         (("--spread", "3"), "a deviation must be between 0 and 2, found 3"),
         (("--jitter", "-1"), "an example: --jitter 0,0.05"),
         (("--seed", "3"), "--seed has nothing to draw"),
+        (("--seed", "3", "--spread", "0"), "--seed has nothing to draw"),
         (("--seed", "x", "--spread", "0.1"), "cannot read 'x'"),
         (("--strategy", "lop"), "did you mean 'loop'?"),
         (("--strategy", "all,loop"), "--strategy all stands alone"),
@@ -276,7 +317,10 @@ def test_density_and_hosts_contradict(run: Run, profile: Path) -> None:
     hosts = "bandwidth=10gbit,hosts=4x8"
     result = run("simulate", profile, hosts, "--density", "0.001")
     assert result.code == 2
-    assert "gtop-k has no form for hosts of several workers; leave the hosts out" in result.err
+    assert (
+        "gtop-k-butterfly has no form for hosts of several workers; leave the hosts out"
+        in result.err
+    )
 
 
 def test_workers_that_do_not_fill_hosts(run: Run, profile: Path) -> None:

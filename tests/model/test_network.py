@@ -185,12 +185,12 @@ def test_a_preset_at_another_bandwidth() -> None:
 
 def test_density_makes_an_exchange_sparse_and_a_dense_algorithm_ends_it() -> None:
     sparse = LINKED.with_(density=0.01)
-    assert (sparse.algorithm, sparse.density) == ("gtop-k", 0.01)
-    # 2 * 2 rounds; values and indices of 1 %.
-    assert sparse.all_reduce.linearised(0) == pytest.approx((8, 4 * 0.02 * 3))
+    assert (sparse.algorithm, sparse.density) == ("gtop-k-butterfly", 0.01)
+    # 2 rounds; values and indices of 1 %.
+    assert sparse.all_reduce.linearised(0) == pytest.approx((4, 2 * 0.02 * 3))
     more = sparse.with_workers(8)
-    assert (more.algorithm, more.density) == ("gtop-k", 0.01)
-    assert more.all_reduce.startup_s == 12
+    assert (more.algorithm, more.density) == ("gtop-k-butterfly", 0.01)
+    assert more.all_reduce.startup_s == 6
     dense = more.with_(algorithm="ring", workers=4)
     assert (dense.density, dense.all_reduce.startup_s) == (None, 12)
     with pytest.raises(UserError, match="ring sends every element"):
@@ -224,7 +224,7 @@ def test_a_measured_curve_is_scaled_and_selecting_is_not() -> None:
     counted = msgspec.structs.replace(slow, sparse=SPEEDS).with_(density=1.0)
     a_s, b = counted.all_reduce.linearised(0)
     index = 2 + 4 / 65536
-    assert (a_s, b) == pytest.approx((2 * 8 + 100, 2 * 4 * (1 + index / 4) * 3 + 1))
+    assert (a_s, b) == pytest.approx((2 * 4 + 100, 2 * 2 * (1 + index / 4) * 3 + 1))
 
 
 def test_a_link_with_speeds() -> None:

@@ -469,6 +469,18 @@ def writes_a_report(folder: str) -> dict[str, Any]:
     return {"path": path, "exposed": ddp.exposed_communication_s}
 
 
+def trains_with_overlap(folder: str) -> list[str]:
+    """Train on a network that is said to be slow, and write the report of a plan that won."""
+    ddp = DistributedDataParallel(Plain(), network=SLOW)
+    optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
+    with mock.patch.object(RankMeasurements, "rate", planned_is_faster):
+        steps_to_steady(ddp, optimizer)
+    if dist.get_rank() == 0:
+        ddp.save_report(folder)
+    run = ddp.run_record()
+    return [run.decision, run.planner]
+
+
 def replans_after_drift() -> dict[str, Any]:
     """Let the model become slower for good and see it measured again."""
     import time

@@ -5,9 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+from syncline.cli.commands import cli
 from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.parallel import ddp as ddp_module
 from syncline.planners import PLANNERS
@@ -286,6 +290,27 @@ def test_report(workers: WorkerPool, tmp_path) -> None:
         "trace.json",
     } <= names
     assert results[0]["exposed"] >= 0
+
+
+def test_the_command_line_answers_as_the_run_did(workers: WorkerPool, tmp_path) -> None:
+    """The same planner on the profile and network that the run has written, the same seconds."""
+    told = workers.run(jobs.trains_with_overlap, 2, str(tmp_path))
+    assert told == [["planned", "overlap"]] * 2
+    files = [str(tmp_path / name) for name in ("profile.json", "network.json")]
+    run = Comparison.load(tmp_path / "comparison.json")
+
+    def said(*arguments: str) -> str:
+        return CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).stdout
+
+    assert Plan.from_json(said("plan", *files)) == Plan.load(tmp_path / "plan.json")
+    simulated = Comparison.from_json(said("simulate", *files))
+    assert simulated.predictions == run.predictions
+    assert simulated.chosen == run.chosen == "overlap"
+    held = Comparison.from_json(said("simulate", *files, "--no-overlap"))
+    assert {p.planner for p in held.predictions} == {p.planner for p in run.predictions} - {
+        "overlap"
+    }
+    assert Plan.from_json(said("plan", *files, "--no-overlap")).planner == held.chosen
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from syncline.model.network import Network
 from syncline.model.profile import Baseline, Profile
+from syncline.planners import planned
 from syncline.planners.auto import Auto, choose
 from syncline.planners.ddp import Ddp
 from syncline.planners.overlap import Overlap
@@ -41,8 +42,9 @@ def test_the_choice_is_the_fastest_with_the_fewest_messages(
     assert Auto().plan(profile, curve.network()) == choice.plan
 
 
-def names() -> set[str]:
-    return {planner.NAME for planner in CANDIDATES}
+def names(*, defers: bool = True) -> set[str]:
+    """Return what training chooses from."""
+    return {planner.NAME for planner in CANDIDATES} | ({"overlap"} if defers else set())
 
 
 def with_noise(noise_s: float) -> Profile:
@@ -80,7 +82,7 @@ def test_of_equals_the_fewest_messages() -> None:
     # Startup is free and the third pair is what ends last: with or without merging the first two.
     profile = some.profile_of([10, 0, 10, 0, 10, 0], [1] * 6)
     network = some.IntegerCurve(((0, 0, 1),)).network()
-    table = choose(profile, network).comparison
+    table = choose(profile, network, defers=False).comparison
     chosen = table.of(table.chosen)
     wfbp = table.of("wfbp")
     assert chosen.iteration_s == wfbp.iteration_s < table.of("ddp").iteration_s
@@ -95,8 +97,8 @@ def test_other_buckets_than_the_default_ones() -> None:
 @some.few
 @given(some.layer_profiles(max_layers=8), some.integer_curves())
 def test_others_are_compared_too(profile: Profile, curve: some.IntegerCurve) -> None:
-    choice = choose(profile, curve.network(), others=[Overlap(), P3()])
-    assert set(choice.plans) == names() | {"overlap", "p3"}
+    choice = choose(profile, curve.network(), others=[P3()])
+    assert set(choice.plans) == names() | {"p3"}
     assert choice.deferring == {"overlap", "p3"}
     for name, plan in choice.plans.items():
         assert plan.wait == ("need" if name in choice.deferring else "update")
@@ -114,8 +116,33 @@ def test_what_cannot_be_deferred_is_predicted_as_it_runs(
         choose(profile, curve.network(), others=[Overlap()], defers=defers)
         for defers in (True, False)
     )
+    assert set(choose(profile, curve.network(), defers=False).plans) == names(defers=False)
     assert held.deferring == free.deferring == {"overlap"}
     assert held.plans["overlap"] == msgspec.structs.replace(free.plans["overlap"], wait="update")
     assert all(plan.wait == "update" for plan in held.plans.values())
     for name, plan in held.plans.items():
         assert held.comparison.of(name) == predict(profile, curve.network(), plan).prediction
+
+
+def test_on_a_network_of_sparse_exchange_messages_are_what_training_sends() -> None:
+    """Whole tensors, one message at a time: sparse messages have no halves."""
+    profile = some.profile_of([1_000_000] * 4, [100_000] * 4, forward_ns=5_000_000)
+    sparse = NETWORK.with_(density=0.01)
+    ends = {0, 100_000, 200_000, 300_000, 400_000}
+    for name in ("auto", "overlap", "dear", "bytescheduler"):
+        plan = planned(name, profile, sparse)
+        assert plan.in_flight == 1
+        assert {m.collective for m in plan.messages} == {"all-reduce"}
+        assert {m.stop for m in plan.messages} <= ends
+    assert len(planned("dear", profile, NETWORK).messages) == 2 * len(
+        planned("dear", profile, sparse).messages
+    )
+
+
+def test_a_planner_by_name_without_an_optimizer_that_defers() -> None:
+    profile = some.profile_of([1_000_000] * 4, [100_000] * 4, forward_ns=5_000_000)
+    assert planned("auto", profile, NETWORK).planner == "overlap"
+    assert planned("auto", profile, NETWORK, defers=False).planner != "overlap"
+    assert planned("p3", profile, NETWORK).wait == "need"
+    held = planned("p3", profile, NETWORK, defers=False)
+    assert held == P3().plan(profile, NETWORK).waiting_for_all()

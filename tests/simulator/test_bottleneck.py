@@ -186,7 +186,7 @@ def test_jitter() -> None:
     ("change", "planner", "said"),
     [
         (Change(), "dear", "exposed reduce-scatter and all-gather of"),
-        (Change(density=0.9), "single", "exposed gtop-k exchange of"),
+        (Change(density=0.9), "single", "exposed gtop-k-butterfly exchange of"),
         (Change(strategy=STRATEGIES["parameter-server"]), "wfbp", "exposed push and pull of"),
     ],
 )

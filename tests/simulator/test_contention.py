@@ -10,7 +10,7 @@ import pytest
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.planners.auto import CANDIDATES
+from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import LARGEST, calibrate_contention, predict_iteration_s
 from tests import strategies as some
 

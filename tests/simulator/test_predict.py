@@ -16,7 +16,7 @@ from syncline.model.plan import Message, Plan
 from syncline.model.profile import Gradient, Operation, Phase, Profile
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
 from syncline.planners import PLANNERS
-from syncline.planners.auto import CANDIDATES
+from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import predict, predict_iteration_s
 from tests import strategies as some
 from tests.model.test_document import NETWORK, PLAN, PROFILE

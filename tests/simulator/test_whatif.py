@@ -204,7 +204,7 @@ def test_a_sparse_exchange_of_narrow_elements_still_sends_whole_indices() -> Non
     narrow = found.network_at(Change(density=0.01, wire="bfloat16")).all_reduce.segments[0]
     # An element of 4 bytes travels as 8, one of 2 bytes as 6: each a byte of its own.
     assert narrow.s_per_byte * 2 == pytest.approx(wide * 4 * 6 / 8)
-    assert narrow.cost_s == pytest.approx(8 * 20e-6)
+    assert narrow.cost_s == pytest.approx(4 * 20e-6)
 
 
 def test_what_the_network_refuses() -> None:

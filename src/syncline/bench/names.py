@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from syncline.collectives import PROGRAMS, Collective
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, require_known
 
 __all__ = [
     "COPY",
@@ -53,10 +53,6 @@ def require_contestants(collective: Collective, names: Sequence[str]) -> None:
     """
     known = all_contestants(collective)
     for index, name in enumerate(names):
-        if name not in known:
-            raise UserError(
-                f"unknown contestant {name!r} for {collective}{did_you_mean(name, known)} "
-                f"(known: {', '.join(known)})"
-            )
+        require_known(f"{collective} contestant", name, known)
         if name in names[:index]:
             raise UserError(f"{name!r} would run twice; name each contestant once")

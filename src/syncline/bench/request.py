@@ -11,7 +11,7 @@ from typing import Literal
 
 from syncline.bench.names import MPIS, require_contestants
 from syncline.collectives import PROGRAMS, Collective
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, require_known, unknown
 from syncline.groups import Transport
 from syncline.testbed import Cluster
 
@@ -70,10 +70,7 @@ class BenchmarkRequest:
             {name: getattr(self, name) for name in ("lap_s", "timeout_s")},
         )
         for name in self.pythons:
-            if name not in MPIS:
-                raise UserError(
-                    f"unknown MPI {name!r}{did_you_mean(name, MPIS)} (known: {', '.join(MPIS)})"
-                )
+            require_known("MPI", name, MPIS)
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -106,9 +103,7 @@ def collective_named(name: str) -> Collective:
     for collective in PROGRAMS:
         if collective == name:
             return collective
-    raise UserError(
-        f"unknown collective {name!r}{did_you_mean(name, PROGRAMS)} (known: {', '.join(PROGRAMS)})"
-    )
+    raise UserError(unknown("collective", name, PROGRAMS))
 
 
 def require_scale(

@@ -5,29 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
 from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import ReadingProgress
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, require_known
+from syncline.model.exchange import EXCHANGES
 from syncline.model.link import Link
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
+from syncline.model.recipe import SPARSE_DEFAULT, SPARSE_NAMES
 from syncline.testbed import Cluster
 from syncline.traces.formats import TraceOptions, detect, read_trace
 
 __all__ = [
+    "ALGORITHM_ALIASES",
     "NETWORK_HELP",
+    "ProfileArgument",
+    "algorithm_named",
     "clip_option",
     "cluster_options",
+    "density_of",
     "network_argument",
     "place_of",
     "place_options",
     "profile_argument",
+    "stated_workers",
     "with_clipping",
     "worker_counts",
 ]
@@ -37,12 +44,21 @@ INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
 WORKERS = 16
 """Workers where none are given, as in the presets."""
 
+ALGORITHM_ALIASES = {
+    "double-tree": "double-binary-trees",
+    "tree": "binary-tree",
+    "pipeline": "linear-pipeline",
+    "ps": "parameter-server",
+    **SPARSE_NAMES,
+}
+"""Short names of algorithms, where one is named; the sparse ones are those of training."""
+
 NETWORK_HELP = (
     "NETWORK is a network file, a preset (" + ", ".join(PRESETS) + "), a line such as "
     "'a=9.08e-4,b=7.4e-10,workers=16' (seconds, and seconds a byte, of an all-reduce; "
     "algorithm=NAME says by which, else by ring), or a link such as "
     "'bandwidth=10gbit,latency=20us,workers=16,algorithm=ring'. A link also takes density=0.001 "
-    "(gTop-k, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
+    "(by gtopk, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
     "inside-bandwidth=12GB/s and inside-latency=5us inside a host. Of a link, latency is 20us, "
     "workers are 16 and the algorithm is ring unless given."
 )
@@ -62,13 +78,51 @@ def network_argument(
     Args:
         text: see :data:`NETWORK_HELP`.
         workers: carry it over to this many workers.
-        algorithm: carry it over to this algorithm; None: keep the network's own.
+        algorithm: carry it over to this algorithm, which may be named as in
+            :data:`ALGORITHM_ALIASES`; None: keep the network's own.
 
     Raises:
         UserError: the text is none of the four, or the change is impossible.
         FileError: the file is broken.
     """
-    return _read(text).with_(workers=workers, algorithm=algorithm)
+    name = None if algorithm is None else algorithm_named(algorithm)
+    return _read(text).with_(workers=workers, algorithm=name)
+
+
+def stated_workers(text: str) -> int | None:
+    """Return the worker count that the text of a network states.
+
+    None for a preset, a file, or a text without one, which has the default of the presets.
+
+    Raises:
+        UserError: the text is broken.
+    """
+    written = "=" in text and not Path(text).exists()
+    stated = any(part.split("=")[0].strip() in ("workers", "hosts") for part in text.split(","))
+    return _read(text).workers if written and stated else None
+
+
+def algorithm_named(name: str) -> str:
+    """Return the name of an algorithm that may be given by its short one.
+
+    Raises:
+        UserError: there is no such algorithm.
+    """
+    require_known("all-reduce algorithm", name, EXCHANGES, also=ALGORITHM_ALIASES)
+    return ALGORITHM_ALIASES.get(name, name)
+
+
+def density_of(text: str) -> float:
+    """Return the share of the elements that is sent.
+
+    Raises:
+        UserError: it is not above 0 and at most 1.
+        ValueError: the text is no number.
+    """
+    density = float(text)
+    if not 0 < density <= 1:  # nan, too
+        raise UserError(f"a density must be above 0 and at most 1, found {text}")
+    return density
 
 
 def _read(text: str) -> Network:
@@ -87,7 +141,7 @@ def _read(text: str) -> Network:
 def _line(text: str) -> Network:
     values = _values(
         text,
-        {"a": _number, "b": _number, "workers": _number, "algorithm": str},
+        {"a": _number, "b": _number, "workers": _number, "algorithm": algorithm_named},
         f"expected '{LINE_FORM}'",
     )
     if "a" not in values or "b" not in values:
@@ -111,8 +165,8 @@ def _link(text: str) -> Network:
             "bandwidth": parse_bandwidth,
             "latency": parse_duration,
             "workers": _count,
-            "algorithm": str,
-            "density": _number,
+            "algorithm": algorithm_named,
+            "density": density_of,
             "hosts": _topology,
             "inside-bandwidth": parse_bandwidth,
             "inside-latency": parse_duration,
@@ -131,7 +185,7 @@ def _link(text: str) -> Network:
     return Network.of_link(
         link,
         workers=workers,
-        algorithm=values.get("algorithm", "ring" if density is None else "gtop-k"),
+        algorithm=values.get("algorithm", "ring" if density is None else SPARSE_DEFAULT),
         density=density,
         hosts=hosts,
         inside=inside,
@@ -195,8 +249,18 @@ def _topology(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def profile_argument(path: str) -> tuple[Profile, tuple[str, ...]]:
-    """Return the profile that a file holds, and what reading it had to leave out or assume.
+class ProfileArgument(NamedTuple):
+    """A profile that was named on the command line."""
+
+    profile: Profile
+    notes: tuple[str, ...] = ()
+    """What reading it had to leave out or assume."""
+    workers: int | None = None
+    """Of the job that a trace is of; None where it does not say, and for a profile of our own."""
+
+
+def profile_argument(path: str) -> ProfileArgument:
+    """Return the profile that a file holds, or that a trace gives.
 
     Raises:
         FileError: the file is missing, broken, or of no known format.
@@ -204,10 +268,10 @@ def profile_argument(path: str) -> tuple[Profile, tuple[str, ...]]:
     """
     form = detect(path)
     if form.name == "json":
-        return Profile.load(path), ()
+        return ProfileArgument(Profile.load(path))
     with ReadingProgress() as progress:
         _, trace = read_trace([path], form, TraceOptions(progress=progress))
-    return trace.known_profile(), trace.notes
+    return ProfileArgument(trace.known_profile(), trace.notes, trace.workers)
 
 
 clip_option = click.option(

@@ -8,8 +8,9 @@ import click
 from rich.console import Console
 
 from syncline.cli.arguments import NETWORK_HELP, clip_option, network_argument, with_clipping
+from syncline.cli.train import training_options
 from syncline.model.profile import Profile
-from syncline.planners import PLANNERS, planner_named
+from syncline.planners import PLANNERS, planned, planner_named
 from syncline.report.tables import document_table
 
 __all__ = ["plan"]
@@ -25,6 +26,7 @@ __all__ = ["plan"]
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")
 @click.option("--algorithm", help="Exchange by this instead of what the network has.")
+@training_options("overlap")
 @clip_option
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -34,15 +36,21 @@ def plan(
     planner: str,
     workers: int | None,
     algorithm: str | None,
+    overlap: bool,
     output: str | None,
     as_json: bool,
     clip: bool,
 ) -> None:
-    """Plan which gradients of PROFILE to exchange together on NETWORK."""
-    chosen = planner_named(planner)
-    made = chosen.plan(
+    """Plan which gradients of PROFILE to exchange together on NETWORK.
+
+    'auto' chooses as 'syncline train' does before it tries a plan.
+    """
+    planner_named(planner)  # a mistake is said before files are read
+    made = planned(
+        planner,
         with_clipping(Profile.load(profile), clip=clip),
         network_argument(network, workers=workers, algorithm=algorithm),
+        defers=overlap,
     )
     if output is not None:
         made.save(output)

@@ -13,10 +13,12 @@ from syncline.cli.arguments import (
     cluster_options,
     network_argument,
     profile_argument,
+    stated_workers,
     with_clipping,
 )
 from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
+from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.planners import PLANNERS
 from syncline.processes import ended_by_signals
@@ -101,8 +103,8 @@ def replay(
 
     PROFILE is a profile file, or a trace that 'syncline trace' can read.
     """
-    loaded, notes = profile_argument(profile)
-    loaded = with_clipping(loaded, clip=clip)
+    read = profile_argument(profile)
+    loaded, notes = with_clipping(read.profile, clip=clip), read.notes
     if scale_compute != 1:
         notes += (f"computing takes {scale_compute:g} times as long as in the profile",)
     cluster = Cluster.of(**described)
@@ -111,7 +113,7 @@ def replay(
         cluster=cluster,
         planners=_planners(planner),
         plans=tuple(map(Plan.load, plan_files)),
-        network=None if network is None else network_argument(network, workers=cluster.workers),
+        network=None if network is None else _network(network, cluster.workers),
         rounds=rounds,
         iterations=iterations,
         warmup=warmup,
@@ -130,6 +132,21 @@ def replay(
     print_replay(Console(highlight=False), outcome.replay)
     if report is not None:
         click.echo(f"report written to {report}")
+
+
+def _network(text: str, workers: int) -> Network:
+    """Return a network carried over to the workers of the cluster.
+
+    Raises:
+        UserError: it is none, or a link between another number of workers.
+    """
+    network, stated = network_argument(text), stated_workers(text)
+    if network.link is not None and stated not in (None, workers):
+        raise UserError(
+            f"--network is of {stated} workers, the emulated cluster has {workers}; leave workers= "
+            "and hosts= out of it, or emulate as many"
+        )
+    return network.with_(workers=workers)
 
 
 def _planners(text: str) -> tuple[str, ...]:

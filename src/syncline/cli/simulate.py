@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,13 +11,17 @@ from rich.console import Console
 from rich.text import Text
 
 from syncline.cli.arguments import (
+    ALGORITHM_ALIASES,
     NETWORK_HELP,
+    ProfileArgument,
     clip_option,
     network_argument,
     profile_argument,
+    stated_workers,
     with_clipping,
 )
-from syncline.cli.sweep import ALGORITHM_ALIASES, Asked, tracked
+from syncline.cli.sweep import Asked, tracked
+from syncline.cli.train import training_options
 from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -24,8 +29,9 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
-from syncline.planners import PLANNERS, planner_named
-from syncline.planners.auto import CANDIDATES, choose, suggestion
+from syncline.planners import PLANNERS, planned, planner_named
+from syncline.planners.auto import choose, suggestion
+from syncline.planners.overlap import candidates
 from syncline.report.page import require_place, save_what_if
 from syncline.report.tables import comparison_table
 from syncline.report.whatif_table import print_what_if
@@ -51,9 +57,8 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
 @click.option(
     "--planner",
     metavar="NAME,...",
-    default="auto",
-    help="Planners to compare: names, 'auto' for those that it chooses from without "
-    "model.overlap(optimizer), or 'all'.",
+    help="Planners to compare: names, 'auto' for those that it chooses from, or 'all'.  "
+    "[default: auto]",
 )
 @click.option("--plan", "plan_file", metavar="FILE", help="Simulate the plan in this file instead.")
 @_what_if("--workers", "N,...", "other worker counts, such as 4,8,...,2048.")
@@ -65,7 +70,11 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
     f"other ways to exchange ({', '.join(f'{k} is {v}' for k, v in ALGORITHM_ALIASES.items())}).",
 )
 @_what_if("--wire", "TYPE,...", "gradients travel as fp32, bf16, fp16 or fp64.")
-@_what_if("--density", "SHARE,...", "only this share of the elements travels; none: all of them.")
+@_what_if(
+    "--density",
+    "SHARE,...",
+    "only this share of the elements travels, by gtopk unless named; none: all of them.",
+)
 @_what_if("--compute-scale", "FACTOR,...", "the device takes this many times as long; 0.5: half.")
 @_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
 @_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")
@@ -73,6 +82,7 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
 @_what_if("--seed", "N,...", "other draws of --spread and --jitter.")
 @_what_if("--strategy", "NAME,...", "what overlaps, such as loop, caffe-mpi or pytorch, or all.")
 @click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")
+@training_options("overlap")
 @clip_option
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report with curves.")
 @click.option("--timeline", "timeline_file", metavar="FILE", help="Write the (best) timeline here.")
@@ -80,9 +90,10 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
 def simulate(
     profile: str,
     network: str,
-    planner: str,
+    planner: str | None,
     plan_file: str | None,
     point: int | None,
+    overlap: bool,
     report: str | None,
     timeline_file: str | None,
     as_json: bool,
@@ -91,29 +102,31 @@ def simulate(
 ) -> None:
     """Predict the seconds an iteration of PROFILE takes on NETWORK.
 
-    PROFILE is a profile file, or a trace that 'syncline trace' can read.
+    PROFILE is a profile file, or a trace that 'syncline trace' can read: then for as many workers
+    as the trace says, unless --workers or NETWORK says how many.
     """
-    loaded, notes = profile_argument(profile)
-    loaded = with_clipping(loaded, clip=clip)
+    read = profile_argument(profile)
+    loaded = with_clipping(read.profile, clip=clip)
     what_if = Asked(**asked)
-    names = _planners(planner)
+    names = _planners("auto" if planner is None else planner)
     plan = None
     if plan_file is not None:
-        if planner != "auto":
+        if planner is not None:
             raise UserError("give either --planner or --plan, not both")
         plan = Plan.load(plan_file)
+        plan = plan if overlap else plan.waiting_for_all()
+    told = plan is not None or what_if.workers is not None
+    base, notes = _network(network, read, told=told)
     if what_if.is_plain and report is None and point is None:
         counts, algorithms = what_if.worker_counts(), what_if.algorithms()
-        net = network_argument(
-            network,
+        net = base.with_(
             workers=counts[0] if counts else None,
             algorithm=algorithms[0] if algorithms else None,
         )
         _require_priced(plan, [net.density])
-        comparison, timeline = _compare(loaded, net, names, plan, plan_file)
+        comparison, timeline = _compare(loaded, net, names, plan, plan_file, overlap=overlap)
         output: Comparison | WhatIf = comparison
     else:
-        base = network_argument(network)
         points = what_if.changes(base.workers)
         exchanges = {(point.algorithm, point.density) for point in points}
         _require_priced(
@@ -121,17 +134,19 @@ def simulate(
         )
         if report is not None:
             require_place(Path(report))
-        output, timeline = _sweep(loaded, base, names, plan, points, point, notes)
+        output, timeline = _sweep(loaded, base, names, plan, points, point, notes, overlap=overlap)
         if report is not None:
             save_what_if(output, timeline, Path(report))
     if timeline_file is not None:
         timeline.save(timeline_file)
     if as_json:
         click.echo(output.to_json(), nl=False)
-        return
-    _print(output)
+    else:
+        _print(output)
     for note in notes if isinstance(output, Comparison) else ():
-        click.echo(f"note: {note}")
+        click.echo(f"note: {note}", err=as_json)
+    if as_json:
+        return
     if timeline_file is not None:
         click.echo(f"timeline of {timeline.name} written to {timeline_file}")
     if report is not None:
@@ -155,6 +170,24 @@ def _print(output: Comparison | WhatIf) -> None:
             console.print(Text(text))
         for text in (REFERENCE, *output.notes):
             console.print(Text(text, style="dim"))
+
+
+def _network(text: str, read: ProfileArgument, *, told: bool) -> tuple[Network, tuple[str, ...]]:
+    """Return the network, and notes on it and on the profile.
+
+    It has as many workers as a trace says, unless ``told`` says that the command names a number, or
+    the network does.
+    """
+    network = network_argument(text)
+    own = network.workers
+    if told or read.workers in (None, own) or stated_workers(text) is not None:
+        return network, read.notes
+    if read.workers == 1:
+        note = f"one worker, as in the trace, exchanges nothing: simulated for the {own} of {text}"
+    else:
+        network = network.with_(workers=read.workers)
+        note = f"for {read.workers} workers, as in the trace; --workers {own} takes those of {text}"
+    return network, (note, *read.notes)
 
 
 def _planners(text: str) -> tuple[str, ...] | None:
@@ -194,15 +227,17 @@ def _compare(
     names: tuple[str, ...] | None,
     plan: Plan | None,
     plan_file: str | None,
+    *,
+    overlap: bool,
 ) -> tuple[Comparison, Timeline]:
     """Compare planners on the network as it is."""
     if plan is None and names is None:
-        choice = choose(profile, network)
+        choice = choose(profile, network, defers=overlap)
         return choice.comparison, choice.forecast.timeline
     if plan is not None:
         plans, reason = [plan], f"the plan in {plan_file}"
     else:
-        plans = [planner_named(name).plan(profile, network) for name in names or ()]
+        plans = [planned(name, profile, network, defers=overlap) for name in names or ()]
         reason = "the fastest of those that were asked for"
         if len(plans) == 1:
             reason = f"{plans[0].planner} was asked for"
@@ -228,6 +263,8 @@ def _sweep(
     points: list[Change],
     point: int | None,
     notes: tuple[str, ...],
+    *,
+    overlap: bool,
 ) -> tuple[WhatIf, Timeline]:
     """Simulate every point; the timeline is that of the fastest planner at the chosen one."""
     if plan is not None:
@@ -235,8 +272,8 @@ def _sweep(
             profile, network, {plan.planner: lambda *_: plan}, replans=False
         )
     else:
-        asked = names or tuple(candidate.NAME for candidate in CANDIDATES)
-        planners = {name: planner_named(name).plan for name in asked}
+        asked = names or tuple(planner.NAME for planner in candidates(defers=overlap))
+        planners = {name: partial(planned, name, defers=overlap) for name in asked}
         simulator = WhatIfSimulator(profile, network, planners)
     made = study(
         simulator,
@@ -247,11 +284,11 @@ def _sweep(
         track=tracked,
     )
     change = points[made.bottleneck.point]
-    planned = simulator.plan_at(change, made.bottleneck.planner)
+    fastest = simulator.plan_at(change, made.bottleneck.planner)
     timeline = predict(
-        planned.profile,
-        planned.network,
-        planned.plan,
+        fastest.profile,
+        fastest.network,
+        fastest.plan,
         strategy=change.strategy,
         workers=change.behaviour,
     ).timeline

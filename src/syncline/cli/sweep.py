@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 
 from rich.progress import MofNCompleteColumn
 
+from syncline.cli.arguments import algorithm_named, density_of
 from syncline.cli.progress import LateBar
-from syncline.errors import UserError, did_you_mean
-from syncline.model.exchange import EXCHANGES
+from syncline.errors import UserError, unknown
 from syncline.model.quantities import (
     BYTES_PER_ELEMENT,
     parse_bandwidth,
@@ -22,14 +22,8 @@ from syncline.simulator.strategy import STRATEGIES, strategy_named
 from syncline.simulator.whatif import MOST_POINTS, Change, changes
 from syncline.simulator.workers import Workers, parse_stragglers
 
-__all__ = ["ALGORITHM_ALIASES", "WIRES", "Asked", "tracked"]
+__all__ = ["WIRES", "Asked", "tracked"]
 
-ALGORITHM_ALIASES = {
-    "double-tree": "double-binary-trees",
-    "tree": "binary-tree",
-    "pipeline": "linear-pipeline",
-    "ps": "parameter-server",
-}
 WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LARGEST_DEVIATION = 2.0
 
@@ -65,7 +59,7 @@ class Asked(NamedTuple):
 
     def algorithms(self) -> list[str]:
         """Return the algorithms under their own names."""
-        return _values("--algorithm", self.algorithm, _algorithm, "ring,double-tree")
+        return _values("--algorithm", self.algorithm, algorithm_named, "ring,double-tree")
 
     def changes(self, own_workers: int) -> list[Change]:
         """Return the points of the sweep.
@@ -77,11 +71,6 @@ class Asked(NamedTuple):
             UserError: a value cannot be read, options contradict one another, or there are too many
                 points.
         """
-        if self.seed is not None and self.spread is None and self.jitter is None:
-            raise UserError(
-                "--seed has nothing to draw; give --spread 0.1 or --jitter 0.05 with it, or leave "
-                "it out"
-            )
         if self.strategy != "all" and "all" in (self.strategy or "").split(","):
             raise UserError("--strategy all stands alone; leave the other names out")
         strategies = list(STRATEGIES.values())
@@ -112,6 +101,11 @@ class Asked(NamedTuple):
         spreads = _values("--spread", self.spread, _deviation, "0,0.1")
         jitters = _values("--jitter", self.jitter, _deviation, "0,0.05")
         seeds = _values("--seed", self.seed, _seed, "0,1")
+        if seeds and not any((*spreads, *jitters)):
+            raise UserError(
+                "--seed has nothing to draw; give --spread 0.1 or --jitter 0.05 with it, or leave "
+                "it out"
+            )
         fewest_workers = min(self.worker_counts(), default=own_workers)
         rank = max((rank for pairs in stragglers for rank, _ in pairs), default=0)
         if rank >= fewest_workers:
@@ -151,34 +145,15 @@ def _values(option: str, text: str | None, read: Callable[[str], T], example: st
     return made
 
 
-def _algorithm(text: str) -> str:
-    name = ALGORITHM_ALIASES.get(text, text)
-    if name not in EXCHANGES:
-        known = (*EXCHANGES, *ALGORITHM_ALIASES)
-        raise UserError(
-            f"unknown all-reduce algorithm {text!r}{did_you_mean(text, known)} "
-            f"(known: {', '.join(EXCHANGES)})"
-        )
-    return name
-
-
 def _wire(text: str) -> str:
     name = WIRES.get(text, text)
     if name not in BYTES_PER_ELEMENT:
-        known = (*WIRES, *BYTES_PER_ELEMENT)
-        raise UserError(
-            f"unknown type {text!r}{did_you_mean(text, known)} (known: {', '.join(WIRES)})"
-        )
+        raise UserError(unknown("type", text, WIRES, also=BYTES_PER_ELEMENT))
     return name
 
 
 def _density(text: str) -> float | None:
-    if text == "none":
-        return None
-    density = _number(text)
-    if not 0 < density <= 1:
-        raise UserError(f"a density must be above 0 and at most 1, found {text}")
-    return density
+    return None if text == "none" else density_of(text)
 
 
 def _stragglers(text: str) -> tuple[tuple[int, float], ...]:

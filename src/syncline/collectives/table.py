@@ -17,7 +17,7 @@ from syncline.collectives import (
 )
 from syncline.collectives.schedule import Schedule, require_ranks
 from syncline.collectives.transfers import Transfers
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, require_known
 
 __all__ = ["PROGRAMS", "ROOTED", "Collective", "Fixed", "Pipelined", "best_blocks", "program"]
 
@@ -230,15 +230,7 @@ def best_blocks(
 
 
 def _entry(collective: Collective, algorithm: str) -> Fixed | Pipelined:
-    if collective not in PROGRAMS:
-        raise UserError(
-            f"unknown collective {collective!r}{did_you_mean(collective, PROGRAMS)} "
-            f"(known: {', '.join(PROGRAMS)})"
-        )
+    require_known("collective", collective, PROGRAMS)
     known = PROGRAMS[collective]
-    if algorithm not in known:
-        raise UserError(
-            f"unknown {collective} algorithm {algorithm!r}{did_you_mean(algorithm, known)} "
-            f"(known: {', '.join(known)})"
-        )
+    require_known(f"{collective} algorithm", algorithm, known)
     return known[algorithm]

@@ -17,7 +17,7 @@ from syncline.collectives.schedule import Schedule, Step
 from syncline.devices.control import GroupControl, decoded
 from syncline.devices.device import REDUCTIONS, Device, Event
 from syncline.devices.pipeline import Pipeline
-from syncline.errors import MismatchError, PeerError, UserError, did_you_mean
+from syncline.errors import MismatchError, PeerError, UserError, require_known
 from syncline.groups import Group
 
 __all__ = ["DEFAULT_BLOCK_BYTES", "DEFAULT_WINDOW", "DeviceGroup"]
@@ -233,11 +233,7 @@ class DeviceGroup:
                 f"rank {self.rank}: elements of {_name(tensor.dtype)} cannot be exchanged between "
                 f"devices; convert them to one of {', '.join(DTYPES)}"
             )
-        if reduction not in REDUCTIONS:
-            raise UserError(
-                f"unknown reduction {reduction!r}{did_you_mean(reduction, REDUCTIONS)} "
-                f"(known: {', '.join(REDUCTIONS)})"
-            )
+        require_known("reduction", reduction, REDUCTIONS)
         if not 0 <= root < self.ranks:
             raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {root}")
 

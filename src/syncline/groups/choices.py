@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import msgspec
 
 from syncline.collectives import PROGRAMS, Collective, Pipelined
-from syncline.errors import FileError, MismatchError, UserError, quoted
+from syncline.errors import FileError, MismatchError, UserError, quoted, unknown
 from syncline.groups.notes import Store, read_note
 from syncline.groups.site import Hosts, Site
 from syncline.model.document import Document, Value
@@ -200,8 +200,7 @@ def require_algorithm(
     elif algorithm in PROGRAMS[collective]:
         pipelined = isinstance(PROGRAMS[collective][algorithm], Pipelined)
     else:
-        known = ", ".join(PROGRAMS[collective])
-        raise UserError(f"{where}: unknown algorithm {quoted(algorithm)} (known: {known})")
+        raise UserError(f"{where}: {unknown('algorithm', algorithm, PROGRAMS[collective])}")
     if pipelined and (blocks is None or blocks < 1):
         raise UserError(f"{where}: {algorithm} needs a block, of a byte, or more; found {blocks}")
     if not pipelined and blocks is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, did_you_mean, require_known
 
 __all__ = [
     "COLLECTIVES",
@@ -77,11 +77,7 @@ def reduction_code(reduction: str, dtype: str) -> int:
     Raises:
         UserError: it is unknown, or not defined for elements of ``dtype``.
     """
-    if reduction not in REDUCTIONS:
-        raise UserError(
-            f"unknown reduction {reduction!r}{did_you_mean(reduction, REDUCTIONS)} "
-            f"(known: {', '.join(REDUCTIONS)})"
-        )
+    require_known("reduction", reduction, REDUCTIONS)
     bitwise = reduction in ("band", "bor", "bxor")
     if (bitwise and dtype in FLOATING) or (reduction == "avg" and dtype == "bool"):
         kind = "integers and booleans" if bitwise else "numbers"

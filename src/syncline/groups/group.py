@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from syncline import _native
-from syncline.errors import MismatchError, PeerError, UserError
+from syncline.errors import MismatchError, PeerError, UserError, require_known
 from syncline.groups.choices import Choice, Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
@@ -176,10 +176,7 @@ class Group:
         transport: Transport = "auto",
         choices: Wanted = "measured",
     ) -> None:
-        if transport not in get_args(Transport):
-            raise UserError(
-                f"unknown transport {transport!r} (known: {', '.join(get_args(Transport))})"
-            )
+        require_known("transport", transport, get_args(Transport))
         if not 0 <= rank < ranks:
             raise UserError(f"expected a rank from 0 to {ranks - 1}, found {rank}")
         self.rank = rank

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from syncline.errors import UserError
+from syncline.errors import UserError, require_known
 from syncline.model.cost import CostCurve
-from syncline.model.quantities import LARGEST_WORKERS, require_known
+from syncline.model.quantities import LARGEST_WORKERS
 
 __all__ = [
     "ALL_REDUCE_ALGORITHMS",

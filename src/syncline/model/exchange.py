@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from syncline.errors import UserError, quoted
+from syncline.errors import UserError, require_known, unknown
 from syncline.model.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
     BROADCAST_ALGORITHMS,
@@ -21,7 +21,6 @@ from syncline.model.cost import CostCurve
 from syncline.model.document import Value
 from syncline.model.link import Link
 from syncline.model.pipeline_costs import pipeline_curve
-from syncline.model.quantities import require_known
 from syncline.model.sparse_costs import (
     INDEX_BYTES,
     SPARSE_ALGORITHMS,
@@ -106,7 +105,7 @@ def hierarchical_all_reduce(
         local = CostCurve.in_turn(CostCurve.line(*s(workers_a_host, *costs)) for s in stages)
         gamma = between.gamma_s_per_byte
     else:
-        raise UserError(f"unknown scheme {quoted(scheme)} (known: reduce-scatter, reduce)")
+        raise UserError(unknown("scheme", scheme, ("reduce-scatter", "reduce")))
     shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
     return CostCurve.in_turn((local, all_reduce_curve(algorithm, hosts, shared)))
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from syncline.errors import UserError, quoted
+from syncline.errors import UserError, quoted, unknown
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.cost import CostCurve
 from syncline.model.document import Document, Value
@@ -19,6 +19,7 @@ from syncline.model.quantities import (
     require_finite,
     require_time,
 )
+from syncline.model.recipe import SPARSE_DEFAULT
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 
 __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Link", "Measurement", "Network"]
@@ -196,9 +197,7 @@ class Network(Document, frozen=True, kw_only=True):
             return whole
         if kind in ("reduce-scatter", "all-gather"):
             return whole.rebased(whole.startup_s / 2, 0.5)
-        raise UserError(
-            f"unknown collective {quoted(kind)} (known: all-reduce, reduce-scatter, all-gather)"
-        )
+        raise UserError(unknown("collective", kind, ("all-reduce", "reduce-scatter", "all-gather")))
 
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
         """Return this network's prediction for another worker count; see :meth:`with_`."""
@@ -230,7 +229,7 @@ class Network(Document, frozen=True, kw_only=True):
             algorithm: one of :data:`syncline.model.exchange.EXCHANGES`; a dense one drops the
                 density.
             density: share of the elements sent. If no algorithm is given and that of the network is
-                dense, it becomes ``gtop-k``.
+                dense, it becomes the one that training takes, ``gtop-k-butterfly``.
             hosts: how many; the link is then the one between hosts.
             inside: between two workers of one host.
 
@@ -251,7 +250,7 @@ class Network(Document, frozen=True, kw_only=True):
             density = self.density
         if algorithm is None:
             dense = self.algorithm not in SPARSE_ALGORITHMS
-            algorithm = "gtop-k" if density is not None and dense else self.algorithm
+            algorithm = SPARSE_DEFAULT if density is not None and dense else self.algorithm
         after = Exchange(
             algorithm=algorithm,
             workers=count,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
-from syncline.errors import UserError, did_you_mean, quoted
+from syncline.errors import UserError, require_known
 
 __all__ = [
     "BYTES_PER_ELEMENT",
@@ -22,7 +22,6 @@ __all__ = [
     "parse_duration",
     "parse_workers",
     "require_finite",
-    "require_known",
     "require_time",
 ]
 
@@ -47,14 +46,6 @@ def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
     if not (math.isfinite(value) and value >= 0 and not (above_0 and value == 0)):
         least = "above 0" if above_0 else "at least 0"
         raise UserError(f"{what} must be finite and {least}, found {value}")
-
-
-def require_known(what: str, name: str, known: Iterable[str]) -> None:
-    """Raise :class:`UserError`, which lists ``known``, for a name that is none of them."""
-    names = tuple(known)
-    if name not in names:
-        hint = did_you_mean(name, names)
-        raise UserError(f"unknown {what} {quoted(name)}{hint} (known: {', '.join(names)})")
 
 
 def require_time(what: str, seconds: float) -> None:

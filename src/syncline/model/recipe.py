@@ -9,11 +9,13 @@ from typing import Literal, get_args
 
 import msgspec
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, require_known
 from syncline.model.document import Value
 
 __all__ = [
     "PAPER_WARMUP",
+    "SPARSE_DEFAULT",
+    "SPARSE_NAMES",
     "Compression",
     "Recipe",
     "Rounded",
@@ -26,6 +28,14 @@ SelectionUnit = Literal["layer", "message", "model"]
 Wire = Literal["float32", "bfloat16", "float16"]
 
 ALGORITHMS: tuple[str, ...] = get_args(SparseAlgorithm)
+SPARSE_DEFAULT: SparseAlgorithm = "gtop-k-butterfly"
+"""What a density without an algorithm stands for, in training and in the simulator."""
+SPARSE_NAMES: dict[str, SparseAlgorithm] = {
+    "gtopk": "gtop-k-butterfly",
+    "gtopk-tree": "gtop-k",
+    "topk": "top-k",
+}
+"""Short names of sparse algorithms, the same in every command."""
 PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the first epochs, one each (gTop-k, section IV.B)."""
 
@@ -39,7 +49,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     density: float
     """rho: the share of elements that each worker sends; above 0, at most 1."""
-    algorithm: SparseAlgorithm = "gtop-k-butterfly"
+    algorithm: SparseAlgorithm = SPARSE_DEFAULT
     warmup: tuple[float, ...] = ()
     """Densities to begin with, each for ``warmup_steps`` steps."""
     warmup_steps: int = 0
@@ -78,12 +88,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         for density in (self.density, *self.warmup):
             if not (isinstance(density, int | float) and 0 < density <= 1):
                 raise UserError(f"recipe: a density is above 0 and at most 1, found {density!r}")
-        if self.algorithm not in ALGORITHMS:
-            hint = did_you_mean(self.algorithm, ALGORITHMS)
-            raise UserError(
-                f"recipe: unknown algorithm {self.algorithm!r}{hint} "
-                f"(known: {', '.join(ALGORITHMS)})"
-            )
+        require_known("algorithm", self.algorithm, ALGORITHMS, where="recipe: ")
         for name, value, known in (
             ("unit", self.unit, get_args(SelectionUnit)),
             ("wire", self.wire, get_args(Wire)),

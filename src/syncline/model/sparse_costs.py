@@ -29,11 +29,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from syncline.errors import UserError
+from syncline.errors import UserError, require_known
 from syncline.model.collective_costs import doubling_rounds, folded_rounds, require_workers
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
-from syncline.model.quantities import require_finite, require_known
+from syncline.model.quantities import require_finite
 
 __all__ = [
     "INDEX_BYTES",

@@ -14,11 +14,10 @@ from syncline.model.profile import Profile
 from syncline.model.recipe import Compression
 from syncline.model.timeline import Timeline
 from syncline.parallel.rank_measurements import Settings
-from syncline.planners import Planner, planner_named
+from syncline.planners import planner_named
 from syncline.planners.auto import Auto, choose
 from syncline.planners.compressed import choose_compressed
 from syncline.planners.ddp import Ddp
-from syncline.planners.overlap import Overlap
 from syncline.simulator.predict import calibrate_contention, predict
 
 __all__ = ["Forecasts", "forecast"]
@@ -90,9 +89,7 @@ def forecast(
         return _compressed(profile, network, settings, settings.compression, defers=defers)
     if measured:
         network = calibrate_contention(profile, network, measured)
-    others: list[Planner] = [Overlap()] if defers else []
-    if settings.planner != Auto.NAME:
-        others.append(planner_named(settings.planner))
+    others = () if settings.planner == Auto.NAME else (planner_named(settings.planner),)
     choice = choose(profile, network, ddp=settings.ddp, others=others, defers=defers)
     comparison = choice.comparison
     if settings.planner != Auto.NAME:
@@ -123,7 +120,6 @@ def _compressed(
         compression,
         planner=None if settings.planner == Auto.NAME else planner_named(settings.planner),
         ddp=settings.ddp,
-        others=[Overlap(in_flight=1)] if defers else [],
         defers=defers,
     )
     return Forecasts(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from syncline.errors import UserError, did_you_mean
-from syncline.planners.auto import Auto
+from syncline.errors import require_known
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
+from syncline.planners.auto import Auto, as_trained, choose
 from syncline.planners.base import Planner
 from syncline.planners.overlap import Overlap
 from syncline.planners.table import PUBLISHED
 
-__all__ = ["PLANNERS", "Planner", "planner_named"]
+__all__ = ["PLANNERS", "Planner", "planned", "planner_named"]
 
 PLANNERS: dict[str, Planner] = {
     planner.NAME: planner for planner in (*PUBLISHED, Overlap(), Auto())
@@ -22,7 +25,22 @@ def planner_named(name: str) -> Planner:
     Raises:
         UserError: there is none; the message names the nearest.
     """
-    if name not in PLANNERS:
-        known = ", ".join(PLANNERS)
-        raise UserError(f"unknown planner {name!r}{did_you_mean(name, PLANNERS)} (known: {known})")
+    require_known("planner", name, PLANNERS)
     return PLANNERS[name]
+
+
+def planned(name: str, profile: Profile, network: Network, *, defers: bool = True) -> Plan:
+    """Return the plan of the planner of that name, as training runs it before it has tried any.
+
+    Args:
+        name: of the planner.
+        profile: what the worker computes.
+        network: what messages cost.
+        defers: whether the forward pass can wait for single gradients.
+
+    Raises:
+        UserError: there is no such planner, or it cannot plan this.
+    """
+    if name == Auto.NAME:
+        return choose(profile, network, defers=defers).plan
+    return as_trained(planner_named(name).plan(profile, network), network, defers=defers)

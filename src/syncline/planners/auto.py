@@ -15,17 +15,18 @@ from syncline.model.prediction import Comparison, Suggestion
 from syncline.model.profile import Profile
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.planners.base import Planner
+from syncline.planners.compressed import uncut
 from syncline.planners.ddp import Ddp
 from syncline.planners.merge import Merge
-from syncline.planners.table import CANDIDATES
+from syncline.planners.overlap import candidates
 from syncline.simulator.predict import Forecast, predict, predict_iteration_s
 
 __all__ = [
-    "CANDIDATES",
     "CONFIDENCE",
     "SUGGESTED_DENSITY",
     "Auto",
     "ChosenPlan",
+    "as_trained",
     "choose",
     "suggestion",
 ]
@@ -97,6 +98,21 @@ class ChosenPlan(NamedTuple):
     """The planners whose plans let the forward pass wait for single gradients."""
 
 
+def as_trained(plan: Plan, network: Network, *, defers: bool) -> Plan:
+    """Return a plan as training runs it.
+
+    Args:
+        plan: a planner's plan for ``network``.
+        network: what messages cost. Where only a share of the elements is sent, messages hold whole
+            tensors and go one at a time (:func:`syncline.planners.compressed.uncut`).
+        defers: whether the forward pass can wait for single gradients; if not, the update waits for
+            all.
+    """
+    if network.density is not None:
+        plan = uncut(plan)
+    return plan if defers else plan.waiting_for_all()
+
+
 def choose(
     profile: Profile,
     network: Network,
@@ -105,7 +121,7 @@ def choose(
     others: Sequence[Planner] = (),
     defers: bool = True,
 ) -> ChosenPlan:
-    """Simulate the plans of several planners, and choose.
+    """Simulate the plans of several planners, and choose, as training does before it tries one.
 
     The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
     kept unless the predicted gain over them exceeds twice the standard error of the measured
@@ -116,20 +132,25 @@ def choose(
         profile: what the worker computes.
         network: what messages cost.
         ddp: DDP's buckets where they are not the default ones.
-        others: planners beside those of :data:`CANDIDATES`.
-        defers: whether the forward pass can wait for single gradients; if not, plans that say so
-            are run with an update that waits for all.
+        others: planners beside those of :func:`candidates`.
+        defers: whether the forward pass can wait for single gradients, as with
+            ``model.overlap(optimizer)``; if not, plans that say so are run with an update that
+            waits for all.
 
     O(N^2) for N tensors.
     """
-    candidates = {planner.NAME: planner for planner in (*CANDIDATES, *others)}
+    planners = {p.NAME: p for p in (*candidates(defers=defers), *others)}
     if ddp is not None:
-        candidates[Ddp.NAME] = ddp
-    plans = {name: planner.plan(profile, network) for name, planner in candidates.items()}
-    deferring = frozenset(name for name, plan in plans.items() if plan.wait == "need")
-    if not defers:
-        plans = {name: plan.waiting_for_all() for name, plan in plans.items()}
-    forecasts = {name: predict(profile, network, plan) for name, plan in plans.items()}
+        planners[Ddp.NAME] = ddp
+    plans: dict[str, Plan] = {}
+    forecasts: dict[str, Forecast] = {}
+    deferring: set[str] = set()
+    for name, planner in planners.items():
+        plan = planner.plan(profile, network)
+        if plan.wait == "need":
+            deferring.add(name)
+        plans[name] = as_trained(plan, network, defers=defers)
+        forecasts[name] = predict(profile, network, plans[name])
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
     stock = forecasts[Ddp.NAME].prediction
@@ -159,7 +180,7 @@ def choose(
         reason=reason,
         suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
     )
-    return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, deferring)
+    return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring))
 
 
 class Auto(Planner, frozen=True, kw_only=True):
@@ -167,7 +188,7 @@ class Auto(Planner, frozen=True, kw_only=True):
 
     NAME: ClassVar[str] = "auto"
     SUMMARY: ClassVar[str] = (
-        "takes the fastest whose messages can be DDP's buckets, DDP's if none gains"
+        "takes the fastest of overlap and those whose messages can be DDP's buckets, or DDP's own"
     )
 
     def plan(self, profile: Profile, network: Network) -> Plan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,11 +17,11 @@ from syncline.model.recipe import Compression, Recipe, compression_name
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.planners.base import Planner
 from syncline.planners.ddp import Ddp
-from syncline.planners.table import CANDIDATES
+from syncline.planners.overlap import candidates
 from syncline.planners.wfbp import Single
 from syncline.simulator.predict import predict
 
-__all__ = ["CompressedChoice", "choose_compressed", "compressed", "compressing"]
+__all__ = ["CompressedChoice", "choose_compressed", "compressed", "compressing", "uncut"]
 
 
 class CompressedChoice(NamedTuple):
@@ -66,9 +65,8 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
-    nearest end of a tensor. Messages of tensors that the recipe exchanges whole stay dense. One
-    message travels at a time; the engine selects from the next one meanwhile.
+    Messages become whole ones (:func:`uncut`). Those of tensors that the recipe exchanges whole
+    stay dense. The engine selects from the next message while one travels.
 
     Raises:
         UserError: the recipe selects from the whole model, and the plan has several messages.
@@ -82,23 +80,28 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
                 f"{compression_name(compression)}; give the one that the plan was made for"
             )
         return plan
-    whole = _without_cuts(plan)
-    if isinstance(compression, Recipe) and compression.unit == "model" and len(whole) > 1:
+    whole = uncut(plan)
+    if isinstance(compression, Recipe) and compression.unit == "model" and len(whole.messages) > 1:
         raise UserError(
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
-            f"message; this plan has {len(whole)}: take the planner 'single'"
+            f"message; this plan has {len(whole.messages)}: take the planner 'single'"
         )
     messages = tuple(
-        Message(start=m.start, stop=m.stop, payload=_payload(plan, m, compression)) for m in whole
+        msgspec.structs.replace(m, payload=_payload(plan, m, compression)) for m in whole.messages
     )
+    name = f"{plan.planner}+{compression_name(compression)}"
+    return msgspec.structs.replace(whole, planner=name, messages=messages)
+
+
+def uncut(plan: Plan) -> Plan:
+    """Return the plan in the form in which its messages can be compressed.
+
+    Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
+    nearest end of a tensor. One message travels at a time.
+    """
     # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
     base = plan if plan.norm is None else plan.waiting_for_all()
-    return msgspec.structs.replace(
-        base,
-        planner=f"{plan.planner}+{compression_name(compression)}",
-        messages=messages,
-        in_flight=1,
-    )
+    return msgspec.structs.replace(base, messages=tuple(_without_cuts(plan)), in_flight=1)
 
 
 def _without_cuts(plan: Plan) -> list[Message]:
@@ -132,7 +135,6 @@ def choose_compressed(
     *,
     planner: Planner | None = None,
     ddp: Ddp,
-    others: Sequence[Planner] = (),
     defers: bool,
 ) -> CompressedChoice:
     """Simulate compressed plans of several planners and take the fastest.
@@ -144,18 +146,17 @@ def choose_compressed(
         profile: what the worker computes.
         network: what dense messages cost.
         compression: how messages travel.
-        planner: take this one's.
+        planner: take this one's; None: the fastest of those of ``auto``.
         ddp: DDP's buckets, for the comparison.
-        others: planners beside those of ``auto``.
         defers: whether the forward pass can wait for single gradients.
 
     Raises:
         UserError: the recipe selects from the whole model, and the planner makes several messages.
     """
     costs = compressing(network, compression)
-    planners = [*CANDIDATES, *others] if planner is None else [planner]
+    planners = candidates(defers=defers, in_flight=1) if planner is None else (planner,)
     if planner is None and isinstance(compression, Recipe) and compression.unit == "model":
-        planners = [Single()]
+        planners = (Single(),)
     made = [compressed(each.plan(profile, costs), compression) for each in planners]
     plans = {plan.planner: plan for plan in made}
     deferring = {name for name, plan in plans.items() if plan.wait == "need"}

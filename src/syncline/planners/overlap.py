@@ -17,11 +17,11 @@ from syncline.model.quantities import LONGEST_NS, bytes_per_element
 from syncline.planners.base import Planner
 from syncline.planners.halves import plan_in_halves
 from syncline.planners.slices import plan_of
-from syncline.planners.table import PUBLISHED
+from syncline.planners.table import CANDIDATES, PUBLISHED
 from syncline.simulator.bound import lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
 
-__all__ = ["RIVALS", "Overlap", "Round"]
+__all__ = ["RIVALS", "Overlap", "Round", "candidates"]
 
 RIVALS: tuple[Planner, ...] = PUBLISHED
 """Planners whose plans are the starting points, and are taken if nothing better is found."""
@@ -176,6 +176,9 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
+        if network.density is not None and self.in_flight > 1:
+            # Sparse messages travel one at a time.
+            return msgspec.structs.replace(self, in_flight=1).plan(profile, network)
         rivals = list(_plans(profile, network))
         if profile.norm is None:
             compared = [self.own_plan(profile, network, rivals)]
@@ -248,6 +251,17 @@ class Overlap(Planner, frozen=True, kw_only=True):
                 needed = 1
         messages = (Message(start=start, stop=stop) for start, stop in slices)
         return plan_of(self.NAME, profile, network.workers, messages, in_flight=needed)
+
+
+def candidates(*, defers: bool, in_flight: int = MOST_IN_FLIGHT) -> tuple[Planner, ...]:
+    """Return the planners that training chooses from.
+
+    Args:
+        defers: whether the forward pass can wait for single gradients; without that, ``overlap`` is
+            not among them.
+        in_flight: messages of ``overlap`` that may be under way at once.
+    """
+    return (*CANDIDATES, Overlap(in_flight=in_flight)) if defers else CANDIDATES
 
 
 def _plans(profile: Profile, network: Network) -> Iterator[Plan]:

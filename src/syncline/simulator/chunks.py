@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncline.collectives.dependencies import dependencies
 from syncline.collectives.schedule import Schedule
-from syncline.errors import MismatchError, UserError, quoted
+from syncline.errors import MismatchError, UserError, quoted, require_known
 from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.simulator.fabric import Fabric
@@ -88,10 +88,7 @@ def simulate_chunks(
         )
     if not 0 <= size_bytes <= LARGEST_BYTES:
         raise UserError(f"a vector has 0 to {LARGEST_BYTES} bytes, found {size_bytes}")
-    if order not in get_args(TransferOrder):
-        raise UserError(
-            f"unknown order {quoted(order)} (known: {', '.join(get_args(TransferOrder))})"
-        )
+    require_known("order", order, get_args(TransferOrder))
     offsets = schedule.block_offsets(size_bytes)
     transfer_bytes = offsets[schedule.block_stop] - offsets[schedule.block_start]
     reductions = np.flatnonzero(schedule.reduces)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from syncline.errors import UserError, did_you_mean, quoted
+from syncline.errors import UserError, quoted, require_known
 from syncline.model.document import Value
 
 __all__ = ["STRATEGIES", "Strategy", "strategy_named"]
@@ -117,8 +117,5 @@ def strategy_named(name: str) -> Strategy:
     Raises:
         UserError: there is none; the message names the nearest.
     """
-    if name not in STRATEGIES:
-        known = ", ".join(STRATEGIES)
-        hint = did_you_mean(name, STRATEGIES)
-        raise UserError(f"unknown strategy {quoted(name)}{hint} (known: {known})")
+    require_known("strategy", name, STRATEGIES)
     return STRATEGIES[name]

@@ -15,7 +15,6 @@ from typing import Literal
 import msgspec
 
 from syncline.errors import UserError
-from syncline.model.network import Network
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.simulator.bottleneck import bottleneck
@@ -161,7 +160,7 @@ def study(
         bottleneck=bottleneck(
             simulator, points[index], made[index], index, made[index].best.planner
         ),
-        notes=(*notes, *_left_out(points, simulator.network)),
+        notes=(*notes, *_left_out(points, simulator)),
     )
 
 
@@ -170,9 +169,9 @@ def chosen_index(points: Sequence[Point]) -> int:
     return max(range(len(points)), key=lambda index: (points[index].setting.workers, -index))
 
 
-def _left_out(points: Iterable[Change], network: Network) -> Iterable[str]:
+def _left_out(points: Sequence[Change], simulator: WhatIfSimulator) -> Iterable[str]:
     """Yield what the figures do not count."""
-    points = list(points)
+    network = simulator.network
     if any(change.wire is not None for change in points):
         yield (
             "Converting gradients to and from the type in which they travel is not charged, nor is "
@@ -181,5 +180,12 @@ def _left_out(points: Iterable[Change], network: Network) -> Iterable[str]:
     sparse = network.density is not None or any(change.density is not None for change in points)
     if sparse and network.sparse is None:
         yield "Selecting and merging the elements of a sparse exchange is not charged."
+    served = any(change.strategy.exchange == "parameter-server" for change in points)
+    if served and network.hosts not in (None, network.workers):
+        yield "A parameter server is at one link for all workers; hosts do not count."
+    if served and network.algorithm not in ("ring", "parameter-server"):
+        yield f"With a parameter server the network's {network.algorithm} does not count."
+    if served and simulator.profile_at(points[0]).norm is not None:
+        yield "With a parameter server no norm of the gradients is exchanged."
     if any(change.compute_scale != 1 for change in points):
         yield "A compute scale leaves reading, copying and the host's launching as they are."

@@ -77,8 +77,9 @@ def exchanges(
     """Return the (algorithm, density) pairs that two lists stand for.
 
     A dense algorithm sends every element, so it stands for itself. Each density goes with each
-    sparse algorithm; where none is named, with the network's own, or gTop-k if that is dense. A
-    None among the densities asks for the network's own exchange where no dense one is named.
+    sparse algorithm; where none is named, with the network's own, or if that is dense with the one
+    that training takes. A None among the densities asks for the network's own exchange where no
+    dense one is named.
     """
     dense = [a for a in algorithms if a not in SPARSE_ALGORITHMS]
     sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from syncline.errors import FileError, UserError, did_you_mean, quoted
+from syncline.errors import FileError, UserError, require_known
 from syncline.model.document import read_document
 from syncline.model.network import Network
 from syncline.model.profile import Profile
@@ -97,10 +97,8 @@ def format_named(name: str) -> Format:
     Raises:
         UserError: there is none.
     """
-    if name in FORMATS:
-        return FORMATS[name]
-    hint, known = did_you_mean(name, FORMATS), ", ".join(FORMATS)
-    raise UserError(f"unknown trace format {quoted(name)}{hint} ({known})")
+    require_known("trace format", name, FORMATS)
+    return FORMATS[name]
 
 
 def read_trace(

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, require_known
 from syncline.model.document import Value
-from syncline.model.recipe import Compression, Recipe, Rounded, SparseAlgorithm
+from syncline.model.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
 from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
 __all__ = ["COLLECTIVES", "PRECISIONS", "STRATEGIES", "DeviceName", "Precision", "TrainingConfig"]
@@ -23,13 +23,13 @@ DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
-    "gtopk": "gtop-k-butterfly",
-    "gtopk-tree": "gtop-k",
-    "topk": "top-k",
+    **SPARSE_NAMES,
     "bf16": "bfloat16",
     "fp16": "float16",
 }
-"""What ``--compression`` may be: 16 bits, or a sparse algorithm by a short name."""
+"""What ``--compression`` may be: 16 bits, or a sparse algorithm by its short name."""
+FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.values()}
+"""Sparse algorithms by the names that files, reports and the simulator give them, taken too."""
 DENSE_BELOW = 1024
 """Elements. Of each parameter the largest are sent by themselves, and of biases and norms one or
 two: the others would come late, and all at once."""
@@ -188,7 +188,7 @@ class TrainingConfig(Value, frozen=True):
         """
         if self.compression is None:
             return None
-        known = COMPRESSIONS[self.compression]
+        known = (COMPRESSIONS | FULL_NAMES)[self.compression]
         if known == "bfloat16" or known == "float16":
             return known
         assert self.density is not None
@@ -214,12 +214,7 @@ class TrainingConfig(Value, frozen=True):
                         f"{option} is for sparse exchange; name it with --compression gtopk"
                     )
             return
-        if self.compression not in COMPRESSIONS:
-            raise UserError(
-                f"unknown compression {self.compression!r}"
-                f"{did_you_mean(self.compression, COMPRESSIONS)} "
-                f"(known: {', '.join(COMPRESSIONS)})"
-            )
+        require_known("compression", self.compression, COMPRESSIONS, also=FULL_NAMES)
         if self.strategy != "ddp":
             raise UserError(
                 f"--compression {self.compression} has no meaning with --strategy "
@@ -245,12 +240,8 @@ class TrainingConfig(Value, frozen=True):
                     "the strategy here is ddp, whose process group chooses: leave --collectives out"
                 )
             return
-        if self.collectives not in (None, *COLLECTIVES):
-            raise UserError(
-                f"unknown collectives {self.collectives!r}"
-                f"{did_you_mean(str(self.collectives), COLLECTIVES)} "
-                f"(known: {', '.join(COLLECTIVES)})"
-            )
+        if self.collectives is not None:
+            require_known("collectives", self.collectives, COLLECTIVES)
         for option, given in (
             ("--plan", self.plan is not None),
             ("--profile", self.profile is not None),
@@ -295,10 +286,7 @@ class TrainingConfig(Value, frozen=True):
         """
         choices = {"precision": PRECISIONS, "device": DEVICES, "strategy": STRATEGIES}
         for option, known in choices.items():
-            name = options.get(option, known[0])
-            if name not in known:
-                hint = did_you_mean(str(name), known)
-                raise UserError(f"unknown {option} {name!r}{hint} (known: {', '.join(known)})")
+            require_known(option, str(options.get(option, known[0])), known)
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         hyper = msgspec.structs.replace(default_hyperparameters(model, data), **given)
         report = report or f"runs/{model}-{data}"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, require_known
 from syncline.model.document import Value
 
 __all__ = ["SCHEDULES", "Hyperparameters", "ScheduleName", "default_hyperparameters"]
@@ -57,11 +57,7 @@ class Hyperparameters(Value, frozen=True):
                 raise UserError(f"{name} must be a number of at least 0, found {number}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"--clip-norm must be above 0, found {self.clip_norm}")
-        if self.schedule not in SCHEDULES:
-            hint = did_you_mean(self.schedule, SCHEDULES)
-            raise UserError(
-                f"unknown schedule {self.schedule!r}{hint} (known: {', '.join(SCHEDULES)})"
-            )
+        require_known("schedule", self.schedule, SCHEDULES)
 
 
 _IMAGENET = Hyperparameters(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from syncline.backend.tensors import elements_of
 from syncline.collectives.table import PROGRAMS, Collective, Pipelined
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import UserError, require_known
 from syncline.groups import Choice, Elements, Group, Pending
 
 __all__ = ["BLOCK_BYTES", "FAMILIES", "ROOT", "Channel", "Gradients", "Values"]
@@ -43,11 +43,8 @@ class Channel:
     """
 
     def __init__(self, group: Group, family: str | None) -> None:
-        if family is not None and family not in FAMILIES:
-            raise UserError(
-                f"unknown collectives {family!r}{did_you_mean(family, FAMILIES)} "
-                f"(known: {', '.join(FAMILIES)})"
-            )
+        if family is not None:
+            require_known("collectives", family, FAMILIES)
         self.group = group
         self.family = family
         self.waited_s = 0.0

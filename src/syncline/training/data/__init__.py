@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from syncline.errors import FileError, UserError, did_you_mean
+from syncline.errors import FileError, UserError, require_known
 from syncline.training.data import imagefolder
 from syncline.training.data.images import CIFAR10, DIGITS
 from syncline.training.data.spec import DataSpec, ImageData, ImageDataSpec, TextData, TextDataSpec
@@ -24,9 +24,7 @@ def data_named(name: str) -> DataSpec:
     Raises:
         UserError: there is none; the message names the nearest.
     """
-    if name not in DATA:
-        hint = did_you_mean(name, DATA)
-        raise UserError(f"unknown data set {name!r}{hint} (known: {', '.join(DATA)})")
+    require_known("data set", name, DATA)
     return DATA[name]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import require_known
 from syncline.training.models.language import LSTM, TRANSFORMER
 from syncline.training.models.spec import ModelSpec
 from syncline.training.models.vision import ALEXNET, RESNET20, RESNET50, VGG16
@@ -20,7 +20,5 @@ def model_named(name: str) -> ModelSpec:
     Raises:
         UserError: there is none; the message names the nearest.
     """
-    if name not in MODELS:
-        hint = did_you_mean(name, MODELS)
-        raise UserError(f"unknown model {name!r}{hint} (known: {', '.join(MODELS)})")
+    require_known("model", name, MODELS)
     return MODELS[name]
