@@ -8,8 +8,10 @@ Fig. 10 and 11, which the paper only draws, are in ``scripts/icdcs2019/communica
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
+from reproduce.common import FOLDER, Result
 from syncline.model.link import Link
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "MODELS",
     "WORKERS",
     "Published",
+    "measured",
 ]
 
 LINK = Link(alpha_s=0.436e-3, beta_s_per_byte=9e-9, gamma_s_per_byte=0.0)
@@ -26,6 +29,13 @@ LINK = Link(alpha_s=0.436e-3, beta_s_per_byte=9e-9, gamma_s_per_byte=0.0)
 DENSITY = 0.001
 WORKERS = 32
 FIG_10_WORKERS = (4, 8, 16, 32)
+
+
+def measured(benchmark: str) -> Result:
+    """Return what one of our benchmarks measured; its raw results are kept with the project."""
+    path = FOLDER.parent / "benchmarks" / "results" / f"{benchmark}.json"
+    found: Result = json.loads(path.read_text())
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,16 @@ were measured: ``benchmarks.sparse_speed`` with ``--own-cores``, on emulated hos
 
 from __future__ import annotations
 
-import json
 import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduce.common import BLUE, FOLDER, GREEN, GREY, ORANGE, Result, absent, figure, run
-from reproduce.gtopk import DENSITY, LINK, MODELS, WORKERS
+from reproduce.common import BLUE, GREEN, GREY, ORANGE, Result, figure, run
+from reproduce.gtopk import DENSITY, LINK, MODELS, WORKERS, measured
 from syncline.model.network import Network
 
 NAME = "gtopk_fig9"
-MEASURED = FOLDER.parent / "benchmarks" / "results" / "sparse_speed.json"
 LEFT_BYTES = 100_000_000
 """Fig. 9, left: "the approximate model size of ResNet-50"."""
 LEFT_WORKERS = (2, 4, 8, 16, 32, 64, 128)
@@ -68,11 +66,8 @@ def overtaken(rows: dict[str, list[float]], workers: tuple[int, ...]) -> list[in
 
 def _measured() -> list[Result]:
     """Return the medians of measured exchanges, as if every host had a core of its own."""
-    if not MEASURED.is_file():
-        absent("the measurement of benchmarks.sparse_speed", "only the equations are drawn")
-        return []
     rows = []
-    for cell in json.loads(MEASURED.read_text())["cells"]:
+    for cell in measured("sparse_speed")["cells"]:
         if "slowed" not in cell:
             continue
         times: dict[str, list[float]] = {}
@@ -150,7 +145,7 @@ def compute() -> Result:
 def draw(result: Result) -> Figure:
     """Draw both panels of Fig. 9, and the measured exchanges."""
     made, axes = figure(1, 3, width=11.0, height=3.9)
-    left, right, measured = axes
+    left, right, timed = axes
     for name in SPARSE:
         label, colour = STYLES[name]
         left.plot(
@@ -179,18 +174,18 @@ def draw(result: Result) -> Figure:
     for model, style in (("alexnet", "-"), ("vgg16", "--")):
         rows = [row for row in result["measured"] if row["model"] == model]
         for name in SPARSE if rows else ():
-            measured.plot(
+            timed.plot(
                 [row["workers"] for row in rows],
                 [1e3 * row["seconds"][name] for row in rows],
                 style,
                 marker="o",
                 color=STYLES[name][1],
             )
-    measured.set_xscale("log", base=2)
-    measured.set_xticks([4, 8, 16], ["4", "8", "16"])
-    measured.set_yscale("log")
-    measured.set_xlabel("hosts")
-    measured.set_title("measured, 1 Gbit/s: 61 million (solid), 138 (dashed)")
+    timed.set_xscale("log", base=2)
+    timed.set_xticks([4, 8, 16], ["4", "8", "16"])
+    timed.set_yscale("log")
+    timed.set_xlabel("hosts")
+    timed.set_title("measured: 61 M (solid), 138 M (dashed)")
     for axis in axes:
         axis.minorticks_off()
     made.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)

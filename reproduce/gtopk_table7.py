@@ -108,15 +108,13 @@ def fitted(models: Sequence[Published], start: Cluster) -> Cluster:
     of Top-k. Each column's largest error has one minimum in its constant.
     """
     found = start
-    for _ in range(ROUNDS):
-        for field, column, (low, high) in zip(
-            ("host_s", "switch_s", "merge_s"), (GTOP_K, DENSE, TOP_K), SOUGHT, strict=True
-        ):
+    columns = zip(("host_s", "switch_s", "merge_s"), (GTOP_K, DENSE, TOP_K), SOUGHT, strict=True)
+    for field, column, (low, high) in list(columns) * ROUNDS:
 
-            def error(value: float, field: str = field, column: str = column) -> float:
-                return worst(replace(found, **{field: value}), models, (column,))
+        def error(value: float, at: Cluster = found, field: str = field, of: str = column) -> float:
+            return worst(replace(at, **{field: value}), models, (of,))
 
-            found = replace(found, **{field: _least(error, low, high)})
+        found = replace(found, **{field: _least(error, low, high)})
     return found
 
 
@@ -273,6 +271,7 @@ def draw(result: Result) -> Figure:
     split.set_yscale("log")
     split.set_title("Fig. 11: communicating, gTop-k")
     split.set_xticks(places, names, fontsize=8)
+    split.set_ylim(top=20)
     split.legend()
     made.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return made
