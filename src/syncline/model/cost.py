@@ -131,10 +131,10 @@ class CostCurve(Value, frozen=True, kw_only=True):
             ]
             (low_s, low), (high_s, high) = sorted(pieces)
             rows.append((start, high_s, high))
-            if low > high:
-                crossing = start + math.ceil((high_s - low_s) / (low - high))
-                if start < crossing < end:
-                    rows.append((crossing, low_s + low * (crossing - start), low))
+            until = (high_s - low_s) / (low - high) if low > high else math.inf
+            if 0 < until <= end - start - 1:
+                crossing = start + math.ceil(until)
+                rows.append((crossing, low_s + low * (crossing - start), low))
         return _not_falling(rows)
 
     def segment_at(self, size_bytes: int) -> CostSegment:

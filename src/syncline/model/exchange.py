@@ -361,6 +361,8 @@ def _link_rescaled(
     curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
 ) -> CostCurve:
     old, new = (each.curve().less(each.computing_curve()) for each in (before, after))
+    if old == new:
+        return curve
     old_a_s, old_b = old.linearised(reference_bytes)
     if (old_b == 0 and before.workers == 1) or _same(curve, old):
         return new  # a single worker before: there is nothing to scale
