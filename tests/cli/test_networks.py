@@ -67,6 +67,16 @@ def test_servers_and_stages() -> None:
     assert network_argument(text, workers=4).stages == network_argument(text).stages
 
 
+def test_jobs_that_share_the_links() -> None:
+    alone, shared = (network_argument(f"bandwidth=10gbit,jobs={jobs}") for jobs in (1, 2))
+    assert alone.all_reduce == network_argument("bandwidth=10gbit").all_reduce
+    assert shared.jobs == 2
+    assert shared.all_reduce == network_argument("bandwidth=5gbit").all_reduce
+    assert network_argument("10gbit").with_(jobs=2).all_reduce.seconds(10**8) == pytest.approx(
+        shared.all_reduce.seconds(10**8)
+    )
+
+
 def test_a_measured_push_and_pull() -> None:
     line = network_argument("a=1e-3,b=2e-9,workers=8,algorithm=parameter-server")
     more = line.with_(workers=16)

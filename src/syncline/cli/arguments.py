@@ -45,8 +45,9 @@ NETWORK_HELP = (
     "(gTop-k, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
     "inside-bandwidth=12GB/s and inside-latency=5us inside a host; servers=4 with "
     "algorithm=parameter-server; staging=250MB/s where messages pass a host's memory or PCIe lane "
-    "at that rate, and switch=2GB/s where all bytes pass a switch. Of a link, latency is 20us, "
-    "workers are 16 and the algorithm is ring unless given."
+    "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
+    "send at the same time. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
+    "unless given."
 )
 
 STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
@@ -56,7 +57,7 @@ LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME]"
 LINK_FORM = (
     "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
     "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]][,servers=N]"
-    "[,staging=RATE][,switch=RATE]"
+    "[,staging=RATE][,switch=RATE][,jobs=N]"
 )
 
 
@@ -125,6 +126,7 @@ def _link(text: str) -> Network:
             "servers": _count,
             "staging": parse_bandwidth,
             "switch": parse_bandwidth,
+            "jobs": _count,
         },
         f"expected '{LINK_FORM}'",
     )
@@ -148,6 +150,7 @@ def _link(text: str) -> Network:
         stages=tuple(
             Stage(at=at, bytes_per_s=values[key]) for key, at in STAGES.items() if key in values
         ),
+        jobs=values.get("jobs", 1),
         name=text,
     )
 

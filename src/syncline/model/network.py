@@ -82,6 +82,8 @@ class Network(Document, frozen=True, kw_only=True):
     """Of ``parameter-server``: how many share every message evenly; None: one."""
     stages: tuple[Stage, ...] = ()
     """What the bytes of an exchange pass beside the links; see :class:`Stage`."""
+    jobs: int = 1
+    """How many equal jobs send over the links at the same time; the curve is of one of them."""
     sparse: SparseSpeeds | None = None
     """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
     then includes it."""
@@ -115,10 +117,11 @@ class Network(Document, frozen=True, kw_only=True):
             _ = self.exchange  # checks itself
         else:
             known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
-            if self.hosts or self.density or self.stages or self.algorithm not in known:
+            beside = self.hosts or self.density or self.stages or self.jobs != 1
+            if beside or self.algorithm not in known:
                 raise UserError(
                     f"network: without a link the curve must be of one of {', '.join(known)}, "
-                    "without hosts, density or stages"
+                    "without hosts, density, stages or other jobs"
                 )
         for field in ("fit_error", "fit_error_max"):
             if (value := getattr(self, field)) is not None:
@@ -153,6 +156,7 @@ class Network(Document, frozen=True, kw_only=True):
         inside: Link | None = None,
         servers: int | None = None,
         stages: tuple[Stage, ...] = (),
+        jobs: int = 1,
         sparse: SparseSpeeds | None = None,
         name: str = "link",
     ) -> Network:
@@ -171,6 +175,7 @@ class Network(Document, frozen=True, kw_only=True):
             speeds=None if density is None else sparse,
             servers=servers,
             stages=stages,
+            jobs=jobs,
         )
         whole = None if density is None else exchange.of_every_element("ring").curve()
         return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole)
@@ -188,6 +193,7 @@ class Network(Document, frozen=True, kw_only=True):
             inside=exchange.inside,
             servers=exchange.servers,
             stages=exchange.stages,
+            jobs=exchange.jobs,
             **others,
         )
 
@@ -228,6 +234,7 @@ class Network(Document, frozen=True, kw_only=True):
         inside: Link | None = None,
         servers: int | None = None,
         stages: tuple[Stage, ...] | None = None,
+        jobs: int | None = None,
     ) -> Network:
         """Return this network with something changed; None keeps a value.
 
@@ -250,6 +257,7 @@ class Network(Document, frozen=True, kw_only=True):
             servers: of ``parameter-server``.
             stages: instead of the network's; the cost of those of hosts is added to what was
                 measured, as none of it was.
+            jobs: how many equal ones send over the links at the same time, this one included.
 
         Raises:
             UserError: there is no link and none can be inferred, or the change is impossible.
@@ -261,6 +269,7 @@ class Network(Document, frozen=True, kw_only=True):
             "hosts": hosts,
             "servers": servers,
             "stages": stages,
+            "jobs": jobs,
         }
         kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
         if kept and bandwidth_bytes_per_s is None and latency_s is None and inside is None:
@@ -288,6 +297,7 @@ class Network(Document, frozen=True, kw_only=True):
             speeds=None if density is None else self.sparse,
             servers=servers,
             stages=self.stages if stages is None else stages,
+            jobs=self.jobs if jobs is None else jobs,
         )
         if after == before:
             return self
@@ -353,6 +363,7 @@ class Network(Document, frozen=True, kw_only=True):
             speeds=None if self.density is None else self.sparse,
             servers=self.servers,
             stages=self.stages,
+            jobs=self.jobs,
         )
 
     def _reference_bytes(self) -> int:

@@ -224,6 +224,7 @@ def _push_and_pull(network: Network, strategy: Strategy) -> tuple[CostCurve, Cos
         inside=network.inside,
         servers=strategy.servers,
         stages=network.stages,
+        jobs=network.jobs,
     )
     return exchange.push_curve(), exchange.pull_curve()
 
