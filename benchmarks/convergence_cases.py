@@ -73,7 +73,7 @@ CASES = {
     "resnet20": Case(
         model="resnet20",
         data="digits",
-        densities=(0.01, 0.001),
+        densities=(0.01, 0.001, 0.0005),
         ahead=(0.01, 0.001),
         hyper={"epochs": 20, "batch_size": 8},
     ),

@@ -29,6 +29,9 @@ SCRIPTS = (
     "pace_fig10",
     "pipeline_table1",
     "pipeline_fig4",
+    "gtopk_fig5",
+    "gtopk_fig9",
+    "gtopk_table7",
 )
 """One a figure or table."""
 

@@ -15,6 +15,7 @@ from PIL import Image
 from reproduce import (
     claims,
     claims_dag,
+    claims_gtopk,
     claims_mgwfbp,
     claims_pace,
     claims_pipeline,
@@ -32,6 +33,7 @@ CLAIMS = [
     *claims_mgwfbp.CLAIMS,
     *claims_pace.CLAIMS,
     *claims_pipeline.CLAIMS,
+    *claims_gtopk.CLAIMS,
 ]
 SELF_CONTAINED = (
     "dag_fig1",
@@ -41,6 +43,9 @@ SELF_CONTAINED = (
     "mgwfbp_table2",
     "pipeline_table1",
     "pipeline_fig4",
+    "gtopk_fig5",
+    "gtopk_fig9",
+    "gtopk_table7",
 )
 """Quick, and without any trace of others."""
 WITH_FALLBACK = ("dag_eq6", "dag_resnet", "dag_fig4", "mgwfbp_fig4", "mgwfbp_fig9")
@@ -60,7 +65,7 @@ def test_there_is_a_script_for_every_result_and_picture() -> None:
     named = {
         p.stem
         for p in common.FOLDER.glob("*.py")
-        if re.match(r"(dag|mgwfbp|pace|pipeline)_", p.stem)
+        if re.match(r"(dag|mgwfbp|pace|pipeline|gtopk)_", p.stem)
     }
     assert named - {"pace_speed"} == set(SCRIPTS)
     assert all(name == module(name).NAME for name in SCRIPTS)

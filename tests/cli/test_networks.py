@@ -9,7 +9,7 @@ import pytest
 from syncline.cli.arguments import INSIDE, NETWORK_HELP, network_argument
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
-from syncline.model.link import Link
+from syncline.model.link import Link, Stage
 from syncline.model.network import PRESETS, Network
 from syncline.model.recipe import SPARSE_NAMES, Recipe
 from syncline.training.config import TrainingConfig
@@ -67,6 +67,36 @@ def test_hosts() -> None:
     assert network_argument("bandwidth=10gbit,hosts=4x8,workers=32").workers == 32
 
 
+def test_servers_and_stages() -> None:
+    served = network_argument("bandwidth=10gbit,algorithm=parameter-server,servers=4,hosts=4x8")
+    assert (served.servers, served.hosts) == (4, 4)
+    text = "bandwidth=1gbit,staging=250MB/s,switch=2GB/s"
+    assert network_argument(text).stages == (
+        Stage(at="host", bytes_per_s=250e6),
+        Stage(at="switch", bytes_per_s=2e9),
+    )
+    assert network_argument(text, workers=4).stages == network_argument(text).stages
+
+
+def test_jobs_that_share_the_links() -> None:
+    alone, shared = (network_argument(f"bandwidth=10gbit,jobs={jobs}") for jobs in (1, 2))
+    assert alone.all_reduce == network_argument("bandwidth=10gbit").all_reduce
+    assert shared.jobs == 2
+    assert shared.all_reduce == network_argument("bandwidth=5gbit").all_reduce
+    assert network_argument("10gbit").with_(jobs=2).all_reduce.seconds(10**8) == pytest.approx(
+        shared.all_reduce.seconds(10**8)
+    )
+
+
+def test_a_measured_push_and_pull() -> None:
+    line = network_argument("a=1e-3,b=2e-9,workers=8,algorithm=parameter-server")
+    more = line.with_(workers=16)
+    # One server's port passes twice as many messages.
+    assert more.all_reduce.seconds(10**6) == pytest.approx(2 * (1e-3 + 2e-3))
+    sharded = line.with_(algorithm="sharded-parameter-server")
+    assert sharded.all_reduce.seconds(10**6) == pytest.approx(1e-3 + 2e-3 / 8)
+
+
 def test_what_the_help_says_holds() -> None:
     assert network_argument("bandwidth=10gbit").link == PRESETS["10gbit"].link
     assert "12GB/s" in NETWORK_HELP
@@ -116,6 +146,8 @@ def test_an_algorithm_alone_is_a_change() -> None:
         ("bandwidth=10gbit,algorithm=rong", "did you mean 'ring'"),
         ("bandwidth=10gbit,density=2", "density must be above 0 and at most 1"),
         ("bandwidth=10gbit,density=0.1,algorithm=ring", "ring sends every element"),
+        ("bandwidth=10gbit,servers=4", "servers were given, but ring does not count them"),
+        ("bandwidth=10gbit,staging=4", "'4' has no unit"),
         ("latency=1us", r"expected 'a=SECONDS,b=SECONDS_PER_BYTE\[,workers=N\]"),
         ("a=1,b=1,algorithm=rong", "did you mean 'ring'"),
         ("10gbitt", "did you mean '10gbit'"),

@@ -323,6 +323,17 @@ def test_density_and_hosts_contradict(run: Run, profile: Path) -> None:
     )
 
 
+def test_a_server_for_every_worker(run: Run, profile: Path) -> None:
+    arguments = ("--strategy", "parameter-server", "--json")
+    one = run("simulate", profile, LINK, *arguments)
+    many = run("simulate", profile, LINK, *arguments, "--algorithm", "sharded-parameter-server")
+    assert (one.code, many.code) == (0, 0), many.err
+    seconds = [
+        json.loads(found.out)["points"][0]["predictions"][0]["iteration_s"] for found in (one, many)
+    ]
+    assert seconds[0] > 2 * seconds[1]
+
+
 def test_workers_that_do_not_fill_hosts(run: Run, profile: Path) -> None:
     result = run("simulate", profile, "bandwidth=10gbit,hosts=4x8", "--workers", "8,12")
     assert result.code == 2

@@ -34,6 +34,30 @@ def test_a_curve_is_read_piece_by_piece(size_bytes: int, expected_s: float) -> N
     assert STEPS.seconds(size_bytes) == expected_s
 
 
+def test_the_larger_of_a_curve_and_a_line_by_hand() -> None:
+    found = STEPS.at_least(0.0, 1.5)
+    assert [found.seconds(size) for size in (0, 19, 20, 99, 100, 133, 134, 200)] == [
+        *(10, 29, 30, 148.5),
+        *(200, 216.5, 217, 300),
+    ]
+
+
+@some.many
+@given(
+    some.curves(),
+    st.floats(0, 2),
+    st.floats(0, 1e-6),
+    st.lists(st.integers(0, 1 << 40), min_size=1),
+)
+def test_the_larger_of_a_curve_and_a_line(
+    tried: CostCurve, a_s: float, rate: float, sizes: list[int]
+) -> None:
+    found = tried.at_least(a_s, rate)
+    for size in (*sizes, *(s.start_bytes for s in tried.segments)):
+        line_s = a_s + rate * size
+        assert found.seconds(size) == pytest.approx(max(tried.seconds(size), line_s), abs=1e-6)
+
+
 def test_startup_is_the_cost_of_nothing() -> None:
     assert STEPS.startup_s == 10
     assert CostCurve.line(3.0, 2.0).startup_s == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.exchange import EXCHANGES, Exchange, rescaled
-from syncline.model.link import Link
+from syncline.model.link import Link, Stage
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from tests import strategies as some
 
@@ -54,6 +55,143 @@ def test_hosts() -> None:
     assert nested.curve().startup_s == flat.curve().startup_s
 
 
+def test_servers_on_hosts() -> None:
+    """By hand: 8 workers on 4 hosts, 2 servers; 4 hosts push halves to each, after adding inside.
+
+    Inside: 1 round of half of the bytes each way.
+    """
+    inside = Link(alpha_s=1.0, beta_s_per_byte=2.0, gamma_s_per_byte=4.0)
+    served = Exchange(
+        algorithm="parameter-server",
+        workers=8,
+        link=Link(alpha_s=10.0, beta_s_per_byte=20.0, gamma_s_per_byte=40.0),
+        hosts=4,
+        inside=inside,
+        servers=2,
+    )
+    assert served.push_curve() == CostCurve.line(4 * 10 + 1, (4 * 20 + 3 * 40) / 2 + (2 + 4) / 2)
+    assert served.pull_curve() == CostCurve.line(4 * 10 + 1, 4 * 20 / 2 + 2 / 2)
+    assert served.curve() == CostCurve.in_turn((served.push_curve(), served.pull_curve()))
+    sharded = exchange("sharded-parameter-server", hosts=4, inside=inside)
+    four = exchange("parameter-server", hosts=4, inside=inside, servers=4)
+    assert sharded.curve() == four.curve()
+    with pytest.raises(UserError, match="unknown exchange through servers"):
+        exchange().push_curve()
+
+
+# Stages
+
+
+def staged(algorithm: str = "ring", **changes: Any) -> Exchange:
+    given = (Stage(at="host", bytes_per_s=1e6), Stage(at="host", bytes_per_s=1e7))
+    return exchange(algorithm, stages=given, **changes)
+
+
+@pytest.mark.parametrize("algorithm", EXCHANGES)
+def test_the_whole_message_of_every_worker_passes_its_host(algorithm: str) -> None:
+    extra_s = staged(algorithm).curve().seconds(10**6) - exchange(algorithm).curve().seconds(10**6)
+    assert extra_s == pytest.approx(1.1)
+    assert staged(algorithm, workers=1).curve().seconds(10**9) == 0
+
+
+def test_workers_share_their_host() -> None:
+    inside = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
+    for algorithm in ("ring", "parameter-server"):
+        alone = exchange(algorithm, hosts=2, inside=inside)
+        shared = staged(algorithm, hosts=2, inside=inside)
+        extra_s = shared.curve().seconds(10**6) - alone.curve().seconds(10**6)
+        assert extra_s == pytest.approx(4 * 1.1)
+
+
+SENT = {
+    "ring": 2 * 7,
+    "recursive-doubling": 8 * 3,
+    "linear-pipeline": 2 * 7,
+    "parameter-server": 2 * 8,
+    "top-k": 8 * 7 * 0.002,
+    "gtop-k": 2 * 7 * 0.002,
+    "gtop-k-butterfly": 8 * 3 * 0.002,
+}
+"""Bytes that 8 workers send together for each byte of the message, by hand; an entry is 8 bytes for
+4, and 0.001 of them are sent."""
+
+
+@pytest.mark.parametrize("algorithm", SENT)
+def test_all_bytes_pass_the_switch_beside_the_links(algorithm: str) -> None:
+    without = exchange(algorithm).curve()
+    wide, narrow = (
+        exchange(algorithm, stages=(Stage(at="switch", bytes_per_s=rate),)).curve()
+        for rate in (1e15, 1e3)
+    )
+    assert wide == without
+    transmitted_s = narrow.seconds(10**6) - narrow.startup_s
+    assert transmitted_s == pytest.approx(SENT[algorithm] * 1e6 / 1e3)
+    assert narrow.startup_s == without.startup_s
+
+
+@some.few
+@given(exchanges, st.floats(1e3, 1e12), st.floats(1e3, 1e12), st.integers(0, 1 << 40))
+def test_a_stage_makes_nothing_cheaper(
+    without: Exchange, slow: float, fast: float, size: int
+) -> None:
+    for at in ("host", "switch"):
+        low, high = sorted((slow, fast))
+        costs = [
+            msgspec.structs.replace(without, stages=stages).curve().seconds(size)
+            for stages in ((), (Stage(at=at, bytes_per_s=high),), (Stage(at=at, bytes_per_s=low),))
+        ]
+        assert costs[0] <= costs[1] * (1 + 1e-9)
+        assert costs[1] <= costs[2] * (1 + 1e-9)
+
+
+@some.few
+@given(some.curves(), exchanges, st.floats(1e3, 1e12), st.integers(0, 1 << 34))
+def test_the_hosts_are_added_to_what_was_measured(
+    curve: CostCurve, before: Exchange, rate: float, size: int
+) -> None:
+    after = msgspec.structs.replace(before, stages=(Stage(at="host", bytes_per_s=rate),))
+    found = rescaled(curve, before, after, REFERENCE)
+    assert found.seconds(size) == pytest.approx(curve.seconds(size) + size / rate)
+
+
+@pytest.mark.parametrize("algorithm", EXCHANGES)
+def test_jobs_share_what_links_and_switches_transmit(algorithm: str) -> None:
+    """Of two jobs each has half: twice the time for the bytes, and none for another startup."""
+    link = Link(alpha_s=2e-5, beta_s_per_byte=8e-10, gamma_s_per_byte=0.0)
+    switch = (Stage(at="switch", bytes_per_s=1e9),)
+    for stages in ((), switch):
+        alone = msgspec.structs.replace(exchange(algorithm), link=link, stages=stages)
+        shared = msgspec.structs.replace(alone, jobs=2)
+        half = msgspec.structs.replace(
+            alone,
+            link=link.with_(bandwidth_bytes_per_s=0.5 / link.beta_s_per_byte),
+            stages=tuple(Stage(at=s.at, bytes_per_s=s.bytes_per_s / 2) for s in stages),
+        )
+        for size in (0, 10**3, 10**8):
+            assert shared.curve().seconds(size) == pytest.approx(half.curve().seconds(size))
+        assert shared.curve().startup_s == pytest.approx(alone.curve().startup_s)
+    hosts = staged(algorithm).curve().seconds(10**6) - exchange(algorithm).curve().seconds(10**6)
+    own, both = (
+        msgspec.structs.replace(of, jobs=3).curve().seconds(10**6)
+        for of in (exchange(algorithm), staged(algorithm))
+    )
+    assert both - own == pytest.approx(hosts)
+
+
+def test_a_measured_curve_is_shared_too() -> None:
+    measured = CostCurve.line(2e-3, 3e-9)
+    found = rescaled(measured, exchange(), exchange(jobs=4), REFERENCE)
+    formula, shared = exchange().curve(), exchange(jobs=4).curve()
+    ratio = shared.segments[0].s_per_byte / formula.segments[0].s_per_byte
+    assert found == CostCurve.line(2e-3, 3e-9 * ratio)
+    assert 3.5 < ratio < 4  # adding is not shared
+
+
+def test_a_stage_needs_a_capacity() -> None:
+    with pytest.raises(UserError, match="the capacity of a host must be finite and above 0"):
+        Stage(at="host", bytes_per_s=0.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -62,7 +200,11 @@ def test_hosts() -> None:
         ({"density": 0.1}, "ring sends every element"),
         ({"hosts": 3, "inside": LINK}, "8 workers cannot be spread evenly over 3 hosts"),
         ({"hosts": 4}, "need a link inside a host"),
-        ({"algorithm": "parameter-server", "hosts": 4, "inside": LINK}, "has no form for hosts"),
+        ({"algorithm": "gtop-k", "hosts": 4, "inside": LINK}, "has no form for hosts"),
+        ({"jobs": 0}, "at least 1 job uses a link, found 0"),
+        ({"servers": 2}, "servers were given, but ring does not count them"),
+        ({"algorithm": "parameter-server", "servers": 0}, "at least 1 is needed, found 0"),
+        ({"algorithm": "sharded-parameter-server", "servers": 2}, "does not count them"),
     ],
 )
 def test_what_is_no_exchange(changes: dict[str, Any], message: str) -> None:

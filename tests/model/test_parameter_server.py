@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from syncline.errors import UserError
-from syncline.model.collective_costs import parameter_server_line, pull_line, push_line
+from syncline.model.collective_costs import pull_line, push_line, server_formula
 from syncline.model.cost import CostCurve
 from tests.model import steps
 
@@ -26,7 +26,7 @@ def test_by_hand() -> None:
     # P = 8, S = 2: 8 messages of M / 2 at each server, each way; 7 sums of M / 2.
     assert push_line(8, 2.0, 3.0, 5.0, servers=2) == CostCurve.line(16.0, 8 * 3 / 2 + 7 * 5 / 2)
     assert pull_line(8, 2.0, 3.0, servers=2) == CostCurve.line(16.0, 12.0)
-    assert parameter_server_line(8, 2.0, 3.0, 5.0, servers=2) == CostCurve.line(32.0, 41.5)
+    assert server_formula(2)(8, 2.0, 3.0, 5.0) == (32.0, 41.5)
 
 
 def test_the_link_of_one_server_is_shared() -> None:
@@ -38,7 +38,7 @@ def test_more_servers_than_workers_leave_the_workers_own_link() -> None:
 
 
 def test_one_worker_needs_no_server() -> None:
-    assert parameter_server_line(1, 1.0, 1.0, 1.0).seconds(10**9) == 0
+    assert server_formula(1)(1, 1.0, 1.0, 1.0) == (0, 0)
 
 
 def test_no_server() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.network import Link, Network
+from syncline.model.link import Link, Stage
+from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.planners.wfbp import Single, Wfbp
@@ -557,6 +558,50 @@ def test_equal_workers_push_as_much_apart() -> None:
     assert alike == pytest.approx(apart, abs=10)
     one = served(1)
     assert period_ns(profile, one, Wfbp().plan(profile, one), strategy=server) == 210
+
+
+def test_a_server_that_the_network_knows() -> None:
+    """The network's own exchange is taken: its servers, its hosts, its measured curve."""
+    profile = chain([50], [50], [100])
+    plan = plan_of(profile, [(0, 100)])
+    server = STRATEGIES["parameter-server"]
+    link = Link(alpha_s=3 * NS, beta_s_per_byte=NS / 16, gamma_s_per_byte=0)
+
+    def exchanged_ns(network: Network, strategy: Strategy = server) -> int:
+        return period_ns(profile, network, plan, strategy=strategy) - 100
+
+    of_link = Network.of_link
+    sharded = of_link(link, workers=4, algorithm="sharded-parameter-server")
+    assert exchanged_ns(sharded) == 2 * (4 * 3 + 25)
+    two = of_link(link, workers=4, algorithm="parameter-server", servers=2)
+    assert exchanged_ns(two) == 2 * (4 * 3 + 50)
+    assert exchanged_ns(served(), Strategy(name="s", exchange=server.exchange, servers=2)) == (
+        exchanged_ns(two)
+    )
+    hosts = of_link(link, workers=4, hosts=2, inside=link)
+    # Two hosts push and pull; inside each, half of the bytes is sent once before and once after.
+    assert exchanged_ns(hosts) == pytest.approx(2 * (2 * (3 + 25) + 3) + 25, abs=1)
+    as_algorithm = of_link(link, workers=4, hosts=2, inside=link, algorithm="parameter-server")
+    assert exchanged_ns(as_algorithm) == exchanged_ns(hosts)
+    measured = Network.line(
+        workers=4, a_s=40 * NS, b_s_per_byte=NS / 4, algorithm="parameter-server"
+    )
+    assert exchanged_ns(measured) == 40 + 100
+    stages = (Stage(at="host", bytes_per_s=4 / NS),)
+    assert exchanged_ns(of_link(link, workers=4, stages=stages)) == 4 * 2 * (3 + 25) + 100
+
+
+def test_what_a_server_cannot_exchange() -> None:
+    profile = chain([1], [1], [1])
+    plan = plan_of(profile, [(0, 1)])
+    link = Link(alpha_s=3 * NS, beta_s_per_byte=NS / 16, gamma_s_per_byte=0)
+    sparse = Network.of_link(link, workers=4, algorithm="gtop-k", density=0.01)
+    with pytest.raises(UserError, match="parameter servers exchange all of them"):
+        predict(profile, sparse, plan, strategy=STRATEGIES["parameter-server"])
+    two = Network.of_link(link, workers=4, algorithm="parameter-server", servers=2)
+    three = Strategy(name="three", exchange="parameter-server", servers=3)
+    with pytest.raises(UserError, match=r"its servers \(2\) are not the 3 of strategy 'three'"):
+        predict(profile, two, plan, strategy=three)
 
 
 def test_halves_and_delays_at_a_server() -> None:

@@ -215,6 +215,8 @@ def test_what_the_network_refuses() -> None:
         simulator(network=hosts).point(Change(workers=6))
     with pytest.raises(UserError, match="needs a density"):
         simulator().point(Change(algorithm="gtop-k"))
+    with pytest.raises(UserError, match="parameter servers exchange all of them"):
+        simulator().point(Change(density=0.01, strategy=STRATEGIES["parameter-server"]))
 
 
 settings = st.builds(
@@ -228,7 +230,7 @@ settings = st.builds(
     compute_scale=st.sampled_from([0.5, 1.0, 2.0]),
     behaviour=st.sampled_from([ALIKE, Workers(spread=0.2), Workers(stragglers=((0, 1.5),))]),
     strategy=st.sampled_from(list(STRATEGIES.values())),
-)
+).filter(lambda change: change.density is None or change.strategy.exchange == "all-reduce")
 
 
 @some.few

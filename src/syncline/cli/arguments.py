@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 import msgspec
@@ -14,7 +14,7 @@ from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import ReadingProgress
 from syncline.errors import UserError, did_you_mean, require_known
 from syncline.model.exchange import EXCHANGES
-from syncline.model.link import Link
+from syncline.model.link import Link, Stage
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
@@ -59,14 +59,21 @@ NETWORK_HELP = (
     "algorithm=NAME says by which, else by ring), or a link such as "
     "'bandwidth=10gbit,latency=20us,workers=16,algorithm=ring'. A link also takes density=0.001 "
     "(by gtopk, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
-    "inside-bandwidth=12GB/s and inside-latency=5us inside a host. Of a link, latency is 20us, "
-    "workers are 16 and the algorithm is ring unless given."
+    "inside-bandwidth=12GB/s and inside-latency=5us inside a host; servers=4 with "
+    "algorithm=parameter-server; staging=250MB/s where messages pass a host's memory or PCIe lane "
+    "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
+    "send at the same time. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
+    "unless given."
 )
+
+STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
+"""key -> where the stage is whose rate it gives."""
 
 LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME]"
 LINK_FORM = (
     "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
-    "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]]"
+    "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]][,servers=N]"
+    "[,staging=RATE][,switch=RATE][,jobs=N]"
 )
 
 
@@ -170,6 +177,10 @@ def _link(text: str) -> Network:
             "hosts": _topology,
             "inside-bandwidth": parse_bandwidth,
             "inside-latency": parse_duration,
+            "servers": _count,
+            "staging": parse_bandwidth,
+            "switch": parse_bandwidth,
+            "jobs": _count,
         },
         f"expected '{LINK_FORM}'",
     )
@@ -189,6 +200,11 @@ def _link(text: str) -> Network:
         density=density,
         hosts=hosts,
         inside=inside,
+        servers=values.get("servers"),
+        stages=tuple(
+            Stage(at=at, bytes_per_s=values[key]) for key, at in STAGES.items() if key in values
+        ),
+        jobs=values.get("jobs", 1),
         name=text,
     )
 

@@ -12,6 +12,7 @@ from rich.progress import MofNCompleteColumn
 from syncline.cli.arguments import algorithm_named, density_of
 from syncline.cli.progress import LateBar
 from syncline.errors import UserError, unknown
+from syncline.model.collective_costs import SERVER_ALGORITHMS
 from syncline.model.quantities import (
     BYTES_PER_ELEMENT,
     parse_bandwidth,
@@ -77,7 +78,8 @@ class Asked(NamedTuple):
         if self.strategy != "all":
             strategies = _values("--strategy", self.strategy, strategy_named, "caffe-mpi,pytorch")
         served = [s.name for s in strategies if s.exchange == "parameter-server"]
-        if served and (self.algorithm or self.density):
+        others = [a for a in self.algorithms() if a not in SERVER_ALGORITHMS]
+        if served and (others or self.density):
             raise UserError(
                 f"--strategy {served[0]} pushes and pulls over the server's link, so --algorithm "
                 "and --density would do nothing; leave them or that strategy out"

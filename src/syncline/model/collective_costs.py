@@ -14,7 +14,7 @@ gets the sum. ``log p`` is ``ceil(log2 p)``: the paper says that it omits the ce
 all-reduces of that table are in ``ALL_REDUCE_ALGORITHMS``: the minimum spanning tree's is
 ``binary-tree``, the bidirectional exchange's ``halving-doubling``.
 
-Push and pull through parameter servers.
+Push and pull through parameter servers; each is one way of a line.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ __all__ = [
     "ALL_REDUCE_ALGORITHMS",
     "BROADCAST_ALGORITHMS",
     "REDUCE_ALGORITHMS",
+    "SERVER_ALGORITHMS",
     "LineFormula",
     "all_reduce_line",
     "doubling_rounds",
     "folded_rounds",
     "line_formula",
     "pace_ring_line",
-    "parameter_server_line",
     "pull_line",
     "push_line",
     "require_workers",
+    "server_formula",
 ]
 
 
@@ -279,14 +280,18 @@ def pull_line(
     return push_line(workers, alpha_s, beta_s_per_byte, servers=servers)
 
 
-def parameter_server_line(
-    workers: int,
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
-    *,
-    servers: int = 1,
-) -> CostCurve:
-    """Return the cost of a push and then a pull. Arguments and errors as for :func:`push_line`."""
-    push = push_line(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte, servers=servers)
-    return CostCurve.in_turn((push, pull_line(workers, alpha_s, beta_s_per_byte, servers=servers)))
+SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
+"""One server, unless more are named; and one for each worker, or for each host."""
+
+
+def server_formula(servers: int | None) -> LineFormula:
+    """Return the formula of a push and then a pull; None: as many servers as workers."""
+
+    def formula(workers: int, alpha: float, beta: float, gamma: float) -> Line:
+        costs = (
+            push_line(workers, alpha, beta, gamma, servers=servers or workers),
+            pull_line(workers, alpha, beta, servers=servers or workers),
+        )
+        return CostCurve.in_turn(costs).linearised(0)
+
+    return formula

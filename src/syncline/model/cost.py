@@ -116,6 +116,27 @@ class CostCurve(Value, frozen=True, kw_only=True):
             for s in self.segments
         )
 
+    def at_least(self, a_s: float, b_s_per_byte: float) -> CostCurve:
+        """Return the larger of the curve and a line at every size, as one curve.
+
+        Where they cross between two sizes, the larger of them begins at the larger size.
+        """
+        rows: list[tuple[int, float, float]] = []
+        ends = (*(s.start_bytes for s in self.segments[1:]), LARGEST_BYTES)
+        for segment, end in zip(self.segments, ends, strict=True):
+            start = segment.start_bytes
+            pieces = [
+                (segment.cost_s, segment.s_per_byte),
+                (a_s + b_s_per_byte * start, b_s_per_byte),
+            ]
+            (low_s, low), (high_s, high) = sorted(pieces)
+            rows.append((start, high_s, high))
+            until = (high_s - low_s) / (low - high) if low > high else math.inf
+            if 0 < until <= end - start - 1:
+                crossing = start + math.ceil(until)
+                rows.append((crossing, low_s + low * (crossing - start), low))
+        return _not_falling(rows)
+
     def segment_at(self, size_bytes: int) -> CostSegment:
         """Return the piece that ``size_bytes`` lies on."""
         index = bisect.bisect_right(self.segments, size_bytes, key=lambda s: s.start_bytes) - 1

@@ -1,6 +1,11 @@
 """``Exchange``: the algorithm and the workers of a gradient exchange, and what that costs.
 
 Also the all-reduce over hosts of several workers: inside a host, between hosts, inside again.
+
+An exchange passes resources one after another or beside each other: the links between workers or
+hosts, the links inside a host, the ports of parameter servers, and the stages that hosts and
+switches are (:class:`syncline.model.link.Stage`). Each has a capacity, of which every user gets an
+equal share.
 """
 
 from __future__ import annotations
@@ -14,12 +19,15 @@ from syncline.model.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
     BROADCAST_ALGORITHMS,
     REDUCE_ALGORITHMS,
+    SERVER_ALGORITHMS,
     all_reduce_line,
-    parameter_server_line,
+    doubling_rounds,
+    pull_line,
+    push_line,
 )
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
-from syncline.model.link import Link
+from syncline.model.link import Link, Stage
 from syncline.model.pipeline_costs import pipeline_curve
 from syncline.model.sparse_costs import (
     INDEX_BYTES,
@@ -46,19 +54,28 @@ DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline")
 """All-reduces of whole messages between equal workers."""
 
 
-def all_reduce_curve(algorithm: str, workers: int, link: Link) -> CostCurve:
+def all_reduce_curve(
+    algorithm: str, workers: int, link: Link, *, switch_bytes_per_s: float | None = None
+) -> CostCurve:
     """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`.
 
     One worker costs nothing. The linear pipeline cuts each message into as many blocks as cost
-    least.
+    least. Through a switch pass the bytes of all workers: ``P ceil(log2 P) M`` by recursive
+    doubling, ``2 (P - 1) M`` by any other.
 
     Raises:
         UserError: the algorithm is unknown, or there is no worker.
     """
     require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
     if algorithm == "linear-pipeline":
-        return pipeline_curve("all-reduce", workers, *msgspec.structs.astuple(link))
-    return all_reduce_line(algorithm, workers=workers, **msgspec.structs.asdict(link))
+        curve = pipeline_curve("all-reduce", workers, *msgspec.structs.astuple(link))
+    else:
+        curve = all_reduce_line(algorithm, workers=workers, **msgspec.structs.asdict(link))
+    if switch_bytes_per_s is None:
+        return curve
+    doubling = algorithm == "recursive-doubling"
+    sent = workers * doubling_rounds(workers) if doubling else 2 * (workers - 1)
+    return curve.at_least(curve.startup_s, sent / switch_bytes_per_s)
 
 
 def hierarchical_all_reduce(
@@ -69,6 +86,7 @@ def hierarchical_all_reduce(
     between: Link,
     algorithm: str = "ring",
     scheme: str = "reduce-scatter",
+    switch_bytes_per_s: float | None = None,
 ) -> CostCurve:
     """Return the cost of an all-reduce in three stages, one after another.
 
@@ -90,6 +108,7 @@ def hierarchical_all_reduce(
         between: link between two hosts, shared by the workers of a host.
         algorithm: the all-reduce between hosts; one of :data:`DENSE_ALGORITHMS`.
         scheme: ``"reduce-scatter"`` or ``"reduce"``.
+        switch_bytes_per_s: what passes all bytes between hosts together; None: enough.
 
     Raises:
         UserError: a count is below 1, or the algorithm or the scheme is unknown.
@@ -107,18 +126,19 @@ def hierarchical_all_reduce(
     else:
         raise UserError(unknown("scheme", scheme, ("reduce-scatter", "reduce")))
     shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
-    return CostCurve.in_turn((local, all_reduce_curve(algorithm, hosts, shared)))
+    across = all_reduce_curve(algorithm, hosts, shared, switch_bytes_per_s=switch_bytes_per_s)
+    return CostCurve.in_turn((local, across))
 
 
 EXCHANGES = (
     *DENSE_ALGORITHMS,
-    "parameter-server",
-    "sharded-parameter-server",
+    *SERVER_ALGORITHMS,
     *SPARSE_ALGORITHMS,
 )
 """Every algorithm by which gradients can be exchanged.
 
-``parameter-server`` has one server, ``sharded-parameter-server`` as many as there are workers.
+``parameter-server`` has one server unless more are named, ``sharded-parameter-server`` as many as
+there are workers or, on hosts, as many as there are hosts.
 """
 
 
@@ -127,8 +147,8 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
-            or the reverse, hosts that do not divide the workers, hosts without a link inside, or
-            hosts with an algorithm that knows none.
+            or the reverse, hosts that do not divide the workers, hosts without a link inside, hosts
+            with an algorithm that knows none, or servers with one that has none to count.
     """
 
     algorithm: str
@@ -143,6 +163,13 @@ class Exchange(Value, frozen=True, kw_only=True):
     """Link between two workers of one host."""
     speeds: SparseSpeeds | None = None
     """Of selecting and merging, where a sparse algorithm's is counted."""
+    servers: int | None = None
+    """Of ``parameter-server``: how many share every message evenly; None: one."""
+    stages: tuple[Stage, ...] = ()
+    """What the bytes pass beside the links."""
+    jobs: int = 1
+    """How many equal jobs send over the links and switches at the same time, this one included.
+    Each has an equal share of what they transmit; startups, adding and hosts are its own."""
 
     def __post_init__(self) -> None:
         require_exchange(self.algorithm)
@@ -156,6 +183,16 @@ class Exchange(Value, frozen=True, kw_only=True):
             )
         if not sparse and self.speeds is not None:
             raise UserError(f"speeds of sparse exchange were given, but {self.algorithm} is dense")
+        if self.servers is not None:
+            if self.algorithm != "parameter-server":
+                raise UserError(
+                    f"servers were given, but {self.algorithm} does not count them; leave them "
+                    "out, or choose parameter-server"
+                )
+            if self.servers < 1:
+                raise UserError(f"parameter servers: at least 1 is needed, found {self.servers}")
+        if self.jobs < 1:
+            raise UserError(f"at least 1 job uses a link, found {self.jobs}")
         if self.hosts is None:
             return
         if self.hosts < 1 or self.workers % self.hosts:
@@ -164,42 +201,117 @@ class Exchange(Value, frozen=True, kw_only=True):
             )
         if self.inside is None:
             raise UserError("workers on hosts need a link inside a host; give its costs too")
-        if self.algorithm not in DENSE_ALGORITHMS:
+        if sparse:
+            known = ", ".join((*DENSE_ALGORITHMS, *SERVER_ALGORITHMS))
             raise UserError(
                 f"{self.algorithm} has no form for hosts of several workers; leave the hosts out, "
-                f"or choose one of {', '.join(DENSE_ALGORITHMS)}"
+                f"or choose one of {known}"
             )
 
     def curve(self) -> CostCurve:
         """Return the cost as a function of the bytes of the dense message."""
+        if self.algorithm in SERVER_ALGORITHMS:
+            return CostCurve.in_turn((self.push_curve(), self.pull_curve()))
+        links, beside = self._links_curve(), self.computing_curve()
+        return links if beside == _NOTHING else CostCurve.in_turn((links, beside))
+
+    def _links_curve(self) -> CostCurve:
+        """Return the part of an all-reduce or a sparse exchange that links and switches take."""
         if self.algorithm in SPARSE_ALGORITHMS:
             assert self.density is not None
             return sparse_line(
                 self.algorithm,
                 workers=self.workers,
                 alpha_s=self.link.alpha_s,
-                beta_s_per_byte=self.link.beta_s_per_byte,
+                beta_s_per_byte=self._shared_link.beta_s_per_byte,
                 density=self.density,
-                speeds=self.speeds,
-            )
-        if self.algorithm not in DENSE_ALGORITHMS:
-            servers = 1 if self.algorithm == "parameter-server" else self.workers
-            return parameter_server_line(
-                self.workers, *msgspec.structs.astuple(self.link), servers=servers
+                index_bytes=self.index_bytes,
+                switch_bytes_per_s=self._switch_bytes_per_s,
             )
         if self.hosts is None or self.inside is None:
-            return all_reduce_curve(self.algorithm, self.workers, self.link)
+            return all_reduce_curve(
+                self.algorithm,
+                self.workers,
+                self._shared_link,
+                switch_bytes_per_s=self._switch_bytes_per_s,
+            )
         return hierarchical_all_reduce(
             hosts=self.hosts,
             workers_a_host=self.workers // self.hosts,
             inside=self.inside,
-            between=self.link,
+            between=self._shared_link,
             algorithm=self.algorithm,
+            switch_bytes_per_s=self._switch_bytes_per_s,
         )
 
-    def of_every_element(self, algorithm: str) -> Exchange:
+    def push_curve(self) -> CostCurve:
+        """Return the cost of sending all gradients to parameter servers.
+
+        On hosts, the workers of a host first add theirs by a ring's reduce-scatter, and each sends
+        its part, so that a host sends every byte once. Half of what hosts take for a message is
+        part of the push, the other half of the pull.
+
+        Raises:
+            UserError: the algorithm has no servers.
+        """
+        return self._one_way(self.link.gamma_s_per_byte)
+
+    def pull_curve(self) -> CostCurve:
+        """Return the cost of fetching all sums; on hosts, with an all-gather inside each.
+
+        Raises:
+            UserError: the algorithm has no servers.
+        """
+        return self._one_way(None)
+
+    def _one_way(self, gamma: float | None) -> CostCurve:
+        """Return the cost of a push, which adds, or with gamma None of a pull."""
+        require_known("exchange through servers", self.algorithm, SERVER_ALGORITHMS)
+        sharded = self.algorithm == "sharded-parameter-server"
+        ends = self.hosts or self.workers
+        servers = ends if sharded else self.servers or 1
+        alpha, beta = self.link.alpha_s, self._shared_link.beta_s_per_byte
+        if gamma is None:
+            way = pull_line(ends, alpha, beta, servers=servers)
+        else:
+            way = push_line(ends, alpha, beta, gamma, servers=servers)
+        if self._switch_bytes_per_s is not None and ends > 1:
+            way = way.at_least(way.startup_s, ends / self._switch_bytes_per_s)
+        parts = [way, CostCurve.line(0.0, self._host_s_per_byte / 2)]
+        if self.hosts is not None and self.inside is not None:
+            local = self.workers // self.hosts
+            rate = self.inside.beta_s_per_byte
+            rate += 0.0 if gamma is None else self.inside.gamma_s_per_byte
+            parts.append(
+                CostCurve.line((local - 1) * self.inside.alpha_s, rate * (local - 1) / local)
+            )
+        return CostCurve.in_turn(parts)
+
+    @property
+    def _shared_link(self) -> Link:
+        """This job's share of the link."""
+        beta = self.link.beta_s_per_byte * self.jobs
+        return msgspec.structs.replace(self.link, beta_s_per_byte=beta)
+
+    @property
+    def _switch_bytes_per_s(self) -> float | None:
+        """This job's share of what passes the bytes of all workers; None: no limit."""
+        rates = (s.bytes_per_s / self.jobs for s in self.stages if s.at == "switch")
+        return min(rates, default=None)
+
+    @property
+    def _host_s_per_byte(self) -> float:
+        """What the stages of hosts take, shared by the workers of a host."""
+        if self.workers == 1:
+            return 0.0
+        users = 1 if self.hosts is None else self.workers // self.hosts
+        return math.fsum(users / s.bytes_per_s for s in self.stages if s.at == "host")
+
+    def of_every_element(self, algorithm: str, *, servers: int | None = None) -> Exchange:
         """Return the exchange of every element between the same workers, by a dense algorithm."""
-        return msgspec.structs.replace(self, algorithm=algorithm, density=None, speeds=None)
+        return msgspec.structs.replace(
+            self, algorithm=algorithm, density=None, speeds=None, servers=servers
+        )
 
     @property
     def index_bytes(self) -> float:
@@ -208,17 +320,22 @@ class Exchange(Value, frozen=True, kw_only=True):
         return INDEX_BYTES if self.speeds is None else coded_index_bytes(self.density)
 
     def computing_curve(self, *, element_bytes: float = 4) -> CostCurve:
-        """Return the part of the cost that is selecting and merging, which no link changes."""
+        """Return the part of the cost that no link changes: the hosts', selecting and merging."""
+        staged = CostCurve.line(0.0, self._host_s_per_byte)
         if self.speeds is None:
-            return CostCurve.line(0.0, 0.0)
+            return staged
         assert self.density is not None
-        return computing_line(
+        selected = computing_line(
             self.algorithm,
             workers=self.workers,
             density=self.density,
             speeds=self.speeds,
             element_bytes=element_bytes,
         )
+        return CostCurve.in_turn((selected, staged))
+
+
+_NOTHING = CostCurve.line(0.0, 0.0)
 
 
 def require_exchange(algorithm: str) -> None:
@@ -239,22 +356,24 @@ def rescaled(
 
     The shape kept is the measured one if ``after`` costs a straight line of the same messages. Else
     (linear pipeline, sparse instead of dense) it is the formula's, multiplied by the ratios of what
-    was measured to the formula before. Selecting and merging are no part of what was measured; they
-    are added as they are.
+    was measured to the formula before. The stages of hosts, selecting and merging are no part of
+    what was measured; they are added as they are.
 
     A curve that is not straight counts as the line through its cost at 0 and ``reference_bytes``.
     """
     if before == after:
         return curve
-    computing = after.computing_curve()
+    beside = after.computing_curve()
     scaled = _link_rescaled(curve.less(before.computing_curve()), before, after, reference_bytes)
-    return scaled if after.speeds is None else CostCurve.in_turn([scaled, computing])
+    return scaled if beside == _NOTHING else CostCurve.in_turn([scaled, beside])
 
 
 def _link_rescaled(
     curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
 ) -> CostCurve:
     old, new = (each.curve().less(each.computing_curve()) for each in (before, after))
+    if old == new:
+        return curve
     old_a_s, old_b = old.linearised(reference_bytes)
     if (old_b == 0 and before.workers == 1) or _same(curve, old):
         return new  # a single worker before: there is nothing to scale
@@ -301,6 +420,10 @@ def difference(before: Exchange, after: Exchange, *, inferred: bool) -> str:
         details.append(f"density {after.density:g}")
     if after.hosts is not None:
         details.append(f"{after.hosts} hosts")
+    if after.servers is not None:
+        details.append(f"{after.servers} servers")
+    if after.jobs > 1:
+        details.append(f"shared by {after.jobs} jobs")
     if after.link.beta_s_per_byte != before.link.beta_s_per_byte:
         details.append(f"{8e-9 / after.link.beta_s_per_byte:.3g} Gbit/s")
     if after.link.alpha_s != before.link.alpha_s:

@@ -1,15 +1,16 @@
-"""``Link``: what one message between two workers costs."""
+"""``Link``: what one message between two workers costs; ``Stage``: what it passes beside a link."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from syncline.errors import UserError
-from syncline.model.collective_costs import line_formula
+from syncline.model.collective_costs import SERVER_ALGORITHMS, line_formula, server_formula
 from syncline.model.document import Value
 from syncline.model.quantities import require_finite
 
-__all__ = ["Link"]
+__all__ = ["Link", "Stage"]
 
 
 class Link(Value, frozen=True, kw_only=True):
@@ -33,18 +34,23 @@ class Link(Value, frozen=True, kw_only=True):
         a_s: float,
         b_s_per_byte: float,
         gamma_s_per_byte: float = 0.0,
+        servers: int | None = None,
     ) -> Link:
         """Return the link over which an all-reduce of at least 2 workers costs ``a + b M``.
 
         Source: MG-WFBP, section 6.4, which takes a measured line to other worker counts with the
         ring. With gamma unknown leave it 0: summation is then part of beta. For the ring that makes
-        no difference at any worker count, since both terms grow with ``(N - 1) / N``.
+        no difference at any worker count, since both terms grow with ``(N - 1) / N``. For
+        ``parameter-server`` say how many servers there are; None: one.
 
         Raises:
-            UserError: the algorithm is no key of ``ALL_REDUCE_ALGORITHMS``, a single worker has no
-                link, or summation alone takes longer than the line.
+            UserError: the algorithm is no key of ``ALL_REDUCE_ALGORITHMS`` and has no servers, a
+                single worker has no link, or summation alone takes longer than the line.
         """
-        formula = line_formula(algorithm)
+        if algorithm in SERVER_ALGORITHMS:
+            formula = server_formula((servers or 1) if algorithm == "parameter-server" else None)
+        else:
+            formula = line_formula(algorithm)
         if workers < 2:
             raise UserError(f"a link needs an all-reduce of at least 2 workers, found {workers}")
         startups, _ = formula(workers, 1.0, 0.0, 0.0)
@@ -78,3 +84,27 @@ class Link(Value, frozen=True, kw_only=True):
             beta_s_per_byte=self.beta_s_per_byte if rate is None else 1 / rate,
             gamma_s_per_byte=self.gamma_s_per_byte,
         )
+
+
+class Stage(Value, frozen=True, kw_only=True):
+    """A resource beside the links, with a capacity that its users share equally.
+
+    ``"host"``: what a host does with a message before it is sent and after it has arrived: copies
+    over the PCIe lane, staging, passes over all elements. The whole message of each worker passes
+    once, also where only some of its elements are sent, in turn with the links. The workers of a
+    host share it.
+
+    ``"switch"``: what carries the bytes of all links together, such as a switch or an uplink. All
+    bytes that the exchange sends pass it, while they pass the links, and the slower of the two
+    counts.
+
+    Raises:
+        UserError: on construction, if the capacity is not finite and above 0.
+    """
+
+    at: Literal["host", "switch"]
+    bytes_per_s: float
+    """Capacity."""
+
+    def __post_init__(self) -> None:
+        require_finite(f"stage: the capacity of a {self.at}", self.bytes_per_s, above_0=True)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from syncline.errors import UserError, quoted, unknown
-from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
+from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, SERVER_ALGORITHMS
 from syncline.model.cost import CostCurve
 from syncline.model.document import Document, Value
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
-from syncline.model.link import Link
+from syncline.model.link import Link, Stage
 from syncline.model.quantities import (
     LARGEST_BYTES,
     LARGEST_CONTENTION,
@@ -79,6 +79,12 @@ class Network(Document, frozen=True, kw_only=True):
     """How many hosts the workers are on; None: unknown, or each on its own."""
     inside: Link | None = None
     """Link between two workers of one host."""
+    servers: int | None = None
+    """Of ``parameter-server``: how many share every message evenly; None: one."""
+    stages: tuple[Stage, ...] = ()
+    """What the bytes of an exchange pass beside the links; see :class:`Stage`."""
+    jobs: int = 1
+    """How many equal jobs send over the links at the same time; the curve is of one of them."""
     sparse: SparseSpeeds | None = None
     """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
     then includes it."""
@@ -110,11 +116,14 @@ class Network(Document, frozen=True, kw_only=True):
         require_exchange(self.algorithm)
         if self.link is not None:
             _ = self.exchange  # checks itself
-        elif self.hosts or self.density or self.algorithm not in ALL_REDUCE_ALGORITHMS:
-            raise UserError(
-                "network: without a link the curve must be of one of "
-                f"{', '.join(ALL_REDUCE_ALGORITHMS)}, without hosts or density"
-            )
+        else:
+            known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
+            beside = self.hosts or self.density or self.stages or self.jobs != 1
+            if beside or self.algorithm not in known:
+                raise UserError(
+                    f"network: without a link the curve must be of one of {', '.join(known)}, "
+                    "without hosts, density, stages or other jobs"
+                )
         for field in ("fit_error", "fit_error_max"):
             if (value := getattr(self, field)) is not None:
                 require_finite(f"network: {field}", value)
@@ -146,6 +155,9 @@ class Network(Document, frozen=True, kw_only=True):
         density: float | None = None,
         hosts: int | None = None,
         inside: Link | None = None,
+        servers: int | None = None,
+        stages: tuple[Stage, ...] = (),
+        jobs: int = 1,
         sparse: SparseSpeeds | None = None,
         name: str = "link",
     ) -> Network:
@@ -162,6 +174,9 @@ class Network(Document, frozen=True, kw_only=True):
             hosts=hosts,
             inside=inside,
             speeds=None if density is None else sparse,
+            servers=servers,
+            stages=stages,
+            jobs=jobs,
         )
         whole = None if density is None else exchange.of_every_element("ring").curve()
         return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole)
@@ -177,6 +192,9 @@ class Network(Document, frozen=True, kw_only=True):
             density=exchange.density,
             hosts=exchange.hosts,
             inside=exchange.inside,
+            servers=exchange.servers,
+            stages=exchange.stages,
+            jobs=exchange.jobs,
             **others,
         )
 
@@ -213,6 +231,9 @@ class Network(Document, frozen=True, kw_only=True):
         density: float | None = None,
         hosts: int | None = None,
         inside: Link | None = None,
+        servers: int | None = None,
+        stages: tuple[Stage, ...] | None = None,
+        jobs: int | None = None,
     ) -> Network:
         """Return this network with something changed; None keeps a value.
 
@@ -232,11 +253,23 @@ class Network(Document, frozen=True, kw_only=True):
                 dense, it becomes the one that training takes, ``gtop-k-butterfly``.
             hosts: how many; the link is then the one between hosts.
             inside: between two workers of one host.
+            servers: of ``parameter-server``.
+            stages: instead of the network's; the cost of those of hosts is added to what was
+                measured, as none of it was.
+            jobs: how many equal ones send over the links at the same time, this one included.
 
         Raises:
             UserError: there is no link and none can be inferred, or the change is impossible.
         """
-        asked = {"workers": workers, "algorithm": algorithm, "density": density, "hosts": hosts}
+        asked = {
+            "workers": workers,
+            "algorithm": algorithm,
+            "density": density,
+            "hosts": hosts,
+            "servers": servers,
+            "stages": stages,
+            "jobs": jobs,
+        }
         kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
         if kept and bandwidth_bytes_per_s is None and latency_s is None and inside is None:
             return self
@@ -251,6 +284,8 @@ class Network(Document, frozen=True, kw_only=True):
         if algorithm is None:
             dense = self.algorithm not in SPARSE_ALGORITHMS
             algorithm = SPARSE_DEFAULT if density is not None and dense else self.algorithm
+        if servers is None and algorithm == "parameter-server":
+            servers = self.servers
         after = Exchange(
             algorithm=algorithm,
             workers=count,
@@ -259,6 +294,9 @@ class Network(Document, frozen=True, kw_only=True):
             hosts=hosts,
             inside=self.inside if inside is None else inside,
             speeds=None if density is None else self.sparse,
+            servers=servers,
+            stages=self.stages if stages is None else stages,
+            jobs=self.jobs if jobs is None else jobs,
         )
         if after == before:
             return self
@@ -286,7 +324,10 @@ class Network(Document, frozen=True, kw_only=True):
         curve = self.whole if before.density is not None else self.all_reduce
         if curve is None:
             return None
-        before, after = (each.of_every_element(algorithm) for each in (before, after))
+        servers = before.servers
+        before, after = (
+            each.of_every_element(algorithm, servers=servers) for each in (before, after)
+        )
         return rescaled(curve, before, after, self._reference_bytes())
 
     @property
@@ -304,7 +345,13 @@ class Network(Document, frozen=True, kw_only=True):
                     "extrapolate from; measure it again with syncline.probe()"
                 )
             a_s, b = self.all_reduce.linearised(self._reference_bytes())
-            link = Link.of_line(self.algorithm, workers=self.workers, a_s=a_s, b_s_per_byte=b)
+            link = Link.of_line(
+                self.algorithm,
+                workers=self.workers,
+                a_s=a_s,
+                b_s_per_byte=b,
+                servers=self.servers,
+            )
         return Exchange(
             algorithm=self.algorithm,
             workers=self.workers,
@@ -313,6 +360,9 @@ class Network(Document, frozen=True, kw_only=True):
             hosts=self.hosts,
             inside=self.inside,
             speeds=None if self.density is None else self.sparse,
+            servers=self.servers,
+            stages=self.stages,
+            jobs=self.jobs,
         )
 
     def _reference_bytes(self) -> int:

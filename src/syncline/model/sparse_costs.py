@@ -82,22 +82,27 @@ class SparseWork(NamedTuple):
     """Vectors of k entries that pass its link one after another."""
     merged: int
     """Vectors of k entries that its merges are given."""
+    sent: int
+    """Vectors of k entries that all workers send together."""
 
 
 def _top_k(workers: int) -> SparseWork:
     rounds = doubling_rounds(workers)
     # The gathered vectors are added up in pairs, and nothing is dropped: P vectors a level.
-    return SparseWork(rounds, workers - 1, workers * rounds)
+    return SparseWork(rounds, workers - 1, workers * rounds, workers * (workers - 1))
 
 
 def _gtop_k(workers: int) -> SparseWork:
     rounds = doubling_rounds(workers)
-    return SparseWork(2 * rounds, 2 * rounds, 2 * rounds)
+    return SparseWork(2 * rounds, 2 * rounds, 2 * rounds, 2 * (workers - 1))
 
 
 def _gtop_k_butterfly(workers: int) -> SparseWork:
     # A worker that took in a surplus one merges once more, and hands the result back at the end.
-    return SparseWork(folded_rounds(workers), folded_rounds(workers), 2 * doubling_rounds(workers))
+    rounds = folded_rounds(workers)
+    paired = 1 << (workers.bit_length() - 1)
+    sent = paired * (paired.bit_length() - 1) + 2 * (workers - paired)
+    return SparseWork(rounds, rounds, 2 * doubling_rounds(workers), sent)
 
 
 SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
@@ -126,6 +131,7 @@ def sparse_line(
     element_bytes: int = 4,
     index_bytes: float | None = None,
     speeds: SparseSpeeds | None = None,
+    switch_bytes_per_s: float | None = None,
 ) -> CostCurve:
     """Return the cost of a sparse exchange as a line in the bytes of the dense message.
 
@@ -139,6 +145,7 @@ def sparse_line(
         index_bytes: width of an index; by default 4 without speeds, as in the paper, and as we
             code it with them.
         speeds: of selecting and merging, which are not counted if None.
+        switch_bytes_per_s: what passes all bytes of all workers together (``Stage``); None: enough.
 
     Raises:
         UserError: the algorithm is unknown, or a value is out of its range.
@@ -155,6 +162,8 @@ def sparse_line(
         return CostCurve.line(0.0, 0.0)
     sent_share = density * (1 + index_bytes / element_bytes)
     link = CostCurve.line(work.startups * alpha_s, work.vectors * sent_share * beta_s_per_byte)
+    if switch_bytes_per_s is not None:
+        link = link.at_least(link.startup_s, work.sent * sent_share / switch_bytes_per_s)
     if speeds is None:
         return link
     computing = computing_line(

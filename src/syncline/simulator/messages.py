@@ -10,7 +10,9 @@ import msgspec
 
 from syncline import _native
 from syncline.errors import UserError, quoted
-from syncline.model.collective_costs import pull_line, push_line
+from syncline.model.collective_costs import SERVER_ALGORITHMS
+from syncline.model.cost import CostCurve
+from syncline.model.exchange import Exchange
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.quantities import LONGEST_NS, NS_PER_S
@@ -100,7 +102,8 @@ def message_tasks(
     cost of two messages at once was measured, ``T`` is that cost.
 
     Raises:
-        UserError: the strategy has a parameter server and the network no link.
+        UserError: the strategy has a parameter server, and the network no link, or an exchange
+            that servers cannot make, or another number of them.
     """
     if strategy.exchange == "parameter-server":
         return _with_server(network, plan, strategy, classes)
@@ -156,17 +159,10 @@ def _with_server(
 ) -> list[MessageTask]:
     """Return a push of each class of workers and a pull for all of them, for each message.
 
-    The cost of all pushes (:mod:`syncline.model.collective_costs`) is shared out by workers.
+    The cost of all pushes is shared out by workers.
     """
-    link = network.link
-    if link is None:
-        raise UserError(
-            f"network {quoted(network.name)}: a parameter server needs the point-to-point costs "
-            "of a link; give bandwidth= and latency=, or measure with syncline.probe()"
-        )
-    count, alpha, beta = network.workers, link.alpha_s, link.beta_s_per_byte
-    push = push_line(count, alpha, beta, link.gamma_s_per_byte, servers=strategy.servers)
-    pull = pull_line(count, alpha, beta, servers=strategy.servers)
+    push, pull = _push_and_pull(network, strategy)
+    count = network.workers
     tasks: list[MessageTask] = []
     pushed: list[tuple[int, int, int]] = []  # (start, stop, task)
     for index, (message, size) in enumerate(zip(plan.messages, plan.message_bytes(), strict=True)):
@@ -194,6 +190,43 @@ def _with_server(
             tasks.append(MessageTask("pull", pull_ns, index, False, last=True, after=awaited))
     _require_possible(network, sum(task.duration_ns for task in tasks))
     return tasks
+
+
+def _push_and_pull(network: Network, strategy: Strategy) -> tuple[CostCurve, CostCurve]:
+    """Return what all pushes and what all pulls of a message cost.
+
+    The network of a parameter server knows them, measured or by formula: halves of its curve. Of
+    another network, the link and the hosts are taken, and the strategy's servers.
+    """
+    where = f"network {quoted(network.name)}"
+    if network.algorithm in SERVER_ALGORITHMS:
+        if strategy.servers > 1 and strategy.servers != network.servers:
+            raise UserError(
+                f"{where}: its servers ({network.servers or network.algorithm}) are not the "
+                f"{strategy.servers} of strategy {quoted(strategy.name)}; give them in one place"
+            )
+        return network.collective("reduce-scatter"), network.collective("all-gather")
+    if network.density is not None:
+        raise UserError(
+            f"{where}: sends a share of the elements, and parameter servers exchange all of them; "
+            "leave the density out, or choose another strategy"
+        )
+    if network.link is None:
+        raise UserError(
+            f"{where}: a parameter server needs the point-to-point costs "
+            "of a link; give bandwidth= and latency=, or measure with syncline.probe()"
+        )
+    exchange = Exchange(
+        algorithm="parameter-server",
+        workers=network.workers,
+        link=network.link,
+        hosts=network.hosts,
+        inside=network.inside,
+        servers=strategy.servers,
+        stages=network.stages,
+        jobs=network.jobs,
+    )
+    return exchange.push_curve(), exchange.pull_curve()
 
 
 def _require_possible(network: Network, total_ns: int) -> None:

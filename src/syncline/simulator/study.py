@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from syncline.errors import UserError
+from syncline.model.collective_costs import SERVER_ALGORITHMS
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.simulator.bottleneck import bottleneck
@@ -181,9 +182,7 @@ def _left_out(points: Sequence[Change], simulator: WhatIfSimulator) -> Iterable[
     if sparse and network.sparse is None:
         yield "Selecting and merging the elements of a sparse exchange is not charged."
     served = any(change.strategy.exchange == "parameter-server" for change in points)
-    if served and network.hosts not in (None, network.workers):
-        yield "A parameter server is at one link for all workers; hosts do not count."
-    if served and network.algorithm not in ("ring", "parameter-server"):
+    if served and network.algorithm not in ("ring", *SERVER_ALGORITHMS):
         yield f"With a parameter server the network's {network.algorithm} does not count."
     if served and simulator.profile_at(points[0]).norm is not None:
         yield "With a parameter server no norm of the gradients is exchanged."
