@@ -45,6 +45,23 @@ def test_gradients_and_messages_of_all_schemas(tmp_path: Path, schema: str) -> N
     assert trace.trace().plan == plan
 
 
+def test_a_gradient_without_a_tensor_takes_the_rest_of_its_message(tmp_path: Path) -> None:
+    plan = read(tmp_path, execution_trace(undefined=(1,))).plan()
+    assert [t.elements for t in plan.tensors] == [1000] * 4
+    assert plan.message_bytes() == (8000, 8000)
+
+
+def test_messages_outside_of_the_backward_pass_hold_no_gradients(tmp_path: Path) -> None:
+    whole = execution_trace(iterations=1)
+    nodes = whole["nodes"]
+    average = copy.deepcopy(next(n for n in nodes if n["name"] == "c10d::allreduce_"))
+    begin = {"id": 0, "name": "autograd::engine::evaluate_function: AddmmBackward0", "attrs": []}
+    whole["nodes"] = [{**average, "id": -1}, begin, *nodes, {**average, "id": 99}]
+    trace = read(tmp_path, whole)
+    assert [len(i.messages) for i in trace.iterations] == [2]
+    assert trace.plan().message_bytes() == (8000, 8000)
+
+
 def test_without_worker_count(tmp_path: Path) -> None:
     trace = read(tmp_path, execution_trace(workers=None))
     assert trace.workers is None

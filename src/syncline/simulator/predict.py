@@ -20,7 +20,7 @@ from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
-from syncline.model.profile import Profile
+from syncline.model.profile import PEERS, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.simulator.analysis import ready_ns, waits
@@ -259,6 +259,8 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
         operation = profile.operations[slot.operation]
         label = f"update before {operation.name}" if slot.gate else operation.name
         kind: SpanKind = "update" if slot.gate else operation.phase
+        if operation.lane == PEERS:
+            kind = "wait"
         tasks = dag.slot_tasks(index)
         for number in shown:
             lane = _lane_name(dag, slot, number)

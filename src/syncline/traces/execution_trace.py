@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.model.plan import Plan, Tensor
 from syncline.model.quantities import LARGEST_BYTES, LARGEST_WORKERS
-from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
+from syncline.traces.kineto_steps import (
+    EVALUATE,
+    ReadyPoint,
+    StepTasks,
+    element_dtype,
+    message_parts,
+)
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
 from syncline.traces.trace import Trace
 
@@ -39,8 +45,9 @@ class SizedNode(NamedTuple):
 
     record_id: int | None
     """Record function id, as in a profiler trace of the same run."""
-    elements: int
-    dtype: str
+    elements: int | None
+    """None for a gradient without a tensor, as of a parameter that the loss does not depend on."""
+    dtype: str | None
 
 
 class TracedIteration(NamedTuple):
@@ -48,6 +55,8 @@ class TracedIteration(NamedTuple):
 
     gradients: tuple[SizedNode, ...]
     messages: tuple[SizedNode, ...]
+    launched: tuple[int, ...]
+    """How many gradients were ready when each message was launched."""
 
 
 class ExecutionTrace(NamedTuple):
@@ -55,6 +64,8 @@ class ExecutionTrace(NamedTuple):
 
     source: str
     schema: str
+    process: int | None
+    """Process id; None where the trace does not say it."""
     workers: int | None
     """Size of the process group; None where the trace does not say."""
     iterations: tuple[TracedIteration, ...]
@@ -80,20 +91,27 @@ class ExecutionTrace(NamedTuple):
                 f"{self.source}: no gradients and no messages in it; record whole training "
                 "iterations"
             )
-        gradients, messages = self.iterations[-1]
+        gradients, messages, launched = self.iterations[-1]
+        sized = [g.elements for g in gradients]
+        parts = [sized]
+        if messages:
+            of_messages = [m.elements for m in messages]
+            found = message_parts(sized, of_messages, launched) if gradients else None
+            if gradients and found is None:
+                raise UserError(
+                    f"{self.source}: the messages hold {sum(filter(None, of_messages))} elements, "
+                    f"the gradients {sum(filter(None, sized))}; record whole training iterations"
+                )
+            parts = found or [[elements] for elements in of_messages]
         kind, nodes = ("gradient", gradients) if gradients else ("bucket", messages)
-        elements = sum(node.elements for node in nodes)
-        stops = list(itertools.accumulate(m.elements for m in messages)) or [elements]
-        if stops[-1] != elements:
-            raise UserError(
-                f"{self.source}: the messages hold {stops[-1]} elements, the gradients {elements}; "
-                "record whole training iterations"
-            )
+        elements = list(itertools.chain.from_iterable(parts))
         tensors = tuple(
-            Tensor(name=f"{kind} {i}", elements=n.elements, dtype=n.dtype)
-            for i, n in enumerate(nodes)
+            Tensor(name=f"{kind} {i}", elements=size, dtype=node.dtype or "float32")
+            for i, (size, node) in enumerate(zip(elements, nodes, strict=False))
+            if size is not None
         )
-        return Plan.cut("as traced", MODEL, count, tensors, stops)
+        stops = itertools.accumulate(sum(filter(None, part)) for part in parts)
+        return Plan.cut("as traced", MODEL, count, tensors, list(stops))
 
     def trace(self) -> Trace:
         """Return the content in the form that all trace readers share: at most a plan."""
@@ -107,15 +125,15 @@ class ExecutionTrace(NamedTuple):
             notes=self.notes,
         )
 
-    def join(self, step: StepTasks) -> StepTasks:
-        """Return a profiled step with the sizes from this trace.
+    def join(self, step: StepTasks, profiled: str) -> StepTasks:
+        """Return a step of the profiler trace ``profiled`` with the sizes from this trace.
 
         Operators are found by record function id, which both traces count in the same way if they
         were recorded together. Otherwise by their order, if an iteration has as many gradients and
         messages, and messages of the same sizes where both tell them.
 
         Raises:
-            MismatchError: the traces are not of the same training job.
+            MismatchError: no iteration here has the step's gradients and messages.
         """
         by_id = [self.record_ids.get(p.record_id or -1) for p in step.parameters]
         messages = [self.record_ids.get(m.record_id or -1) for m in step.messages]
@@ -128,8 +146,8 @@ class ExecutionTrace(NamedTuple):
                 return _with_sizes(step, iteration.gradients, iteration.messages, "by order")
         have = ", ".join(f"{g} in {m}" for g, m in sorted(set(counts))) or "none"
         raise MismatchError(
-            f"{self.source}: not of the same job as the profiler trace: step {step.number} there "
-            f"has {here[0]} gradients in {here[1]} messages, the iterations here have {have} (or "
+            f"{self.source}: cannot be joined with {profiled}: step {step.number} there has "
+            f"{here[0]} gradients in {here[1]} messages, the iterations here have {have} (or "
             "messages of other sizes); give traces that were recorded together"
         )
 
@@ -148,7 +166,7 @@ def _with_sizes(
     how: str,
 ) -> StepTasks:
     def sized(point: ReadyPoint, node: SizedNode | None) -> ReadyPoint:
-        if node is None:
+        if node is None or node.elements is None:
             return point
         return point._replace(elements=node.elements, dtype=node.dtype)
 
@@ -194,6 +212,7 @@ class _Reader:
         self._found: list[tuple[int, str, SizedNode | None]] = []  # node id, kind, sizes
         self._record_ids: dict[int, SizedNode] = {}
         self._workers: int | None = None
+        self._process: int | None = None
 
     def member(self, key: str, value: Any) -> None:
         """Take in a member of the top-level object."""
@@ -206,6 +225,8 @@ class _Reader:
                     f"this release reads {KNOWN}"
                 )
             self._schema = value
+        if key == "pid" and type(value) is int:
+            self._process = value
 
     def node(self, place: int, node: Any) -> None:
         """Take in one node, if it is about gradients."""
@@ -219,7 +240,9 @@ class _Reader:
         where = f"{where} {name[:80]!r}"
         if name.startswith("Optimizer.step#"):
             self._found.append((self._id(node, where), "end", None))
-        elif name.endswith("AccumulateGrad") and not name.startswith("autograd::engine"):
+        elif name.startswith(EVALUATE):
+            self._found.append((self._id(node, where), "backward", None))
+        elif name.endswith("AccumulateGrad"):
             self._sized("gradient", node, where)
         elif MESSAGE.match(name):
             self._sized("message", node, where)
@@ -244,6 +267,7 @@ class _Reader:
         return ExecutionTrace(
             source=self._source,
             schema=self._schema,
+            process=self._process,
             workers=self._workers,
             iterations=tuple(iterations),
             record_ids=self._record_ids,
@@ -251,17 +275,35 @@ class _Reader:
         )
 
     def _iterations(self) -> list[TracedIteration]:
-        """Return the iterations: what lies before each step of the optimizer."""
+        """Return the iterations: what lies before each step of the optimizer.
+
+        Where the trace says when a backward pass begins, messages before it are no gradients, such
+        as an average of losses.
+        """
         iterations: list[TracedIteration] = []
         gradients: list[SizedNode] = []
         messages: list[SizedNode] = []
+        launched: list[int] = []
         ordered = sorted(self._found, key=lambda found: found[0])
+        told = any(kind == "backward" for _, kind, _ in ordered)
+        begun = not told
         for _, kind, node in [*ordered, (0, "end", None)]:
-            if node is not None:
-                (gradients if kind == "gradient" else messages).append(node)
-            elif gradients or messages:
-                iterations.append(TracedIteration(tuple(gradients), tuple(messages)))
-                gradients, messages = [], []
+            if node is not None and kind == "gradient":
+                gradients.append(node)
+            elif node is not None:
+                messages.append(node)
+                launched.append(len(gradients))
+            elif kind == "backward":
+                if not begun:
+                    messages, launched = [], []
+                begun = True
+            else:
+                if begun and (gradients or messages):
+                    iterations.append(
+                        TracedIteration(tuple(gradients), tuple(messages), tuple(launched))
+                    )
+                gradients, messages, launched = [], [], []
+                begun = not told
         return iterations
 
     def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
@@ -281,11 +323,13 @@ class _Reader:
             dtypes.add(element_dtype(dtype))
         if elements > LARGEST_BYTES:
             raise self._broken(where, f"a tensor of {elements} elements is not possible")
-        if len(dtypes) != 1 or None in dtypes:
-            return  # no gradient: an exchange of counters, or nothing at all
+        known = len(dtypes) == 1 and None not in dtypes
+        if not known and kind != "gradient":
+            return  # an exchange of counters, or of nothing at all
         record = attributes.get("rf_id")
         record_id = record if type(record) is int else None
-        sized = SizedNode(record_id, elements, str(dtypes.pop()))
+        dtype = dtypes.pop() if known else None
+        sized = SizedNode(record_id, elements if known else None, dtype)
         if record_id is not None:
             self._record_ids[record_id] = sized
         if kind is not None:
