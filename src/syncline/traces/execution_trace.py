@@ -46,7 +46,8 @@ class SizedNode(NamedTuple):
     record_id: int | None
     """Record function id, as in a profiler trace of the same run."""
     elements: int | None
-    """None for a gradient without a tensor, as of a parameter that the loss does not depend on."""
+    """None for a gradient without a tensor, as of a parameter that the loss does not depend on, and
+    for a message that holds no gradients, such as counters."""
     dtype: str | None
 
 
@@ -57,6 +58,14 @@ class TracedIteration(NamedTuple):
     messages: tuple[SizedNode, ...]
     launched: tuple[int, ...]
     """How many gradients were ready when each message was launched."""
+
+    def without_counters(self) -> TracedIteration:
+        """Return the iteration without messages that hold no gradients."""
+        kept = [i for i, message in enumerate(self.messages) if message.elements is not None]
+        return self._replace(
+            messages=tuple(self.messages[i] for i in kept),
+            launched=tuple(self.launched[i] for i in kept),
+        )
 
 
 class ExecutionTrace(NamedTuple):
@@ -91,27 +100,26 @@ class ExecutionTrace(NamedTuple):
                 f"{self.source}: no gradients and no messages in it; record whole training "
                 "iterations"
             )
-        gradients, messages, launched = self.iterations[-1]
+        gradients, messages, launched = self.iterations[-1].without_counters()
         sized = [g.elements for g in gradients]
-        parts = [sized]
-        if messages:
-            of_messages = [m.elements for m in messages]
-            found = message_parts(sized, of_messages, launched) if gradients else None
-            if gradients and found is None:
-                raise UserError(
-                    f"{self.source}: the messages hold {sum(filter(None, of_messages))} elements, "
-                    f"the gradients {sum(filter(None, sized))}; record whole training iterations"
-                )
-            parts = found or [[elements] for elements in of_messages]
+        sent = [m.elements for m in messages]
+        parts = message_parts(sized, sent, launched) if sized and sent else None
+        total, known = sum(filter(None, sent)), sum(filter(None, sized))
+        if sized and sent and parts is None and (total != known or None in sized):
+            raise UserError(
+                f"{self.source}: the messages hold {total} elements, the gradients {known}; record "
+                "whole training iterations"
+            )
         kind, nodes = ("gradient", gradients) if gradients else ("bucket", messages)
-        elements = list(itertools.chain.from_iterable(parts))
+        elements = list(itertools.chain.from_iterable(parts)) if parts else sized or sent
+        lengths = [sum(filter(None, part)) for part in parts] if parts else sent or [known]
         tensors = tuple(
             Tensor(name=f"{kind} {i}", elements=size, dtype=node.dtype or "float32")
             for i, (size, node) in enumerate(zip(elements, nodes, strict=False))
             if size is not None
         )
-        stops = itertools.accumulate(sum(filter(None, part)) for part in parts)
-        return Plan.cut("as traced", MODEL, count, tensors, list(stops))
+        stops = list(itertools.accumulate(filter(None, lengths)))
+        return Plan.cut("as traced", MODEL, count, tensors, stops)
 
     def trace(self) -> Trace:
         """Return the content in the form that all trace readers share: at most a plan."""
@@ -140,11 +148,13 @@ class ExecutionTrace(NamedTuple):
         if all(by_id) and all(messages) and _agree(step, messages):
             return _with_sizes(step, by_id, messages, "by record function id")
         here = (len(step.parameters), len(step.messages))
-        counts = [(len(i.gradients), len(i.messages)) for i in self.iterations]
-        for iteration, count in zip(self.iterations, counts, strict=True):
-            if count == here and _agree(step, iteration.messages):
-                return _with_sizes(step, iteration.gradients, iteration.messages, "by order")
-        have = ", ".join(f"{g} in {m}" for g, m in sorted(set(counts))) or "none"
+        for whole in self.iterations:
+            # A profiler trace without sizes does not tell which messages hold no gradients.
+            for gradients, sent, _ in (whole.without_counters(), whole):
+                if (len(gradients), len(sent)) == here and _agree(step, sent):
+                    return _with_sizes(step, gradients, sent, "by order")
+        counts = {(len(i.gradients), len(i.messages)) for i in self.iterations}
+        have = ", ".join(f"{g} in {m}" for g, m in sorted(counts)) or "none"
         raise MismatchError(
             f"{self.source}: cannot be joined with {profiled}: step {step.number} there has "
             f"{here[0]} gradients in {here[1]} messages, the iterations here have {have} (or "
@@ -154,7 +164,7 @@ class ExecutionTrace(NamedTuple):
 
 def _agree(step: StepTasks, nodes: Sequence[SizedNode | None]) -> bool:
     return all(
-        message.elements is None or node is None or message.elements == node.elements
+        message.elements is None or node is None or node.elements in (None, message.elements)
         for message, node in zip(step.messages, nodes, strict=True)
     )
 
@@ -170,13 +180,15 @@ def _with_sizes(
             return point
         return point._replace(elements=node.elements, dtype=node.dtype)
 
-    exchanged = [sized(p, n) for p, n in zip(step.messages, messages, strict=True)]
+    counters = {i for i, n in enumerate(messages) if n is not None and n.elements is None}
+    kept = [i for i in range(len(messages)) if i not in counters]
+    exchanged = [sized(step.messages[i], messages[i]) for i in kept]
     return step._replace(
         parameters=[sized(p, n) for p, n in zip(step.parameters, gradients, strict=True)],
         messages=exchanged,
         collectives=[
-            c._replace(elements=m.elements, dtype=m.dtype)
-            for c, m in zip(step.collectives, exchanged, strict=True)
+            step.collectives[i]._replace(elements=m.elements, dtype=m.dtype)
+            for i, m in zip(kept, exchanged, strict=True)
         ],
         notes=[*step.notes, f"sizes of gradients joined from the execution trace {how}"],
     )
@@ -298,7 +310,7 @@ class _Reader:
                     messages, launched = [], []
                 begun = True
             else:
-                if begun and (gradients or messages):
+                if begun and (gradients or any(m.elements is not None for m in messages)):
                     iterations.append(
                         TracedIteration(tuple(gradients), tuple(messages), tuple(launched))
                     )
@@ -324,8 +336,6 @@ class _Reader:
         if elements > LARGEST_BYTES:
             raise self._broken(where, f"a tensor of {elements} elements is not possible")
         known = len(dtypes) == 1 and None not in dtypes
-        if not known and kind != "gradient":
-            return  # an exchange of counters, or of nothing at all
         record = attributes.get("rf_id")
         record_id = record if type(record) is int else None
         dtype = dtypes.pop() if known else None

@@ -21,7 +21,7 @@ from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
-from syncline.model.timeline import Timeline
+from syncline.model.timeline import Interval, Timeline, merged
 from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
@@ -32,7 +32,7 @@ from syncline.traces.kineto_profile import (
     make_timeline,
     same_shape,
 )
-from syncline.traces.kineto_steps import StepTasks, outline_steps
+from syncline.traces.kineto_steps import MeasuredCollective, StepTasks, outline_steps
 from syncline.traces.reading import ReadProgress
 from syncline.traces.sizes import GradientSizes
 from syncline.traces.trace import Trace, in_file
@@ -377,9 +377,8 @@ def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, 
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
     for _, steps in files:
         for tasks in steps:
-            for index, collective in enumerate(tasks.collectives):
-                size = collective.size_bytes
-                spent = collective.stop_ns - collective.start_ns
+            for index, (start, stop) in enumerate(in_turn(tasks.collectives)):
+                size, spent = tasks.collectives[index].size_bytes, stop - start
                 if size and spent > 0:
                     _, before = shortest.get((tasks.number, index), (size, spent))
                     shortest[tasks.number, index] = (size, min(before, spent))
@@ -400,6 +399,26 @@ def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, 
     return tuple(reversed(points))
 
 
+def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
+    """Return from when to when each message was under way, as if they went one after another.
+
+    Messages that were under way at once shared the network, so each gets its share, by bytes, of
+    the time that they took together.
+    """
+    spans = [(each.start_ns, each.stop_ns) for each in sent]
+    for start, stop in merged(spans):
+        group = [i for i, (begun, ended) in enumerate(spans) if start <= begun and ended <= stop]
+        if len(group) == 1:
+            continue
+        sizes = [sent[i].size_bytes or 1 for i in group]
+        bounds = [
+            start + round((stop - start) * s / sum(sizes)) for s in itertools.accumulate(sizes)
+        ]
+        for i, begun, ended in zip(group, (start, *bounds), bounds, strict=False):
+            spans[i] = (begun, ended)
+    return spans
+
+
 WAITING_SHARE = 0.05
 """A message that takes this share longer than its cost waited for other workers; less is noise."""
 
@@ -417,14 +436,15 @@ def with_waiting(step: StepTasks, points: Sequence[Measurement]) -> StepTasks:
     cost_ns = {point.size_bytes: round(point.time_s * NS_PER_S) for point in points}
     tasks = list(step.tasks)
     waited_ns = -(1 << 62)  # until when the waits before lasted
-    for message, sent in zip(step.messages, step.collectives, strict=True):
+    spans = in_turn(step.collectives)
+    for message, sent, (start, stop) in zip(step.messages, step.collectives, spans, strict=True):
         if (cost := cost_ns.get(sent.size_bytes or 0)) is None:
             continue
         task = tasks[message.ready_after]
-        if sent.stop_ns - sent.start_ns > (1 + WAITING_SHARE) * cost:
+        if stop - start > (1 + WAITING_SHARE) * cost:
             begun = max(task.start_ns, waited_ns)
-            stop = waited_ns = max(sent.stop_ns - cost, begun)
+            waited_ns = max(stop - cost, begun)
             tasks[message.ready_after] = task._replace(
-                duration_ns=stop - begun, start_ns=begun, stop_ns=stop
+                duration_ns=waited_ns - begun, start_ns=begun, stop_ns=waited_ns
             )
     return step._replace(tasks=tasks)

@@ -238,7 +238,8 @@ class _Cutter:
         start = self._cursor_ns
         stop = self._cursor_ns = max(op.stop_ns, start)
         phase, after = self._step.phase(max(stop - 1, 0)), self._after_host()
-        span = (stop - start, after, start, stop)
+        waited = stop - start - self._waited_for_peers(start, stop)
+        span = (waited, after, start, stop)
         self._waited = (self._add(TracedTask(op.name, phase, PEERS, *span, joint=True)),)
 
     # What the device does
