@@ -21,7 +21,7 @@ from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
-from syncline.model.timeline import Interval, Timeline, merged
+from syncline.model.timeline import Interval, Timeline
 from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
@@ -402,20 +402,26 @@ def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, 
 def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
     """Return from when to when each message was under way, as if they went one after another.
 
-    Messages that were under way at once shared the network, so each gets its share, by bytes, of
-    the time that they took together.
+    Messages that are under way at once share the network: at any time each gets as much of it as
+    the others. So a message takes the sum of its shares, from its start or the end of the one
+    before. The last one ends when it really ended. O(n^2) for n messages.
     """
-    spans = [(each.start_ns, each.stop_ns) for each in sent]
-    for start, stop in merged(spans):
-        group = [i for i, (begun, ended) in enumerate(spans) if start <= begun and ended <= stop]
-        if len(group) == 1:
-            continue
-        sizes = [sent[i].size_bytes or 1 for i in group]
-        bounds = [
-            start + round((stop - start) * s / sum(sizes)) for s in itertools.accumulate(sizes)
-        ]
-        for i, begun, ended in zip(group, (start, *bounds), bounds, strict=False):
-            spans[i] = (begun, ended)
+    spans: list[Interval] = []
+    clock_ns = -(1 << 62)
+    times = sorted({at for each in sent for at in (each.start_ns, each.stop_ns)})
+    under_way = [
+        (begin, end, sum(c.start_ns <= begin and end <= c.stop_ns for c in sent))
+        for begin, end in itertools.pairwise(times)
+    ]
+    for each in sent:
+        spent = math.fsum(
+            (end - begin) / count
+            for begin, end, count in under_way
+            if each.start_ns <= begin and end <= each.stop_ns
+        )
+        start = max(each.start_ns, clock_ns)
+        clock_ns = start + round(spent)
+        spans.append((start, clock_ns))
     return spans
 
 

@@ -60,7 +60,13 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
     for outline in outlines:
         collectives = find_collectives(outline, launched)
         if collectives:
-            outline = outline.exchanged_by(max(c.launch_ns for c in collectives))
+            # The device unpacks in the order of launches, a thread of the host what has arrived.
+            outline = outline.exchanged_by(
+                max(
+                    c.launch_ns if launched else min(c.stop_ns, outline.stop_ns)
+                    for c in collectives
+                )
+            )
         steps.append(_Cutter(outline, launched, lanes, collectives).cut())
     return steps
 

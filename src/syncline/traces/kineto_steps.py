@@ -98,7 +98,7 @@ class Outline(NamedTuple):
         return "finalize" if at_ns < self.update_ns else "update"
 
     def exchanged_by(self, at_ns: int) -> Outline:
-        """Return the outline, knowing that gradient messages were launched until ``at_ns``."""
+        """Return the outline, knowing that gradients are not unpacked before ``at_ns``."""
         finalize = max(self.finalize_ns, at_ns)
         return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
 
@@ -412,8 +412,14 @@ def _on_host(step: Outline) -> list[MeasuredCollective]:
     spans = [
         op for op in step.all_ops() if ON_HOST.match(op.name) and op.start_ns >= step.backward_ns
     ]
+    # The exchange may begin before the call that launches it returns.
     found = (
-        _collective(launch.stop_ns, span, [span, launch], launch.record_id)
+        _collective(
+            min(launch.stop_ns, max(launch.start_ns, span.start_ns)),
+            span,
+            [span, launch],
+            launch.record_id,
+        )
         for launch, span in zip(launches, spans, strict=False)
     )
     return list(filter(None, found))
