@@ -338,3 +338,50 @@ def fuzz_target(data: bytes, folder: Path) -> bool:
     with contextlib.suppress(UserError):  # messages of one size make no curve
         trace.network()
     return True
+
+
+def gloo_job(path: Path, *, wait_us: int, call_us: int, message_us: int = 250) -> tuple[Path, int]:
+    """Write the trace of a job on the CPU, and return its path and a step's microseconds.
+
+    Each step waits for other workers in an all-to-all, computes two layers of 300 us forward and
+    backward, launches a message after each, by a call that returns after ``call_us``, waits for
+    them, unpacks them, each in 10 us, and updates in 50 us.
+    """
+    events: list[dict[str, Any]] = []
+    now = 1000
+
+    def span(name: str, start: int, stop: int, tid: int, **args: Any) -> int:
+        annotation = "Step#" in name or "Optimizer" in name
+        event = {"ph": "X", "cat": "user_annotation" if annotation else "cpu_op", "name": name}
+        event |= {"pid": 7, "tid": tid, "ts": start, "dur": stop - start, "args": args}
+        events.append(event)
+        return stop
+
+    sized = {"Input Dims": [[500]], "Input type": ["float"]}
+    lasted = 0
+    for step in range(3):
+        begun = now
+        launched = span("c10d::alltoall_", now, now + 20, 1)
+        now = span("gloo:all_to_all", launched - 10, launched - 10 + wait_us, 9)
+        for layer in range(2):
+            now = span("aten::linear", now, now + 300, 1, **{"Sequence number": 2 * step + layer})
+        free = 0
+        for layer in (1, 0):
+            number = {"Sequence number": 2 * step + layer}
+            now = span("LinearBackward0", now, now + 300, 2, **number)
+            now = span("torch::autograd::AccumulateGrad", now, now + 5, 2, **sized)
+            called = now
+            now = span("c10d::allreduce_", now, now + call_us, 2, **sized)
+            free = max(free, called + 10)
+            free = span("gloo:all_reduce", free, free + message_us, 9, **sized)
+        now = max(now, free)
+        for _ in range(2):
+            now = span("torch.distributed.ddp.reducer::copy_bucket_to_grad", now, now + 10, 2)
+        updated = span("aten::add_", now, now + 50, 1)
+        now = span("Optimizer.step#SGD.step", now, updated, 1)
+        span(f"ProfilerStep#{step}", begun, now, 1)
+        lasted = now - begun
+    info = {"backend": "gloo", "rank": 0, "world_size": 2}
+    whole = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
+    path.write_text(json.dumps(whole))
+    return path, lasted

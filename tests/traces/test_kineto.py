@@ -14,15 +14,17 @@ from syncline.errors import FileError, MismatchError, UserError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.timeline import busy_ns, merged
 from syncline.simulator.predict import predict_iteration_s
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.transformations import with_compute_scale
 from syncline.traces.execution_trace import read_execution_trace
-from syncline.traces.kineto import KinetoTrace, read_kineto
+from syncline.traces.kineto import KinetoTrace, in_turn, read_kineto
 from syncline.traces.kineto_profile import exchange_of, make_profile
-from syncline.traces.kineto_steps import message_parts
+from syncline.traces.kineto_steps import MeasuredCollective, message_parts
 from syncline.traces.sizes import GradientSizes, read_sizes
-from tests.traces.kineto_files import Job, execution_trace
+from tests import strategies as some
+from tests.traces.kineto_files import Job, execution_trace, gloo_job
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 KINETO = SHARED / "kineto"
@@ -217,6 +219,37 @@ def test_waiting_inside_gradient_messages_is_replayed(
         assert predicted_us(trace, own) == pytest.approx(measured_us, rel=0.01)
         waiting_s = sum(o.duration_s for o in own.operations if o.lane == "peers")
         assert (waiting_s > 0.5 * late_us * 1e-6) == (step.number == 4)
+
+
+@pytest.mark.parametrize("wait_us", [50, 3000])
+@pytest.mark.parametrize("call_us", [20, 400])
+def test_a_host_that_waits_for_other_workers_computes_nothing(
+    tmp_path: Path, wait_us: int, call_us: int
+) -> None:
+    path, lasted_us = gloo_job(tmp_path / "gloo.json", wait_us=wait_us, call_us=call_us)
+    trace = read_kineto(path)
+    assert predicted_us(trace, message_us=250) == pytest.approx(lasted_us, rel=0.01)
+    operations = trace.profile().operations
+    computing_s = sum(o.duration_s for o in operations if o.lane == "device")
+    assert computing_s == pytest.approx((20 + 4 * 300 + 2 * (5 + call_us) + 20 + 50) * 1e-6)
+    (waited,) = [o for o in operations if o.name == "gloo:all_to_all"]
+    assert (waited.lane, waited.duration_s) == ("peers", pytest.approx((wait_us - 10) * 1e-6))
+
+
+@some.many
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=6),
+)
+def test_messages_at_once_take_as_long_as_one_after_another(spans: list[tuple[int, int]]) -> None:
+    begun = sorted((start, start + lasting) for start, lasting in spans)
+    sent = [MeasuredCollective(a, a, b, None, None, None, None) for a, b in begun]
+    alone = in_turn(sent)
+    assert sum(b - a for a, b in alone) == pytest.approx(busy_ns(merged(begun)), abs=len(spans))
+    assert alone[-1][1] == pytest.approx(max(b for _, b in begun), abs=len(spans))
+    for (start, _), (after, _) in zip(begun, alone, strict=True):
+        assert after >= start
+    for (_, stop), (start, _) in itertools.pairwise(alone):
+        assert stop <= start
 
 
 # --- narrower answers ---
@@ -537,6 +570,29 @@ def test_every_rank_is_joined_with_its_own_execution_trace(tmp_path: Path) -> No
 
 
 @needs_shared
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp_resnet50_2xA100_rank0.json.gz",
+        "resnet50_num_workers_0.pt.trace.json.gz",
+        "resnet50_num_workers_4.pt.trace.json.gz",
+    ],
+)
+def test_traced_steps_are_replayed_from_themselves(name: str) -> None:
+    """Within 2 %; one step began with an idle device, which in a steady state it does not."""
+    trace = read_kineto(KINETO / name)
+    plan = trace.plan()
+    network = trace.network() if plan else Network.line(workers=1, a_s=0, b_s_per_byte=0)
+    for step in trace.steps:
+        own = trace.profile([step.number])
+        sent = plan or Plan.merging("none", own, 1, [len(own.gradients) - 1])
+        began_idle = name.startswith("resnet50_num_workers_4") and step.number == 10
+        assert predict_iteration_s(own, network, sent) == pytest.approx(
+            step.measured_s, rel=0.021 if began_idle else 0.002
+        )
+
+
+@needs_shared
 def test_the_traced_ddp_steps_are_predicted_from_the_others() -> None:
     trace = read_kineto(KINETO / "ddp_resnet50_2xA100_rank0.json.gz")
     plan, network = trace.plan(), trace.network()
@@ -545,8 +601,6 @@ def test_the_traced_ddp_steps_are_predicted_from_the_others() -> None:
     numbers = [step.number for step in trace.steps]
     assert numbers == [4, 5, 6]
     for step in trace.steps:
-        own = predict_iteration_s(trace.profile([step.number]), network, plan)
-        assert own == pytest.approx(step.measured_s, rel=0.05)
         others = trace.profile([n for n in numbers if n != step.number])
         assert predict_iteration_s(others, network, plan) == pytest.approx(
             step.measured_s, rel=0.05

@@ -237,7 +237,7 @@ class _Cutter:
 
     def _wait(self, op: HostOp) -> None:
         """Add the time in which no operator ran until ``op``, of another thread, had exchanged."""
-        operator = self._step.operator(op.stop_ns)
+        operator = self._step.operator(op.stop_ns - 1)
         ran = op.start_ns if operator is None else operator.stop_ns
         begun = min(max(ran, op.start_ns, self._cursor_ns), op.stop_ns)
         self._work_until(begun)
