@@ -71,6 +71,17 @@ def test_without_worker_count(tmp_path: Path) -> None:
     assert trace.plan(workers=3).workers == 3
 
 
+def test_the_worker_count_is_that_of_the_process_group(tmp_path: Path) -> None:
+    whole = execution_trace(workers=None)
+    groups = json.dumps([{"pg_name": "0", "group_size": 8}, {"pg_name": "1", "group_size": 4}])
+    made = {"id": 0, "name": "## process_group:init ##", "inputs": {"values": [groups]}}
+    whole["nodes"].insert(0, made)
+    assert read(tmp_path, whole).plan().workers == 8
+    made["inputs"] = {"values": ["{"]}
+    with pytest.raises(FileError, match="process groups are no JSON"):
+        read(tmp_path, whole)
+
+
 def test_without_gradients(tmp_path: Path) -> None:
     nodes = [{"id": 1, "name": "aten::add", "attrs": []}]
     trace = read(tmp_path, {"schema": "1.1.1", "nodes": nodes})

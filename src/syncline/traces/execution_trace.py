@@ -11,6 +11,7 @@ Schemas 1.0.x (inputs and attributes beside the name, or as in 1.1) and 1.1.x.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import re
@@ -37,6 +38,7 @@ KNOWN = "1.0.x and 1.1.x"
 MODEL = "execution trace"
 MESSAGE = re.compile(r"c10d::_?(all_?reduce|reduce_?scatter)")
 WITHIN_MESSAGE = re.compile(r"record_param_comms$|(nccl|gloo):_?(all_?reduce|reduce_?scatter)")
+GROUPS = "## process_group:init ##"
 TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:<\w+>)?)\)")
 
 
@@ -250,7 +252,9 @@ class _Reader:
         if not isinstance(name, str):
             raise self._broken(where, f"expected a text in 'name', found {quoted(name)}")
         where = f"{where} {name[:80]!r}"
-        if name.startswith("Optimizer.step#"):
+        if name == GROUPS:
+            self._read_groups(node, where)
+        elif name.startswith("Optimizer.step#"):
             self._found.append((self._id(node, where), "end", None))
         elif name.startswith(EVALUATE):
             self._found.append((self._id(node, where), "backward", None))
@@ -320,11 +324,7 @@ class _Reader:
 
     def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
         attributes = _attributes(node)
-        workers = attributes.get("pg_size")
-        if workers is not None:
-            if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
-                raise self._broken(where, f"pg_size {quoted(workers)} is no worker count")
-            self._workers = max(self._workers or 0, workers)
+        self._grow(attributes.get("pg_size"), where)
         identity = self._id(node, where)
         elements = 0
         dtypes = set()
@@ -338,12 +338,33 @@ class _Reader:
         known = len(dtypes) == 1 and None not in dtypes
         record = attributes.get("rf_id")
         record_id = record if type(record) is int else None
-        dtype = dtypes.pop() if known else None
-        sized = SizedNode(record_id, elements if known else None, dtype)
+        sized = SizedNode(record_id, elements if known else None, dtypes.pop() if known else None)
         if record_id is not None:
             self._record_ids[record_id] = sized
         if kind is not None:
             self._found.append((identity, kind, sized))
+
+    def _read_groups(self, node: dict[str, Any], where: str) -> None:
+        """Take in the sizes of process groups, which are JSON in the first input."""
+        inputs = node.get("inputs")
+        values = inputs.get("values") if isinstance(inputs, dict) else None
+        if not (isinstance(values, list) and values and isinstance(values[0], str)):
+            return
+        try:
+            groups = json.loads(values[0])
+        except json.JSONDecodeError:
+            raise self._broken(where, "its process groups are no JSON") from None
+        for group in groups if isinstance(groups, list) else ():
+            if isinstance(group, dict):
+                self._grow(group.get("group_size"), where)
+
+    def _grow(self, workers: Any, where: str) -> None:
+        """Take in the size of a group; that of the largest is the worker count."""
+        if workers is None:
+            return
+        if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
+            raise self._broken(where, f"{quoted(workers)} is no worker count")
+        self._workers = max(self._workers or 0, workers)
 
     def _id(self, node: dict[str, Any], where: str) -> int:
         value = node.get("id")

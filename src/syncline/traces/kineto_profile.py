@@ -101,9 +101,9 @@ def _of_gradients(
 ) -> TracedExchange | None:
     """Return the gradient tensors in their messages, or None if the sizes do not add up."""
     if not step.messages:
-        kept = [p for p in parameters if p.elements is not None]
-        _note_unsized(parameters, 0, len(kept), notes)
-        return _exchange("gradient", kept, (), notes)
+        sized = [p for p in parameters if p.elements is not None]
+        _note_unsized(parameters, 0, len(sized), notes)
+        return _exchange("gradient", sized, (), notes)
     parts = message_parts(
         [p.elements for p in parameters],
         [m.elements for m in step.messages],
@@ -115,7 +115,8 @@ def _of_gradients(
             "ready; the messages are taken as gradients"
         )
         return None
-    kept, last_of_message = [], []
+    kept: list[ReadyPoint] = []
+    last_of_message: list[int] = []
     filled = 0
     left = iter(parameters)
     for message, sizes in zip(step.messages, parts, strict=True):
@@ -140,10 +141,9 @@ def _note_unsized(
     unsized = [index for index, p in enumerate(parameters) if p.elements is None]
     if unsized:
         notes.append(
-            f"{len(unsized)} of {len(parameters)} gradients have no size in the trace (in ready "
-            f"order: {_listed(unsized)}): {filled} of them "
-            f"{'takes' if filled == 1 else 'take'} what is left of their message, "
-            f"{len(parameters) - kept} are left out; give all sizes with --sizes"
+            f"{len(unsized)} of {len(parameters)} gradients without a size in the trace (in ready "
+            f"order: {_listed(unsized)}): of them {filled} with what is left of their message, "
+            f"{len(parameters) - kept} left out; give all sizes with --sizes"
         )
 
 
