@@ -242,13 +242,18 @@ class Profile(Document, frozen=True, kw_only=True):
         return any(operation.lane == "host" for operation in self.operations)
 
     @property
+    def has_lanes(self) -> bool:
+        """Whether anything runs beside the compute stream, and so beside the iteration before."""
+        return any(o.lane not in ("disk", "copy", "device") for o in self.operations)
+
+    @property
     def is_one_round_after_another(self) -> bool:
         """Whether gradients are computed only after the forward pass, and by a device alone.
 
         Then rounds of gradients do not mix; see :mod:`syncline.simulator.bound`.
         """
         backward = self._first("backward")
-        if backward is None or self.has_host:
+        if backward is None or self.has_lanes:
             return False
         return all(gradient.ready_after >= backward for gradient in self.gradients)
 

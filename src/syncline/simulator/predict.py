@@ -132,7 +132,7 @@ def predict_computation_s(
 ) -> float:
     """Return the iteration time without communication."""
     simple = workers == ALIKE and strategy == DEFAULT_STRATEGY
-    if simple and not profile.has_host and _loads_first(profile):
+    if simple and not profile.has_lanes and _loads_first(profile):
         return profile.computation_s
     alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
     return alone.period_ns / NS_PER_S
