@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from syncline.errors import UserError
 from syncline.model.document import write_atomically
 from syncline.model.network import Network
 from syncline.model.plan import Plan
+from syncline.model.profile import PEERS
 from syncline.report import terminal, units
 from syncline.simulator.predict import predict_iteration_s
 from syncline.traces.astrasim import DEFAULT_CLOCK_HZ
@@ -208,10 +210,13 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
             "gradient_bytes": profile.gradient_bytes,
             "computation_s": profile.computation_s,
             "phases_s": {
-                phase: profile.phase_s(phase)
+                phase: math.fsum(
+                    o.duration_s for o in profile.operations if o.phase == phase and o.lane != PEERS
+                )
                 for phase in dict.fromkeys(o.phase for o in profile.operations)
             },
             "host_s": sum(o.duration_s for o in profile.operations if o.lane == "host"),
+            "waiting_s": sum(o.duration_s for o in profile.operations if o.lane == PEERS),
         }
     if found.timeline is not None:
         facts |= {
@@ -256,6 +261,8 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
         yield from phases
         if facts["host_s"]:
             yield "  of these on the CPU", units.duration(facts["host_s"])
+        if facts["waiting_s"]:
+            yield "  other workers", units.duration(facts["waiting_s"])
     if found.timeline is not None:
         yield "iteration", units.duration(facts["iteration_s"])
         yield "spans", str(facts["spans"])
@@ -264,7 +271,7 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
     if "simulated_s" in facts:
         error = facts["simulated_s"] / facts["measured_s"] - 1
         simulated = units.duration(facts["simulated_s"])
-        yield "step", units.duration(facts["measured_s"])
+        yield "median step", units.duration(facts["measured_s"])
         yield "  simulated", f"{simulated} ({error * 100:+.1f} %)"
     if found.plan is not None:
         size = units.size(facts["message_bytes"])
