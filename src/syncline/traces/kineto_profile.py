@@ -233,7 +233,7 @@ def make_profile(
 
     Every duration is the median over the steps. Medians of single tasks add up to less than the
     median of their sum, since delays are rare and long; so those of each phase and lane are scaled
-    to the median of what the steps spent there. A gradient whose reader is not known counts as
+    to the median of what the steps spent there, except waiting for other workers. A gradient whose reader is not known counts as
     needed by the first task of the forward pass, the only assumption that always holds. Above
     ``most_operations``, neighbouring launches are merged.
 
@@ -304,7 +304,9 @@ def _scales(
     for group, inside in groups.items():
         spent = (math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps)
         found = math.fsum(medians[i] for i in inside)
-        scales[group] = statistics.median(spent) / found if found > 0 else 1.0
+        # Waiting falls elsewhere in each step and runs beside the computing: its sum says nothing.
+        alone = group[1] == PEERS or found <= 0
+        scales[group] = 1.0 if alone else statistics.median(spent) / found
     return scales
 
 
