@@ -233,9 +233,9 @@ def make_profile(
 
     Every duration is the median over the steps. Medians of single tasks add up to less than the
     median of their sum, since delays are rare and long; so those of each phase and lane are scaled
-    to the median of what the steps spent there, except waiting for other workers. A gradient whose reader is not known counts as
-    needed by the first task of the forward pass, the only assumption that always holds. Above
-    ``most_operations``, neighbouring launches are merged.
+    to the median of what the steps spent there, except waiting for other workers. A gradient whose
+    reader is not known counts as needed by the first task of the forward pass, the only assumption
+    that always holds. Above ``most_operations``, neighbouring launches are merged.
 
     Raises:
         UserError: there is no step, or the profile is not possible.
