@@ -15,11 +15,13 @@ from syncline.cli.progress import ReadingProgress
 from syncline.cli.trace import trace
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS, Network
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners.wfbp import Wfbp
 from syncline.simulator.predict import predict
 from syncline.traces.chakra import read_chakra
 from syncline.traces.formats import FORMATS
+from tests.traces.kineto_files import Job
 from tests.traces.seeds import ASTRASIM, TABLE_VI, chakra_of_pytorch, layered_profile
 
 
@@ -121,6 +123,40 @@ def test_a_timeline_is_opened_by_perfetto(tmp_path: Path) -> None:
     assert "spans" in _run("info", path)
     _run("convert", path, "--to", "chrome", "-o", out)
     assert json.loads(out.read_text())["traceEvents"]
+
+
+def test_a_traced_plan_is_written_and_simulated(tmp_path: Path) -> None:
+    path = Job(steps=1).write(tmp_path / "job.json")
+    rows = ["name elements", "d 4000", "c 4000", "b 1000", "a 1000"]
+    sizes = tmp_path / "sizes.txt"
+    sizes.write_text("\n".join(rows))
+    unsized = Job(steps=1, shapes=False, sizes=False).write(tmp_path / "unsized.json")
+    assert "sizes of the messages are not in the trace" in _run("info", unsized)
+    profile, network, plan = (tmp_path / f"{kind}.json" for kind in ("p", "n", "plan"))
+    output = _run(
+        *("convert", unsized, "--sizes", sizes, "--to", "json", "-o", profile),
+        *("--network-out", network, "--plan-out", plan),
+    )
+    assert f"plan written to {plan}" in output
+    assert [t.name for t in Plan.load(plan).tensors] == ["d", "c", "b", "a"]
+    assert Plan.load(plan).message_bytes() == (32_000, 8_000)
+    found = json.loads(_run("info", unsized, "--sizes", sizes, "--json"))
+    assert found["simulated_s"] == pytest.approx(found["measured_s"], rel=0.01)
+    again = predict(Profile.load(profile), Network.load(network), Plan.load(plan)).prediction
+    assert again.iteration_s == pytest.approx(found["simulated_s"])
+    assert "simulated" in _run("info", path)
+    assert "(+0.0 %)" in _run("info", path) or "(-0.0 %)" in _run("info", path)
+
+
+def test_sizes_and_plans_are_of_traces_that_have_them(table: Path, tmp_path: Path) -> None:
+    sizes = tmp_path / "sizes.txt"
+    sizes.write_text("name elements\na 1\n")
+    with pytest.raises(UserError, match="leave out the file of sizes"):
+        _run("info", table, "--sizes", sizes)
+    out = tmp_path / "x.json"
+    with pytest.raises(UserError, match="leave out --plan-out"):
+        _run("convert", table, "--to", "json", "-o", out, "--plan-out", tmp_path / "plan.json")
+    assert not out.exists()
 
 
 def test_the_format_can_be_said(tmp_path: Path) -> None:

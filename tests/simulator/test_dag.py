@@ -21,7 +21,7 @@ from syncline.simulator.dag import build
 from syncline.simulator.predict import predict, predict_iteration_s
 from syncline.simulator.steady import steady_state
 from syncline.simulator.strategy import STRATEGIES, Strategy
-from syncline.simulator.transformations import as_planned
+from syncline.simulator.transformations import as_planned, with_compute_scale
 from syncline.simulator.workers import Workers
 from tests import strategies as some
 
@@ -626,3 +626,40 @@ def test_empty_gradients_are_updated_too() -> None:
     profile = chain([5], [5], [0], update=7)
     plan = msgspec.structs.replace(Wfbp().plan(profile, line(0)), wait="need")
     assert period_ns(profile, line(0), plan) == 17
+
+
+def streams() -> Profile:
+    """Forward 100 beside 30 on stream 2; 250 of other workers; backward 50; two updates."""
+    return Profile(
+        model="streams",
+        device="cuda",
+        workers=2,
+        iterations=1,
+        operations=(
+            op("forward", 100),
+            op("forward", 30, resource="stream 2"),
+            op("forward", 250, 0, resource="peers"),
+            op("backward", 50, 0, 1, 2),
+            op("update", 20, 3, resource="stream 2"),
+            op("update", 8, 4),
+        ),
+        gradients=(Gradient(name="g", elements=1, ready_after=3, needed_by=0),),
+    )
+
+
+def test_streams_run_beside_each_other_and_beside_other_workers() -> None:
+    profile = streams()
+    network = Network.line(workers=2, a_s=40 * NS, b_s_per_byte=0.0)
+    plan = Single().plan(profile, network)
+    assert predict_iteration_s(profile, network, plan) == pytest.approx(468 * NS)
+    forecast = predict(profile, network, plan)
+    assert forecast.prediction.computation_s == pytest.approx(428 * NS)
+    assert {s.lane: s.kind for s in forecast.timeline.spans if s.kind == "wait"}["peers"] == "wait"
+    # Neither a faster device nor a slower worker changes how long other workers are waited for.
+    faster = with_compute_scale(profile, 0.5)
+    assert predict_iteration_s(faster, network, plan) == pytest.approx(379 * NS)
+    slow = Workers(stragglers=((1, 2.0),))
+    assert predict_iteration_s(profile, network, plan, workers=slow) == pytest.approx(646 * NS)
+    assert [o.duration_s for o in as_planned(profile, STRATEGIES["loop"], 2.0).operations[:3]] == [
+        pytest.approx(ns * NS) for ns in (200, 60, 250)
+    ]

@@ -13,7 +13,7 @@ from syncline.errors import UserError
 from syncline.traces.kineto import read_kineto
 
 Schema = Literal["2021", "2026"]
-COMPUTE_STREAM, MESSAGE_STREAM = 7, 20
+COMPUTE_STREAM, SIDE_STREAM, MESSAGE_STREAM = 7, 9, 20
 NAMES = {
     "2021": {
         "op": "Operator",
@@ -54,8 +54,17 @@ class Job:
     message_us: int = 200
     late_us: int = 0
     """How much longer messages last on this rank because it waits for another."""
+    late_step: int | None = None
+    """The only step in which they do."""
+    peers_us: int = 0
+    """A point-to-point exchange after the forward pass, which the device waits for."""
+    side_us: int = 0
+    """A kernel on another stream, beside the forward pass, which the backward pass waits for."""
     elements: int = 1000
     """Of each layer's gradient."""
+    undefined: tuple[int, ...] = ()
+    """Layers whose gradient is accumulated without a tensor."""
+    pid: int = 1
     shapes: bool = True
     sizes: bool = True
     messages: bool = True
@@ -69,7 +78,7 @@ class Job:
     def __post_init__(self) -> None:
         self.names = NAMES[self.schema]
         self.host = self.begin_us
-        self.stream = {COMPUTE_STREAM: 0.0, MESSAGE_STREAM: 0.0}
+        self.stream = {COMPUTE_STREAM: 0.0, SIDE_STREAM: 0.0, MESSAGE_STREAM: 0.0}
         self.correlation = 0
         for step in range(self.steps):
             self._step(step)
@@ -98,14 +107,21 @@ class Job:
     # One step
 
     def _step(self, number: int) -> None:
+        self.number = number
         begin = self.host
         place = len(self.events)
         name = "_SingleProcessDataLoaderIter.__next__"
         self._annotation(f"enumerate(DataLoader)#{name}", self.host, self.load_us)
         self.host += self.load_us
         self._blocking_copy("HtoD", self.copy_us)
+        if self.side_us:
+            self._beside("kernel beside", self.side_us, SIDE_STREAM)
         for layer in range(self.layers):
             self._op(f"aten::layer{layer}", sequence=10 * number + layer)
+        if self.peers_us:
+            self._beside("ncclDevKernel_SendRecv", self.peers_us, MESSAGE_STREAM)
+        if self.side_us or self.peers_us:
+            self.stream[COMPUTE_STREAM] = max(self.stream.values())
         for layer in reversed(range(self.layers)):
             self._backward(number, layer)
         start = self.host
@@ -130,7 +146,9 @@ class Job:
         if self.messages and last:
             self._message(2)
         arguments: dict[str, Any] = {"Record function id": 1000 * step + layer}
-        if self.shapes:
+        if self.shapes and layer in self.undefined:
+            arguments |= {"Input Dims": [[]], "Input type": [""]}
+        elif self.shapes:
             arguments |= {"Input Dims": [[self.elements]], "Input type": ["float"]}
         name = "torch::autograd::AccumulateGrad"
         self._event_to_list("op", name, accumulating, 1, thread=2, args=arguments)
@@ -144,7 +162,8 @@ class Job:
         call = self.host + 3
         self.host = call + 5
         ready = max(self.host, *self.stream.values())
-        lasting = self.message_us + self.late_us
+        late = self.late_step is None or self.number == self.late_step
+        lasting = self.message_us + self.late_us * late
         arguments: dict[str, Any] = {}
         if self.sizes:
             arguments = {
@@ -155,6 +174,15 @@ class Job:
             }
         self._launched("ncclDevKernel_AllReduce_Sum", call, ready, lasting, 2, arguments)
         self.stream[MESSAGE_STREAM] = ready + lasting
+
+    def _beside(self, name: str, lasting: int, stream: int) -> None:
+        call = self.host + 3
+        self.host = call + 5
+        begun = max(self.host, self.stream[stream])
+        if stream == MESSAGE_STREAM:  # it sends what was computed
+            begun = max(begun, self.stream[COMPUTE_STREAM])
+        self._launched(name, call, begun, lasting, 1, {})
+        self.stream[stream] = begun + lasting
 
     def _op(
         self,
@@ -213,6 +241,8 @@ class Job:
             "call", called, call, self.host - call, thread=thread, args=dict(linked)
         )
         stream = MESSAGE_STREAM if "nccl" in name else COMPUTE_STREAM
+        if "beside" in name:
+            stream = SIDE_STREAM
         event = self._event(kind, name, begun, lasting, thread=stream, args={**linked, **arguments})
         event["pid"] = 0
         if self.schema == "2021":
@@ -239,7 +269,7 @@ class Job:
             "ph": "X",
             "cat": self.names[kind],
             "name": name,
-            "pid": 1,
+            "pid": self.pid,
             "tid": str(thread) if self.schema == "2021" else thread,
             "ts": start,
             "dur": lasting,
@@ -255,6 +285,8 @@ def execution_trace(
     elements: int = 1000,
     workers: int | None = 2,
     first_record: int = 0,
+    undefined: tuple[int, ...] = (),
+    pid: int = 1,
 ) -> dict[str, Any]:
     """Return the execution trace of the same job."""
     nodes: list[dict[str, Any]] = []
@@ -273,13 +305,16 @@ def execution_trace(
     for iteration in range(iterations):
         for layer in reversed(range(layers)):
             record = 1000 * iteration + layer
-            add("torch::autograd::AccumulateGrad", [[elements]], ["Tensor(float)"], record)
+            shape, kind = [elements], "Tensor(float)"
+            if layer in undefined:
+                shape, kind = [], "Tensor(nullptr (uninitialized))"
+            add("torch::autograd::AccumulateGrad", [shape], [kind], record)
             if layer % 2 == 0:
                 types = ["GenericList[Tensor(float)]"]
                 add("c10d::allreduce_", [[[2 * elements]]], types, record + 500)
                 add("record_param_comms", [[[2 * elements]]], types, record + 501, **group)
         add("Optimizer.step#SGD.step", [], [], 1000 * iteration + 900)
-    return {"schema": schema, "pid": 1, "nodes": nodes}
+    return {"schema": schema, "pid": pid, "nodes": nodes}
 
 
 def fuzz_target(data: bytes, folder: Path) -> bool:
@@ -303,3 +338,50 @@ def fuzz_target(data: bytes, folder: Path) -> bool:
     with contextlib.suppress(UserError):  # messages of one size make no curve
         trace.network()
     return True
+
+
+def gloo_job(path: Path, *, wait_us: int, call_us: int, message_us: int = 250) -> tuple[Path, int]:
+    """Write the trace of a job on the CPU, and return its path and a step's microseconds.
+
+    Each step waits for other workers in an all-to-all, computes two layers of 300 us forward and
+    backward, launches a message after each, by a call that returns after ``call_us``, waits for
+    them, unpacks them, each in 10 us, and updates in 50 us.
+    """
+    events: list[dict[str, Any]] = []
+    now = 1000
+
+    def span(name: str, start: int, stop: int, tid: int, **args: Any) -> int:
+        annotation = "Step#" in name or "Optimizer" in name
+        event = {"ph": "X", "cat": "user_annotation" if annotation else "cpu_op", "name": name}
+        event |= {"pid": 7, "tid": tid, "ts": start, "dur": stop - start, "args": args}
+        events.append(event)
+        return stop
+
+    sized = {"Input Dims": [[500]], "Input type": ["float"]}
+    lasted = 0
+    for step in range(3):
+        begun = now
+        launched = span("c10d::alltoall_", now, now + 20, 1)
+        now = span("gloo:all_to_all", launched - 10, launched - 10 + wait_us, 9)
+        for layer in range(2):
+            now = span("aten::linear", now, now + 300, 1, **{"Sequence number": 2 * step + layer})
+        free = 0
+        for layer in (1, 0):
+            number = {"Sequence number": 2 * step + layer}
+            now = span("LinearBackward0", now, now + 300, 2, **number)
+            now = span("torch::autograd::AccumulateGrad", now, now + 5, 2, **sized)
+            called = now
+            now = span("c10d::allreduce_", now, now + call_us, 2, **sized)
+            free = max(free, called + 10)
+            free = span("gloo:all_reduce", free, free + message_us, 9, **sized)
+        now = max(now, free)
+        for _ in range(2):
+            now = span("torch.distributed.ddp.reducer::copy_bucket_to_grad", now, now + 10, 2)
+        updated = span("aten::add_", now, now + 50, 1)
+        now = span("Optimizer.step#SGD.step", now, updated, 1)
+        span(f"ProfilerStep#{step}", begun, now, 1)
+        lasted = now - begun
+    info = {"backend": "gloo", "rank": 0, "world_size": 2}
+    whole = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
+    path.write_text(json.dumps(whole))
+    return path, lasted

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tarfile
 from array import array
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import given
 
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS
-from syncline.model.profile import Operation, Profile
+from syncline.model.profile import Operation, Profile, Resource
 from syncline.traces.chakra import Graph, read_chakra, write_chakra
 from syncline.traces.chakra_nodes import (
     CollectiveType,
@@ -72,6 +74,20 @@ def test_our_own_come_back_as_they_were(
     trace = read_chakra(path)
     assert trace.profile == profile
     assert trace.workers == 16
+
+
+def test_operations_of_every_resource_come_back(tmp_path: Path) -> None:
+    profile = layered_profile()
+    resources = itertools.cycle(get_args(Resource))
+    operations = tuple(
+        msgspec.structs.replace(operation, resource=resource)
+        for operation, resource in zip(profile.operations, resources, strict=False)
+    )
+    profile = msgspec.structs.replace(profile, operations=operations)
+    path = tmp_path / "x.et"
+    path.write_bytes(write_chakra(profile, PRESETS["10gbe-k80"]).content)
+    assert read_chakra(path).profile == profile
+    assert Profile.from_json(profile.to_json()) == profile
 
 
 def test_what_is_lost_is_said() -> None:

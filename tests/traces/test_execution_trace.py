@@ -45,6 +45,23 @@ def test_gradients_and_messages_of_all_schemas(tmp_path: Path, schema: str) -> N
     assert trace.trace().plan == plan
 
 
+def test_a_gradient_without_a_tensor_takes_the_rest_of_its_message(tmp_path: Path) -> None:
+    plan = read(tmp_path, execution_trace(undefined=(1,))).plan()
+    assert [t.elements for t in plan.tensors] == [1000] * 4
+    assert plan.message_bytes() == (8000, 8000)
+
+
+def test_messages_outside_of_the_backward_pass_hold_no_gradients(tmp_path: Path) -> None:
+    whole = execution_trace(iterations=1)
+    nodes = whole["nodes"]
+    average = copy.deepcopy(next(n for n in nodes if n["name"] == "c10d::allreduce_"))
+    begin = {"id": 0, "name": "autograd::engine::evaluate_function: AddmmBackward0", "attrs": []}
+    whole["nodes"] = [{**average, "id": -1}, begin, *nodes, {**average, "id": 99}]
+    trace = read(tmp_path, whole)
+    assert [len(i.messages) for i in trace.iterations] == [2]
+    assert trace.plan().message_bytes() == (8000, 8000)
+
+
 def test_without_worker_count(tmp_path: Path) -> None:
     trace = read(tmp_path, execution_trace(workers=None))
     assert trace.workers is None
@@ -52,6 +69,17 @@ def test_without_worker_count(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not say how many workers"):
         trace.plan()
     assert trace.plan(workers=3).workers == 3
+
+
+def test_the_worker_count_is_that_of_the_process_group(tmp_path: Path) -> None:
+    whole = execution_trace(workers=None)
+    groups = json.dumps([{"pg_name": "0", "group_size": 8}, {"pg_name": "1", "group_size": 4}])
+    made = {"id": 0, "name": "## process_group:init ##", "inputs": {"values": [groups]}}
+    whole["nodes"].insert(0, made)
+    assert read(tmp_path, whole).plan().workers == 8
+    made["inputs"] = {"values": ["{"]}
+    with pytest.raises(FileError, match="process groups are no JSON"):
+        read(tmp_path, whole)
 
 
 def test_without_gradients(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_profiler_trace_is_joined_with_an_execution_trace(tmp_path: Path) -> N
         form, trace = read_trace(paths)
         assert form.name == "kineto"
         assert len(trace.known_profile().gradients) == 3
-    with pytest.raises(UserError, match="are both execution traces"):
+    with pytest.raises(UserError, match="1 profiler traces and 2 execution traces"):
         read_trace([timed, sized, again])
 
 

@@ -6,6 +6,7 @@ import gzip
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from reproduce.inputs import TABLE_VI
 
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS, Measurement, Network
-from syncline.model.profile import Profile
+from syncline.model.profile import Operation, Profile
 from syncline.planners.merge import Merge
 from syncline.simulator.predict import predict
 from syncline.traces.layer_table import is_layer_table, read_layer_table, write_layer_table
@@ -167,6 +168,20 @@ def test_communication_is_measured_or_predicted_or_zero() -> None:
     assert column(network) == pytest.approx([5e5, 1e6 * line.all_reduce.seconds(800)])
     assert column(None) == [0, 0]
     assert any("no network was given" in sentence for sentence in write_layer_table(profile).lost)
+
+
+def test_what_runs_beside_the_layers_is_lost() -> None:
+    layers = [Layer(name="a", forward_s=1e-3, weight_s=1e-3, gradient_bytes=400)]
+    profile = profile_of(layers, model="m")
+    first, *others = profile.operations
+    beside = Operation(name="all-to-all", phase="forward", duration_s=2e-3, resource="peers")
+    moved = [msgspec.structs.replace(o, after=tuple(a + (a > 0) for a in o.after)) for o in others]
+    gradient = msgspec.structs.replace(profile.gradients[0], ready_after=2)
+    changed = msgspec.structs.replace(
+        profile, operations=(first, beside, *moved), gradients=(gradient,)
+    )
+    assert any("2 ms on further streams" in s for s in write_layer_table(changed).lost)
+    assert not any("further streams" in s for s in write_layer_table(profile).lost)
 
 
 @given(profiles())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from syncline.cli.progress import ReadingProgress
 from syncline.errors import UserError
 from syncline.model.document import write_atomically
 from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import PEERS
 from syncline.report import terminal, units
+from syncline.simulator.predict import predict_iteration_s
 from syncline.traces.astrasim import DEFAULT_CLOCK_HZ
 from syncline.traces.formats import (
     FORMATS,
@@ -54,6 +58,12 @@ _clock = click.option(
     help=f"Cycles a second, where times are cycles (astrasim).  [default: {DEFAULT_CLOCK_HZ:g}]",
 )
 _step = click.option("--step", type=int, help="Take this step only, of a profiler trace (kineto).")
+_sizes = click.option(
+    "--sizes",
+    metavar="FILE",
+    help="Sizes that a profiler trace lacks: a header 'name elements' or 'name bytes', then a line "
+    "for each gradient in the order in which they become ready.",
+)
 
 
 @trace.command()
@@ -61,19 +71,22 @@ _step = click.option("--step", type=int, help="Take this step only, of a profile
 @_from
 @_clock
 @_step
+@_sizes
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(
     files: tuple[str, ...],
     from_format: str | None,
     clock_hz: float | None,
     step: int | None,
+    sizes: str | None,
     as_json: bool,
 ) -> None:
     """Show what a trace holds, and what could not be recovered from it.
 
-    Several FILEs are one trace: profiler traces of several ranks, or with the execution trace.
+    Several FILEs are one trace: profiler traces of several ranks, or with their execution traces. A
+    profiler trace is also simulated from its own profile and messages, beside what it measured.
     """
-    form, found = _read(files, from_format, _options(clock_hz, step))
+    form, found = _read(files, from_format, _options(clock_hz, step, sizes))
     _check_clock(clock_hz, form)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_facts(form, found))).decode())
@@ -88,40 +101,52 @@ def info(
 @click.option("--to", "to_format", required=True, help="Format to write.")
 @click.option("-o", "--output", required=True, help="File to write.")
 @click.option("--network-out", help="Write the network of the timed messages here.")
+@click.option("--plan-out", help="Write the messages that were sent here, as a plan.")
 @click.option("--network", help="What messages cost, for formats that hold it.  [default: FILE's]")
 @click.option("--workers", type=int, help="Workers that exchanged the messages, if FILE is silent.")
 @_from
 @_clock
 @_step
+@_sizes
 def convert(
     files: tuple[str, ...],
     to_format: str,
     output: str,
     network_out: str | None,
+    plan_out: str | None,
     network: str | None,
     workers: int | None,
     from_format: str | None,
     clock_hz: float | None,
     step: int | None,
+    sizes: str | None,
 ) -> None:
     """Convert a trace to another format, and say what that format cannot hold."""
     target = format_named(to_format)
-    options = _options(clock_hz, step)
+    options = _options(clock_hz, step, sizes)
     form, found = _read(files, from_format, options)
     _check_clock(clock_hz, form, target)
     own = found.network(workers) if network_out is not None else None
+    if plan_out is not None and found.plan is None:
+        raise UserError(
+            f"{files[0]}: the trace does not hold the messages that were sent; leave out --plan-out"
+        )
     written = write_trace(found, target, _network(found, network, workers), options)
     write_atomically(Path(output), written.content)
     click.echo(f"{target.name} written to {output}")
     if own is not None and network_out is not None:
         own.save(network_out)
         click.echo(f"network written to {network_out}")
+    if plan_out is not None and found.plan is not None:
+        found.plan.save(plan_out)
+        click.echo(f"plan written to {plan_out}")
     for sentence in written.lost:
         click.echo(f"  lost: {sentence}")
 
 
-def _options(clock_hz: float | None, step: int | None) -> TraceOptions:
-    return TraceOptions(clock_hz=DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz, step=step)
+def _options(clock_hz: float | None, step: int | None, sizes: str | None) -> TraceOptions:
+    clock_hz = DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz
+    return TraceOptions(clock_hz=clock_hz, step=step, sizes=sizes)
 
 
 def _read(
@@ -149,6 +174,28 @@ def _network(found: Trace, named: str | None, workers: int | None) -> Network | 
     return found.network(workers or found.workers or 1)
 
 
+def _simulated_s(found: Trace) -> float | None:
+    """Return what a step takes as simulated from the trace itself.
+
+    None where the trace has no profile or no measured step, or does not time its messages.
+    """
+    profile = found.profile
+    if profile is None or not found.iteration_s:
+        return None
+    plan = found.plan
+    if plan is None:
+        plan = Plan.merging("no messages", profile, 1, [len(profile.gradients) - 1])
+        network = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
+    elif found.has_network:
+        network = found.network(plan.workers)
+    elif found.points:
+        time_s = found.points[0].time_s
+        network = Network.line(workers=plan.workers, a_s=time_s, b_s_per_byte=0.0)
+    else:
+        return None
+    return predict_iteration_s(profile, network, plan)
+
+
 def _facts(form: Format, found: Trace) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "format": form.name,
@@ -163,10 +210,13 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
             "gradient_bytes": profile.gradient_bytes,
             "computation_s": profile.computation_s,
             "phases_s": {
-                phase: profile.phase_s(phase)
+                phase: math.fsum(
+                    o.duration_s for o in profile.operations if o.phase == phase and o.lane != PEERS
+                )
                 for phase in dict.fromkeys(o.phase for o in profile.operations)
             },
             "host_s": sum(o.duration_s for o in profile.operations if o.lane == "host"),
+            "waiting_s": sum(o.duration_s for o in profile.operations if o.lane == PEERS),
         }
     if found.timeline is not None:
         facts |= {
@@ -179,6 +229,8 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
                 / 1e9
                 for kind in dict.fromkeys(span.kind for span in found.timeline.spans)
             }
+    if (simulated_s := _simulated_s(found)) is not None:
+        facts |= {"measured_s": found.iteration_s, "simulated_s": simulated_s}
     if found.plan is not None:
         facts |= {
             "tensors": len(found.plan.tensors),
@@ -209,11 +261,18 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
         yield from phases
         if facts["host_s"]:
             yield "  of these on the CPU", units.duration(facts["host_s"])
+        if facts["waiting_s"]:
+            yield "  other workers", units.duration(facts["waiting_s"])
     if found.timeline is not None:
         yield "iteration", units.duration(facts["iteration_s"])
         yield "spans", str(facts["spans"])
         if found.profile is None:
             yield from phases
+    if "simulated_s" in facts:
+        error = facts["simulated_s"] / facts["measured_s"] - 1
+        simulated = units.duration(facts["simulated_s"])
+        yield "median step", units.duration(facts["measured_s"])
+        yield "  simulated", f"{simulated} ({error * 100:+.1f} %)"
     if found.plan is not None:
         size = units.size(facts["message_bytes"])
         yield "messages", f"{facts['messages']} of {facts['tensors']} tensors, {size}"

@@ -19,6 +19,8 @@ from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element, require_time
 
 __all__ = [
+    "PEERS",
+    "STREAMS",
     "Baseline",
     "Gradient",
     "Norm",
@@ -42,12 +44,21 @@ Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """
 
 
-Resource = Literal["device", "host"]
+Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers"]
 """What runs an operation: the device's compute stream, or the host thread that launches work on it.
+
+``stream 2`` to ``stream 4`` are further streams of the device. ``peers`` is communication with
+other workers that is no exchange of gradients, such as an all-to-all, and waiting for workers whose
+gradients are ready later; it runs beside the computing.
 
 Reading (phase ``data``) runs on the disk and copying (phase ``copy``) on the copy engine, whatever
 the field says.
 """
+
+
+STREAMS: tuple[Resource, ...] = ("device", "stream 2", "stream 3", "stream 4")
+"""What the device computes on."""
+PEERS: Resource = "peers"
 
 
 class Operation(Value, frozen=True, kw_only=True):
@@ -70,11 +81,11 @@ class Operation(Value, frozen=True, kw_only=True):
     @property
     def is_device_update(self) -> bool:
         """Whether the device runs it with exchanged gradients."""
-        return self.phase in ("finalize", "update") and self.resource == "device"
+        return self.phase in ("finalize", "update") and self.resource != "host"
 
     @property
     def lane(self) -> str:
-        """The resource that runs it: ``"disk"``, ``"copy"``, ``"device"`` or ``"host"``."""
+        """What runs it: ``"disk"``, ``"copy"`` or its resource."""
         if self.phase == "data":
             return "disk"
         return "copy" if self.phase == "copy" else self.resource
@@ -231,13 +242,18 @@ class Profile(Document, frozen=True, kw_only=True):
         return any(operation.lane == "host" for operation in self.operations)
 
     @property
+    def has_lanes(self) -> bool:
+        """Whether anything runs beside the compute stream, and so beside the iteration before."""
+        return any(o.lane not in ("disk", "copy", "device") for o in self.operations)
+
+    @property
     def is_one_round_after_another(self) -> bool:
         """Whether gradients are computed only after the forward pass, and by a device alone.
 
         Then rounds of gradients do not mix; see :mod:`syncline.simulator.bound`.
         """
         backward = self._first("backward")
-        if backward is None or self.has_host:
+        if backward is None or self.has_lanes:
             return False
         return all(gradient.ready_after >= backward for gradient in self.gradients)
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.profile import Phase
+from syncline.model.profile import PEERS, Phase
 
 __all__ = [
     "COMMUNICATION",
@@ -31,7 +31,8 @@ __all__ = [
 
 
 SpanKind = Phase | Literal["message", "wait"]
-"""What runs; ``wait`` is computation that waits for messages."""
+"""What runs; ``wait`` is computation that waits for messages, or communication with other workers
+that is no gradient message."""
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -117,14 +118,14 @@ class Timeline(Document, frozen=True, kw_only=True):
     @property
     def records_waits(self) -> bool:
         """Whether the timeline records waiting: as spans, or by when messages were ready."""
-        return any(span.kind == "wait" or span.ready_ns is not None for span in self.spans)
+        return any(_is_stall(span) or span.ready_ns is not None for span in self.spans)
 
     def stall_ns(self) -> int:
         """Return how long the computation waited for messages to arrive.
 
         Waiting of several workers at the same time counts once.
         """
-        return busy_ns(union(span for span in self.spans if span.kind == "wait"))
+        return busy_ns(union(filter(_is_stall, self.spans)))
 
     def order_stall_ns(self) -> int:
         """Return how long the line was idle only because messages go in a fixed order.
@@ -154,6 +155,10 @@ class Timeline(Document, frozen=True, kw_only=True):
             return 0.0
         busy = busy_ns(union(span for span in self.spans if span.kind == "message"))
         return busy / self.iteration_ns
+
+
+def _is_stall(span: Span) -> bool:
+    return span.kind == "wait" and span.lane != PEERS
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:

@@ -80,7 +80,7 @@ def terms(profile: Profile) -> Terms:
 
 def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
     """Return the period without communication: shorter than an iteration if the host runs ahead."""
-    if profile.has_host:
+    if profile.has_lanes:
         network = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
         loop = STRATEGIES["loop"]
         alone = steady_state(profile, network, None, strategy=loop, workers=ALIKE)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
-from syncline.model.profile import Profile
+from syncline.model.profile import PEERS, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.graph import TaskGraph, Times
 from syncline.simulator.layout import IterationLayout, layout_of
@@ -78,6 +78,8 @@ class Dag(NamedTuple):
 LONGEST_SUM_NS = 1 << 55
 """Limit of the engine's clock: 1.1 years, all tasks together."""
 MOST_TASKS = 1 << 30
+NOT_COMPUTING = ("disk", "copy", "join")
+"""Lanes that neither compute nor wait for parameters."""
 
 
 def build(
@@ -154,7 +156,7 @@ def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers) -> None:
     slots, count = dag.layout.slots, len(dag.classes)
     factors = workers.draws(dag.classes, dag.iterations)[:, :, None]
     own_ns = np.array([slot.duration_ns for slot in slots], dtype=np.float64)
-    slowed = np.array([slot.lane not in ("disk", "copy", "join") for slot in slots])
+    slowed = np.array([slot.lane not in (*NOT_COMPUTING, PEERS) for slot in slots])
     durations = np.rint(np.where(slowed, factors * own_ns, own_ns)).astype(np.int64)
     lane_of = np.array([lanes[slot.lane] for slot in slots], dtype=np.int32).T  # (classes, slots)
     wire_lanes = np.array([lanes[task.lane][0] for task in dag.messages], dtype=np.int32)
@@ -246,8 +248,8 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
         if profile.operations[operation].is_device_update
     ]
     stream = strategy.compute == "stream"
-    if stream:
-        exchanged = exchanged[:1]
+    if stream:  # the first on each lane holds up the others
+        exchanged = list({layout.slots[s].lane: s for s in reversed(exchanged)}.values())
     waiting = [dag.slot_tasks(slot) for slot in exchanged] or [dag.joins]
     for arrival in _latest(dag, _arrivals(dag), strategy):
         for tasks in waiting:
@@ -255,7 +257,7 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
     if stream and not exchanged:
         begun = set()
         for index, slot in enumerate(layout.slots):
-            if slot.lane in ("device", "host") and slot.lane not in begun:
+            if slot.lane not in NOT_COMPUTING and slot.lane not in begun:
                 begun.add(slot.lane)
                 _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])
 
@@ -263,7 +265,7 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
 def _connect_iterations(dag: Dag) -> None:
     """Let tasks that wait for nothing wait for the iteration before, where no lane orders them."""
     slots = dag.layout.slots
-    computing = {index for index, slot in enumerate(slots) if slot.lane in ("device", "host")}
+    computing = {index for index, slot in enumerate(slots) if slot.lane not in NOT_COMPUTING}
     waiting = {after for before, after in dag.layout.edges if before in computing}
     for index in sorted(computing - waiting):
         _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])

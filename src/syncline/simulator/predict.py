@@ -20,7 +20,7 @@ from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction
-from syncline.model.profile import Profile
+from syncline.model.profile import PEERS, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.simulator.analysis import ready_ns, waits
@@ -132,7 +132,7 @@ def predict_computation_s(
 ) -> float:
     """Return the iteration time without communication."""
     simple = workers == ALIKE and strategy == DEFAULT_STRATEGY
-    if simple and not profile.has_host and _loads_first(profile):
+    if simple and not profile.has_lanes and _loads_first(profile):
         return profile.computation_s
     alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
     return alone.period_ns / NS_PER_S
@@ -259,6 +259,8 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
         operation = profile.operations[slot.operation]
         label = f"update before {operation.name}" if slot.gate else operation.name
         kind: SpanKind = "update" if slot.gate else operation.phase
+        if operation.lane == PEERS:
+            kind = "wait"
         tasks = dag.slot_tasks(index)
         for number in shown:
             lane = _lane_name(dag, slot, number)

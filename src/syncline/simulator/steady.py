@@ -106,4 +106,4 @@ def _carries_over(
     # Fast workers push while slow ones still update.
     apart = strategy.exchange == "parameter-server" and workers != ALIKE
     ahead = strategy.prefetch_data or strategy.prefetch_copy
-    return on_need or apart or ahead or profile.has_host
+    return on_need or apart or ahead or profile.has_lanes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from syncline.errors import UserError, quoted
-from syncline.model.profile import Profile
+from syncline.model.profile import STREAMS, Profile
 from syncline.model.quantities import bytes_per_element
 from syncline.simulator.strategy import Strategy
 
@@ -40,7 +40,8 @@ def with_wire(profile: Profile, dtype: str) -> Profile:
 def with_compute_scale(profile: Profile, scale: float) -> Profile:
     """Return the profile with a device that takes ``scale`` times as long for everything.
 
-    Reading, copying, and the launching of work by the host take as long as before.
+    Reading, copying, the launching of work by the host, and communication with other workers take
+    as long as before.
 
     Raises:
         UserError: the scale is outside 1/1000 to 1000, or an operation becomes absurdly long.
@@ -50,7 +51,7 @@ def with_compute_scale(profile: Profile, scale: float) -> Profile:
             f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
             f"{scale:g}; 0.5 halves what the device computes for"
         )
-    return _scaled(profile, scale, {"device"})
+    return _scaled(profile, scale, {*STREAMS})
 
 
 def without_loading(profile: Profile) -> Profile:
@@ -68,7 +69,7 @@ def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
     seen = _without(profile, {phase for phase, is_ahead in ahead.items() if is_ahead})
-    return _scaled(seen, slowest, {"device", "host"})
+    return _scaled(seen, slowest, {*STREAMS, "host"})
 
 
 def _without(profile: Profile, phases: set[str]) -> Profile:

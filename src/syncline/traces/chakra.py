@@ -198,7 +198,7 @@ def write_chakra(profile: Profile, network: Network | None = None) -> Written:
         lane = operation.lane
         deps = (array("Q", data), array("Q", [last_of_lane[lane]] if lane in last_of_lane else []))
         attributes = {
-            "is_cpu_op": int(lane != "device"),
+            "is_cpu_op": int(lane in ("disk", "copy", "host")),
             "syncline.phase": operation.phase,
             "syncline.resource": operation.resource,
             "syncline.duration_s": operation.duration_s,

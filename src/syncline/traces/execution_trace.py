@@ -11,6 +11,7 @@ Schemas 1.0.x (inputs and attributes beside the name, or as in 1.1) and 1.1.x.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import re
@@ -20,7 +21,13 @@ from typing import Any, NamedTuple
 from syncline.errors import FileError, MismatchError, UserError, quoted
 from syncline.model.plan import Plan, Tensor
 from syncline.model.quantities import LARGEST_BYTES, LARGEST_WORKERS
-from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
+from syncline.traces.kineto_steps import (
+    EVALUATE,
+    ReadyPoint,
+    StepTasks,
+    element_dtype,
+    message_parts,
+)
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
 from syncline.traces.trace import Trace
 
@@ -31,6 +38,7 @@ KNOWN = "1.0.x and 1.1.x"
 MODEL = "execution trace"
 MESSAGE = re.compile(r"c10d::_?(all_?reduce|reduce_?scatter)")
 WITHIN_MESSAGE = re.compile(r"record_param_comms$|(nccl|gloo):_?(all_?reduce|reduce_?scatter)")
+GROUPS = "## process_group:init ##"
 TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:<\w+>)?)\)")
 
 
@@ -39,8 +47,10 @@ class SizedNode(NamedTuple):
 
     record_id: int | None
     """Record function id, as in a profiler trace of the same run."""
-    elements: int
-    dtype: str
+    elements: int | None
+    """None for a gradient without a tensor, as of a parameter that the loss does not depend on, and
+    for a message that holds no gradients, such as counters."""
+    dtype: str | None
 
 
 class TracedIteration(NamedTuple):
@@ -48,6 +58,16 @@ class TracedIteration(NamedTuple):
 
     gradients: tuple[SizedNode, ...]
     messages: tuple[SizedNode, ...]
+    launched: tuple[int, ...]
+    """How many gradients were ready when each message was launched."""
+
+    def without_counters(self) -> TracedIteration:
+        """Return the iteration without messages that hold no gradients."""
+        kept = [i for i, message in enumerate(self.messages) if message.elements is not None]
+        return self._replace(
+            messages=tuple(self.messages[i] for i in kept),
+            launched=tuple(self.launched[i] for i in kept),
+        )
 
 
 class ExecutionTrace(NamedTuple):
@@ -55,6 +75,8 @@ class ExecutionTrace(NamedTuple):
 
     source: str
     schema: str
+    process: int | None
+    """Process id; None where the trace does not say it."""
     workers: int | None
     """Size of the process group; None where the trace does not say."""
     iterations: tuple[TracedIteration, ...]
@@ -80,19 +102,25 @@ class ExecutionTrace(NamedTuple):
                 f"{self.source}: no gradients and no messages in it; record whole training "
                 "iterations"
             )
-        gradients, messages = self.iterations[-1]
-        kind, nodes = ("gradient", gradients) if gradients else ("bucket", messages)
-        elements = sum(node.elements for node in nodes)
-        stops = list(itertools.accumulate(m.elements for m in messages)) or [elements]
-        if stops[-1] != elements:
+        gradients, messages, launched = self.iterations[-1].without_counters()
+        sized = [g.elements for g in gradients]
+        sent = [m.elements for m in messages]
+        parts = message_parts(sized, sent, launched) if sized and sent else None
+        total, known = sum(filter(None, sent)), sum(filter(None, sized))
+        if sized and sent and parts is None and (total != known or None in sized):
             raise UserError(
-                f"{self.source}: the messages hold {stops[-1]} elements, the gradients {elements}; "
-                "record whole training iterations"
+                f"{self.source}: the messages hold {total} elements, the gradients {known}; record "
+                "whole training iterations"
             )
+        kind, nodes = ("gradient", gradients) if gradients else ("bucket", messages)
+        elements = list(itertools.chain.from_iterable(parts)) if parts else sized or sent
+        lengths = [sum(filter(None, part)) for part in parts] if parts else sent or [known]
         tensors = tuple(
-            Tensor(name=f"{kind} {i}", elements=n.elements, dtype=n.dtype)
-            for i, n in enumerate(nodes)
+            Tensor(name=f"{kind} {i}", elements=size, dtype=node.dtype or "float32")
+            for i, (size, node) in enumerate(zip(elements, nodes, strict=False))
+            if size is not None
         )
+        stops = list(itertools.accumulate(filter(None, lengths)))
         return Plan.cut("as traced", MODEL, count, tensors, stops)
 
     def trace(self) -> Trace:
@@ -107,36 +135,38 @@ class ExecutionTrace(NamedTuple):
             notes=self.notes,
         )
 
-    def join(self, step: StepTasks) -> StepTasks:
-        """Return a profiled step with the sizes from this trace.
+    def join(self, step: StepTasks, profiled: str) -> StepTasks:
+        """Return a step of the profiler trace ``profiled`` with the sizes from this trace.
 
         Operators are found by record function id, which both traces count in the same way if they
         were recorded together. Otherwise by their order, if an iteration has as many gradients and
         messages, and messages of the same sizes where both tell them.
 
         Raises:
-            MismatchError: the traces are not of the same training job.
+            MismatchError: no iteration here has the step's gradients and messages.
         """
         by_id = [self.record_ids.get(p.record_id or -1) for p in step.parameters]
         messages = [self.record_ids.get(m.record_id or -1) for m in step.messages]
         if all(by_id) and all(messages) and _agree(step, messages):
             return _with_sizes(step, by_id, messages, "by record function id")
         here = (len(step.parameters), len(step.messages))
-        counts = [(len(i.gradients), len(i.messages)) for i in self.iterations]
-        for iteration, count in zip(self.iterations, counts, strict=True):
-            if count == here and _agree(step, iteration.messages):
-                return _with_sizes(step, iteration.gradients, iteration.messages, "by order")
-        have = ", ".join(f"{g} in {m}" for g, m in sorted(set(counts))) or "none"
+        for whole in self.iterations:
+            # A profiler trace without sizes does not tell which messages hold no gradients.
+            for gradients, sent, _ in (whole.without_counters(), whole):
+                if (len(gradients), len(sent)) == here and _agree(step, sent):
+                    return _with_sizes(step, gradients, sent, "by order")
+        counts = {(len(i.gradients), len(i.messages)) for i in self.iterations}
+        have = ", ".join(f"{g} in {m}" for g, m in sorted(counts)) or "none"
         raise MismatchError(
-            f"{self.source}: not of the same job as the profiler trace: step {step.number} there "
-            f"has {here[0]} gradients in {here[1]} messages, the iterations here have {have} (or "
+            f"{self.source}: cannot be joined with {profiled}: step {step.number} there has "
+            f"{here[0]} gradients in {here[1]} messages, the iterations here have {have} (or "
             "messages of other sizes); give traces that were recorded together"
         )
 
 
 def _agree(step: StepTasks, nodes: Sequence[SizedNode | None]) -> bool:
     return all(
-        message.elements is None or node is None or message.elements == node.elements
+        message.elements is None or node is None or node.elements in (None, message.elements)
         for message, node in zip(step.messages, nodes, strict=True)
     )
 
@@ -148,17 +178,19 @@ def _with_sizes(
     how: str,
 ) -> StepTasks:
     def sized(point: ReadyPoint, node: SizedNode | None) -> ReadyPoint:
-        if node is None:
+        if node is None or node.elements is None:
             return point
         return point._replace(elements=node.elements, dtype=node.dtype)
 
-    exchanged = [sized(p, n) for p, n in zip(step.messages, messages, strict=True)]
+    counters = {i for i, n in enumerate(messages) if n is not None and n.elements is None}
+    kept = [i for i in range(len(messages)) if i not in counters]
+    exchanged = [sized(step.messages[i], messages[i]) for i in kept]
     return step._replace(
         parameters=[sized(p, n) for p, n in zip(step.parameters, gradients, strict=True)],
         messages=exchanged,
         collectives=[
-            c._replace(elements=m.elements, dtype=m.dtype)
-            for c, m in zip(step.collectives, exchanged, strict=True)
+            step.collectives[i]._replace(elements=m.elements, dtype=m.dtype)
+            for i, m in zip(kept, exchanged, strict=True)
         ],
         notes=[*step.notes, f"sizes of gradients joined from the execution trace {how}"],
     )
@@ -194,6 +226,7 @@ class _Reader:
         self._found: list[tuple[int, str, SizedNode | None]] = []  # node id, kind, sizes
         self._record_ids: dict[int, SizedNode] = {}
         self._workers: int | None = None
+        self._process: int | None = None
 
     def member(self, key: str, value: Any) -> None:
         """Take in a member of the top-level object."""
@@ -206,6 +239,8 @@ class _Reader:
                     f"this release reads {KNOWN}"
                 )
             self._schema = value
+        if key == "pid" and type(value) is int:
+            self._process = value
 
     def node(self, place: int, node: Any) -> None:
         """Take in one node, if it is about gradients."""
@@ -217,9 +252,13 @@ class _Reader:
         if not isinstance(name, str):
             raise self._broken(where, f"expected a text in 'name', found {quoted(name)}")
         where = f"{where} {name[:80]!r}"
-        if name.startswith("Optimizer.step#"):
+        if name == GROUPS:
+            self._read_groups(node, where)
+        elif name.startswith("Optimizer.step#"):
             self._found.append((self._id(node, where), "end", None))
-        elif name.endswith("AccumulateGrad") and not name.startswith("autograd::engine"):
+        elif name.startswith(EVALUATE):
+            self._found.append((self._id(node, where), "backward", None))
+        elif name.endswith("AccumulateGrad"):
             self._sized("gradient", node, where)
         elif MESSAGE.match(name):
             self._sized("message", node, where)
@@ -244,6 +283,7 @@ class _Reader:
         return ExecutionTrace(
             source=self._source,
             schema=self._schema,
+            process=self._process,
             workers=self._workers,
             iterations=tuple(iterations),
             record_ids=self._record_ids,
@@ -251,26 +291,40 @@ class _Reader:
         )
 
     def _iterations(self) -> list[TracedIteration]:
-        """Return the iterations: what lies before each step of the optimizer."""
+        """Return the iterations: what lies before each step of the optimizer.
+
+        Where the trace says when a backward pass begins, messages before it are no gradients, such
+        as an average of losses.
+        """
         iterations: list[TracedIteration] = []
         gradients: list[SizedNode] = []
         messages: list[SizedNode] = []
+        launched: list[int] = []
         ordered = sorted(self._found, key=lambda found: found[0])
+        told = any(kind == "backward" for _, kind, _ in ordered)
+        begun = not told
         for _, kind, node in [*ordered, (0, "end", None)]:
-            if node is not None:
-                (gradients if kind == "gradient" else messages).append(node)
-            elif gradients or messages:
-                iterations.append(TracedIteration(tuple(gradients), tuple(messages)))
-                gradients, messages = [], []
+            if node is not None and kind == "gradient":
+                gradients.append(node)
+            elif node is not None:
+                messages.append(node)
+                launched.append(len(gradients))
+            elif kind == "backward":
+                if not begun:
+                    messages, launched = [], []
+                begun = True
+            else:
+                if begun and (gradients or any(m.elements is not None for m in messages)):
+                    iterations.append(
+                        TracedIteration(tuple(gradients), tuple(messages), tuple(launched))
+                    )
+                gradients, messages, launched = [], [], []
+                begun = not told
         return iterations
 
     def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
         attributes = _attributes(node)
-        workers = attributes.get("pg_size")
-        if workers is not None:
-            if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
-                raise self._broken(where, f"pg_size {quoted(workers)} is no worker count")
-            self._workers = max(self._workers or 0, workers)
+        self._grow(attributes.get("pg_size"), where)
         identity = self._id(node, where)
         elements = 0
         dtypes = set()
@@ -281,15 +335,36 @@ class _Reader:
             dtypes.add(element_dtype(dtype))
         if elements > LARGEST_BYTES:
             raise self._broken(where, f"a tensor of {elements} elements is not possible")
-        if len(dtypes) != 1 or None in dtypes:
-            return  # no gradient: an exchange of counters, or nothing at all
+        known = len(dtypes) == 1 and None not in dtypes
         record = attributes.get("rf_id")
         record_id = record if type(record) is int else None
-        sized = SizedNode(record_id, elements, str(dtypes.pop()))
+        sized = SizedNode(record_id, elements if known else None, dtypes.pop() if known else None)
         if record_id is not None:
             self._record_ids[record_id] = sized
         if kind is not None:
             self._found.append((identity, kind, sized))
+
+    def _read_groups(self, node: dict[str, Any], where: str) -> None:
+        """Take in the sizes of process groups, which are JSON in the first input."""
+        inputs = node.get("inputs")
+        values = inputs.get("values") if isinstance(inputs, dict) else None
+        if not (isinstance(values, list) and values and isinstance(values[0], str)):
+            return
+        try:
+            groups = json.loads(values[0])
+        except json.JSONDecodeError:
+            raise self._broken(where, "its process groups are no JSON") from None
+        for group in groups if isinstance(groups, list) else ():
+            if isinstance(group, dict):
+                self._grow(group.get("group_size"), where)
+
+    def _grow(self, workers: Any, where: str) -> None:
+        """Take in the size of a group; that of the largest is the worker count."""
+        if workers is None:
+            return
+        if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
+            raise self._broken(where, f"{quoted(workers)} is no worker count")
+        self._workers = max(self._workers or 0, workers)
 
     def _id(self, node: dict[str, Any], where: str) -> int:
         value = node.get("id")

@@ -25,6 +25,7 @@ from syncline.traces.kineto import read_kineto
 from syncline.traces.layer_table import is_layer_table, read_layer_table, write_layer_table
 from syncline.traces.pipedream import is_pipedream, read_pipedream
 from syncline.traces.reading import ReadProgress, open_trace
+from syncline.traces.sizes import read_sizes
 from syncline.traces.trace import Trace, Written, in_file
 
 __all__ = [
@@ -50,6 +51,8 @@ class TraceOptions(NamedTuple):
     """Cycles a second, where times are cycles."""
     step: int | None = None
     """The only ``ProfilerStep`` to take, of a trace that has several; None for all."""
+    sizes: str | None = None
+    """File with the sizes of gradients that a profiler trace lacks."""
     progress: ReadProgress | None = None
 
 
@@ -107,7 +110,7 @@ def read_trace(
     """Read one trace, of the given format or the one recognised; return its format too.
 
     ``paths`` may name several files of profiler traces, one for each rank, and with them the
-    execution trace of the same job. Of other formats it names one.
+    execution traces of the same job, one or one for each rank. Of other formats it names one.
 
     Raises:
         FileError: a file cannot be read, is broken, or of no known format.
@@ -120,12 +123,7 @@ def read_trace(
     chosen = found[0]
     if {one.name for one in found} == {KINETO, EXECUTION_TRACE}:
         structure = [p for p, f in zip(paths, found, strict=True) if f.name == EXECUTION_TRACE]
-        if len(structure) > 1:
-            raise UserError(
-                f"{structure[0]} and {structure[1]} are both execution traces; profiler traces are "
-                "joined with one of them"
-            )
-        joined = read_execution_trace(structure[0], progress=options.progress)
+        joined = [read_execution_trace(path, progress=options.progress) for path in structure]
         profiled = [path for path in paths if path not in structure]
         return FORMATS[KINETO], _read_kineto(profiled, options, joined)
     for other, path in zip(found, paths, strict=True):
@@ -139,6 +137,11 @@ def read_trace(
     if len(paths) > 1 and not chosen.several:
         raise UserError(
             f"a trace of format {chosen.name} is one file, found {len(paths)}; name them one by one"
+        )
+    if options.sizes is not None and chosen.name != KINETO:
+        raise UserError(
+            f"{paths[0]}: a trace of format {chosen.name} holds its sizes; leave out the file of "
+            "sizes"
         )
     if options.step is not None and chosen.name != KINETO:
         raise UserError(
@@ -203,10 +206,14 @@ def _read_execution_trace(paths: Paths, options: TraceOptions) -> Trace:
 
 
 def _read_kineto(
-    paths: Paths, options: TraceOptions, execution_trace: ExecutionTrace | None = None
+    paths: Paths, options: TraceOptions, joined: Sequence[ExecutionTrace] = ()
 ) -> Trace:
     found = read_kineto(
-        paths, step=options.step, execution_trace=execution_trace, progress=options.progress
+        paths,
+        step=options.step,
+        execution_traces=joined,
+        sizes=None if options.sizes is None else read_sizes(options.sizes),
+        progress=options.progress,
     )
     with in_file(str(paths[0])):
         return found.trace()

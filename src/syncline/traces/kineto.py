@@ -8,6 +8,7 @@ estimates what messages cost without waiting. The notes say what a trace lacks.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
@@ -20,7 +21,7 @@ from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
-from syncline.model.timeline import Timeline
+from syncline.model.timeline import Interval, Timeline
 from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
@@ -31,11 +32,12 @@ from syncline.traces.kineto_profile import (
     make_timeline,
     same_shape,
 )
-from syncline.traces.kineto_steps import StepTasks, outline_steps
+from syncline.traces.kineto_steps import MeasuredCollective, StepTasks, outline_steps
 from syncline.traces.reading import ReadProgress
+from syncline.traces.sizes import GradientSizes
 from syncline.traces.trace import Trace, in_file
 
-__all__ = ["KinetoTrace", "read_kineto"]
+__all__ = ["KinetoTrace", "read_kineto", "with_waiting"]
 
 
 class KinetoStep(NamedTuple):
@@ -127,6 +129,7 @@ class KinetoTrace(NamedTuple):
             steps=len(chosen),
             plan=self.plan() if known else None,
             timeline=chosen[len(chosen) // 2].timeline,
+            iteration_s=statistics.median(step.measured_s for step in chosen),
             notes=self.notes,
         )
 
@@ -138,7 +141,7 @@ class KinetoTrace(NamedTuple):
             raise UserError(
                 f"{quoted(self.model)}: the trace has steps {have}; not those asked for"
             )
-        kept = {id(tasks) for tasks in same_shape([s.tasks for s in found])}
+        kept = {id(tasks) for tasks in _alike([s.tasks for s in found])}
         return [s for s in found if id(s.tasks) in kept]
 
     def _exchange(self, step: KinetoStep) -> TracedExchange:
@@ -153,7 +156,8 @@ def read_kineto(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     step: int | None = None,
-    execution_trace: ExecutionTrace | None = None,
+    execution_traces: Sequence[ExecutionTrace] = (),
+    sizes: GradientSizes | None = None,
     progress: ReadProgress | None = None,
 ) -> KinetoTrace:
     """Read the profiler traces of one job.
@@ -166,7 +170,10 @@ def read_kineto(
     Args:
         paths: a trace file, or one file for each rank.
         step: the only ``ProfilerStep`` to read.
-        execution_trace: of the same job, to give operators the sizes that the profiler left out.
+        execution_traces: of the same job, to give operators the sizes that the profiler left out:
+            one, or one for each profiler trace. Those of one process belong together; where no
+            process ids say so, those of one place in the lists do.
+        sizes: of the gradients or messages, written by hand.
         progress: told about each file by itself.
 
     Raises:
@@ -183,12 +190,19 @@ def read_kineto(
     for source in sources:
         events = read_events(source, progress=progress)
         with in_file(source):
-            tasks = _steps_of(events, step, notes)
-        if execution_trace is not None:
-            tasks = [execution_trace.join(t) for t in tasks]
-        for own in tasks:
-            notes += own.notes
-        files.append((events, tasks))
+            files.append((events, _steps_of(events, step, notes)))
+    if execution_traces:
+        partners = _partners([events for events, _ in files], execution_traces)
+        files = [
+            (events, [partner.join(own, events.source) for own in tasks])
+            for (events, tasks), partner in zip(files, partners, strict=True)
+        ]
+    if sizes is not None:
+        files = [
+            (events, [sizes.join(own, events.source) for own in tasks]) for events, tasks in files
+        ]
+    files = [(events, [with_message_sizes(own) for own in tasks]) for events, tasks in files]
+    notes += [note for _, tasks in files for own in tasks for note in own.notes]
     ranks = rank_numbers(files)
     model = Path(sources[0]).name.split(".")[0] or "trace"
     device = "cuda" if any(events.device for events, _ in files) else "cpu"
@@ -207,13 +221,14 @@ def read_kineto(
         )
     workers = next(iter(stated), None) or (max(groups) if groups else None)
     points = measured_messages(files, notes)
+    steps = tuple(s._replace(tasks=with_waiting(s.tasks, points)) for s in steps)
     if steps:
-        exchange_of(steps[0].tasks, notes)
-        left_out = len(steps) - len(same_shape([s.tasks for s in steps]))
-        if left_out:
+        alike = _alike([s.tasks for s in steps])
+        exchange_of(alike[0], notes)
+        if len(alike) < len(steps):
             notes.append(
-                f"{left_out} of {len(steps)} steps consist of other tasks than the rest; they are "
-                "left out of the medians"
+                f"{len(steps) - len(alike)} of {len(steps)} steps consist of other tasks than the "
+                "rest; they are left out of the medians"
             )
     return KinetoTrace(
         model=model,
@@ -224,6 +239,12 @@ def read_kineto(
         points=points,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _alike(steps: Sequence[StepTasks]) -> list[StepTasks]:
+    """Return the steps that consist of the same tasks as most of those that train."""
+    training = [step for step in steps if step.parameters or step.messages]
+    return same_shape(training or steps)
 
 
 def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[StepTasks]:
@@ -249,6 +270,51 @@ def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[
             "are left out"
         )
     return take_apart(events, outlines)
+
+
+def _partners(
+    ranks: Sequence[KinetoEvents], traces: Sequence[ExecutionTrace]
+) -> list[ExecutionTrace]:
+    """Return the execution trace that belongs to each profiler trace.
+
+    Raises:
+        MismatchError: there are neither one nor as many as profiler traces.
+    """
+    if len(traces) == 1:
+        return [traces[0]] * len(ranks)
+    if len(traces) != len(ranks):
+        raise MismatchError(
+            f"{len(ranks)} profiler traces and {len(traces)} execution traces; give one execution "
+            "trace for all, or one for each profiler trace"
+        )
+    of_process = {trace.process: trace for trace in traces if trace.process is not None}
+    processes = {events.process for events in ranks}
+    if len(of_process) == len(ranks) and processes == of_process.keys():
+        return [of_process[events.process] for events in ranks if events.process is not None]
+    return list(traces)
+
+
+def with_message_sizes(step: StepTasks) -> StepTasks:
+    """Return the step with the sizes of messages that its gradients tell and the trace does not."""
+    if all(message.elements is not None for message in step.messages):
+        return step
+    exchange = exchange_of(step, [])
+    if exchange is None:
+        return step
+    gradients = exchange.gradients
+    stops = [last + 1 for last in exchange.last_of_message]
+    sizes = [
+        sum(g.elements or 0 for g in gradients[start:stop])
+        for start, stop in itertools.pairwise((0, *stops))
+    ]
+    types = [gradients[stop - 1].dtype for stop in stops]
+    known = list(zip(sizes, types, strict=True))
+    pairs = zip(step.messages, known, strict=True)
+    sent = zip(step.collectives, known, strict=True)
+    return step._replace(
+        messages=[m._replace(elements=size, dtype=dtype) for m, (size, dtype) in pairs],
+        collectives=[c._replace(elements=size, dtype=dtype) for c, (size, dtype) in sent],
+    )
 
 
 RankSteps = Sequence[tuple[KinetoEvents, list[StepTasks]]]
@@ -311,9 +377,8 @@ def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, 
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
     for _, steps in files:
         for tasks in steps:
-            for index, collective in enumerate(tasks.collectives):
-                size = collective.size_bytes
-                spent = collective.stop_ns - collective.start_ns
+            for index, (start, stop) in enumerate(in_turn(tasks.collectives)):
+                size, spent = tasks.collectives[index].size_bytes, stop - start
                 if size and spent > 0:
                     _, before = shortest.get((tasks.number, index), (size, spent))
                     shortest[tasks.number, index] = (size, min(before, spent))
@@ -332,3 +397,60 @@ def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, 
         least = min(least, *times)
         points.append(Measurement(size_bytes=size, time_s=least / NS_PER_S, repetitions=len(times)))
     return tuple(reversed(points))
+
+
+def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
+    """Return from when to when each message was under way, as if they went one after another.
+
+    Messages that are under way at once share the network: at any time each gets as much of it as
+    the others. So a message takes the sum of its shares, from its start or the end of the one
+    before. The last one ends when it really ended. O(n^2) for n messages.
+    """
+    spans: list[Interval] = []
+    clock_ns = -(1 << 62)
+    times = sorted({at for each in sent for at in (each.start_ns, each.stop_ns)})
+    under_way = [
+        (begin, end, sum(c.start_ns <= begin and end <= c.stop_ns for c in sent))
+        for begin, end in itertools.pairwise(times)
+    ]
+    for each in sent:
+        spent = math.fsum(
+            (end - begin) / count
+            for begin, end, count in under_way
+            if each.start_ns <= begin and end <= each.stop_ns
+        )
+        start = max(each.start_ns, clock_ns)
+        clock_ns = start + round(spent)
+        spans.append((start, clock_ns))
+    return spans
+
+
+WAITING_SHARE = 0.05
+"""A message that takes this share longer than its cost waited for other workers; less is noise."""
+
+
+def with_waiting(step: StepTasks, points: Sequence[Measurement]) -> StepTasks:
+    """Return the step with the time until other workers had the gradients of each message, too.
+
+    An all-reduce begins when the last worker has its gradients. That is as long before its end as
+    it costs without waiting. Until then the operation before the message waits.
+
+    Args:
+        step: with an operation that ends when each message could leave on this rank.
+        points: what messages cost without waiting, for every size in the step.
+    """
+    cost_ns = {point.size_bytes: round(point.time_s * NS_PER_S) for point in points}
+    tasks = list(step.tasks)
+    waited_ns = -(1 << 62)  # until when the waits before lasted
+    spans = in_turn(step.collectives)
+    for message, sent, (start, stop) in zip(step.messages, step.collectives, spans, strict=True):
+        if (cost := cost_ns.get(sent.size_bytes or 0)) is None:
+            continue
+        task = tasks[message.ready_after]
+        if stop - start > (1 + WAITING_SHARE) * cost:
+            begun = max(task.start_ns, waited_ns)
+            waited_ns = max(stop - cost, begun)
+            tasks[message.ready_after] = task._replace(
+                duration_ns=waited_ns - begun, start_ns=begun, stop_ns=waited_ns
+            )
+    return step._replace(tasks=tasks)

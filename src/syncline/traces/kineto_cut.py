@@ -6,16 +6,23 @@ launched it and for the tasks before it on the device. Where the host waited for
 synchronisation, or a copy that blocks), the waiting is not part of any task: the next host task
 waits for the device task instead, so that a simulator can predict that wait. Where nothing was
 recorded on a device, the operators of the host are the computation.
+
+Every stream is a lane. What a task waits for on another stream is not recorded: where it began
+later than its launch and its own stream allow, it waited for the task on another stream that ended
+last before. Communication with other workers that is no gradient message has a lane of its own,
+since it is waiting and no computing: its kernels, and on the host the time in which a thread waited
+for it.
 """
 
 from __future__ import annotations
 
 import bisect
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from syncline.model.profile import Resource
+from syncline.model.profile import PEERS, STREAMS, Resource
 from syncline.model.timeline import Interval, difference, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
@@ -33,6 +40,12 @@ from syncline.traces.kineto_steps import (
 __all__ = ["take_apart"]
 
 HOST_COPY = re.compile(r"HtoD|DtoH|Host -> Device|Device -> Host", re.IGNORECASE)
+COMMUNICATION = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
+"""Kernels that exchange data with other workers."""
+EXCHANGED_ON_HOST = re.compile(r"(gloo|mpi|ucc):")
+LATE_NS = 10_000
+"""A task that begins later than this after its launch, and after the task before it on its stream,
+waited for another stream: a launch takes about 5 us to reach an idle device."""
 TO_DEVICE = re.compile(r"HtoD|Host -> Device", re.IGNORECASE)
 
 
@@ -42,13 +55,32 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
     for task in sorted(events.device, key=lambda t: t.start_ns):
         if task.correlation is not None:
             launched.setdefault(task.correlation, []).append(task)
+    lanes = _stream_lanes(events.device)
     steps = []
     for outline in outlines:
         collectives = find_collectives(outline, launched)
         if collectives:
-            outline = outline.exchanged_by(max(c.launch_ns for c in collectives))
-        steps.append(_Cutter(outline, launched, collectives).cut())
+            # The device unpacks in the order of launches, a thread of the host what has arrived.
+            outline = outline.exchanged_by(
+                max(
+                    c.launch_ns if launched else min(c.stop_ns, outline.stop_ns)
+                    for c in collectives
+                )
+            )
+        steps.append(_Cutter(outline, launched, lanes, collectives).cut())
     return steps
+
+
+def _stream_lanes(tasks: Sequence[DeviceTask]) -> dict[str, Resource]:
+    """Return the lane of each stream: the one with the most kernels is the compute stream.
+
+    Streams beyond the lanes that there are share the last one.
+    """
+    kernels = Counter({task.stream: 0 for task in tasks})
+    for task in tasks:
+        kernels[task.stream] += task.kind == "kernel" and not COMMUNICATION.search(task.name)
+    ordered = sorted(kernels, key=lambda stream: (-kernels[stream], stream))
+    return {stream: STREAMS[min(i, len(STREAMS) - 1)] for i, stream in enumerate(ordered)}
 
 
 class _Cutter:
@@ -58,6 +90,7 @@ class _Cutter:
         self,
         outline: Outline,
         launched: Mapping[int, list[DeviceTask]],
+        lanes: Mapping[str, Resource],
         collectives: list[MeasuredCollective],
     ) -> None:
         self._step = outline
@@ -73,7 +106,15 @@ class _Cutter:
         self._exchanged = {id(c.kernel) for c in collectives if c.kernel is not None}
         numbers = dict.fromkeys(c.correlation for c in outline.calls if c.correlation is not None)
         own = [task for number in numbers for task in launched.get(number, ())]
-        self._share = _exclusive([t for t in own if id(t) not in self._exchanged])
+        self._lane_of: dict[int, Resource] = {
+            id(t): PEERS if COMMUNICATION.search(t.name) else lanes[t.stream] for t in own
+        }
+        self._share: dict[int, int] = {}
+        for lane in (*STREAMS, PEERS):
+            tasks = [t for t in own if self._lane_of[id(t)] == lane]
+            self._share |= _exclusive([t for t in tasks if id(t) not in self._exchanged])
+        self._free_ns: dict[Resource, int] = {}
+        """When what was launched on each lane so far ends."""
         self._done = sorted(own, key=lambda t: t.stop_ns)
         self._stops: dict[str, list[int]] = {}  # by stream
         for task in self._done:
@@ -81,6 +122,8 @@ class _Cutter:
         self._index_of: dict[int, int] = {}
         self._last_host = -1  # task; -1: none yet
         self._last_device = -1
+        self._waited: tuple[int, ...] = ()
+        """What the host's next work waits for beside the work before it."""
         self._queued_until_ns = outline.start_ns
         self._first_kernel = False
         self._forward: list[tuple[int, int]] = []  # (end or launch, task)
@@ -112,6 +155,8 @@ class _Cutter:
             elif isinstance(cause, HostOp):
                 if is_accumulation(cause):
                     self._parameter(mark.at_ns, cause)
+                elif EXCHANGED_ON_HOST.match(cause.name):
+                    self._wait(cause)
                 else:
                     self._load(cause)
             elif isinstance(cause, LaunchCall):
@@ -119,6 +164,7 @@ class _Cutter:
             else:
                 self._work_until(mark.at_ns)
         self._work_until(self._step.stop_ns)
+        self._note_peers()
         return StepTasks(
             number=self._step.number,
             duration_ns=self._step.stop_ns - self._step.start_ns,
@@ -127,8 +173,18 @@ class _Cutter:
             parameters=self._parameters,
             messages=self._messages,
             collectives=self._collectives,
+            holds=self._step.holds,
             notes=self._notes,
         )
+
+    def _note_peers(self) -> None:
+        names = [t.name for t in self._tasks if t.resource == PEERS and t.stop_ns > t.start_ns]
+        if names:
+            self._notes.append(
+                f"{len(names)} communication operations of a step are no gradient messages "
+                f"({', '.join(sorted(set(names))[:4])}): they take as long as measured, with the "
+                "waiting for other workers, on any network and device"
+            )
 
     # What the host does
 
@@ -147,7 +203,8 @@ class _Cutter:
             spent_ns = at_ns - start - self._waited_for_peers(start, at_ns)
         self._cursor_ns = at_ns
         if not self._on_device:
-            after += self._after_host()
+            after += (*self._after_host(), *self._waited)
+            self._waited = ()
         name = self._step.label(max(at_ns - 1, start))
         phase = self._step.phase(min(start, at_ns - 1))
         joint = self._on_device and bool(after)
@@ -177,6 +234,19 @@ class _Cutter:
         self._add(
             TracedTask("data loading", "data", "host", stop - start, (), start, stop, joint=True)
         )
+
+    def _wait(self, op: HostOp) -> None:
+        """Add the time in which no operator ran until ``op``, of another thread, had exchanged."""
+        operator = self._step.operator(op.stop_ns - 1)
+        ran = op.start_ns if operator is None else operator.stop_ns
+        begun = min(max(ran, op.start_ns, self._cursor_ns), op.stop_ns)
+        self._work_until(begun)
+        start = self._cursor_ns
+        stop = self._cursor_ns = max(op.stop_ns, start)
+        phase, after = self._step.phase(max(stop - 1, 0)), self._after_host()
+        waited = stop - start - self._waited_for_peers(start, stop)
+        span = (waited, after, start, stop)
+        self._waited = (self._add(TracedTask(op.name, phase, PEERS, *span, joint=True)),)
 
     # What the device does
 
@@ -233,18 +303,32 @@ class _Cutter:
             phase = "copy"  # of the batch; later copies are part of the pass that makes them
         elif task.kind == "kernel":
             self._first_kernel = True
-        name = _short(task.name) if self._on_device else task.name
-        span = (task.start_ns, task.stop_ns)
-        share, after = self._share[id(task)], self._after_host()
-        index = self._add(
-            TracedTask(name, phase, "device", share, after, *span, joint=phase == "copy")
-        )
+        lane = self._lane_of[id(task)]
+        work = (self._share[id(task)], self._after_host(), task.start_ns, task.stop_ns)
+        held = self._held_up_by(task, lane)
+        index = self._add(TracedTask(_short(task.name), phase, lane, *work, phase == "copy", held))
         self._index_of[id(task)] = index
+        self._free_ns[lane] = max(self._free_ns.get(lane, 0), task.stop_ns)
         self._queued_until_ns = max(self._queued_until_ns, task.stop_ns)
-        if phase != "copy":
+        if phase != "copy" and lane == STREAMS[0]:
             self._last_device = index
             self._note_forward(self._cursor_ns)
         return index
+
+    def _held_up_by(self, task: DeviceTask, lane: Resource) -> int | None:
+        """Return the task of another stream that this one waited for, if it did."""
+        free = max(self._cursor_ns, self._free_ns.get(lane, 0))
+        if task.start_ns <= free + LATE_NS:
+            return None
+        index = bisect.bisect_right(self._done, task.start_ns, key=lambda t: t.stop_ns) - 1
+        while index >= 0 and self._done[index].stop_ns > free:
+            before = id(self._done[index])
+            if before in self._exchanged:
+                return None  # a gradient message: the simulator lets the update wait for it
+            if before in self._index_of:
+                return self._index_of[before]
+            index -= 1  # launched later
+        return None
 
     def _note_forward(self, at_ns: int) -> None:
         if at_ns <= self._step.backward_ns:
@@ -291,14 +375,21 @@ class _Cutter:
         return self._forward[place][1] if place < len(self._forward) else None
 
     def _message(self, at_ns: int, collective: MeasuredCollective) -> None:
-        """Add the point at which a message may leave: launched, with its gradients computed."""
+        """Add the points at which a message may leave: here, and on all workers.
+
+        Here it has been launched, with its gradients computed. How much later the other workers
+        are is not known yet; see :func:`syncline.traces.kineto.with_waiting`.
+        """
         self._work_until(at_ns)
         self._queued_until_ns = max(self._queued_until_ns, collective.stop_ns)
-        ready = self._last_host
+        launched = self._last_host
         if self._on_device:
-            ready = self._last_device = self._point(
+            launched = self._last_device = self._point(
                 f"message {len(self._messages)} launched", at_ns
             )
+        free = max(at_ns, self._free_ns.get(STREAMS[0], 0))
+        wait = (f"other workers, message {len(self._messages)}", self._tasks[launched].phase, PEERS)
+        ready = self._add(TracedTask(*wait, 0, (launched,), free, free, joint=True))
         self._messages.append(
             ReadyPoint(collective.elements, collective.dtype, ready, None, collective.record_id)
         )
@@ -372,6 +463,14 @@ def find_marks(
         cut = {mark.at_ns for mark in accumulations}
         ends = (op.stop_ns for op in step.outermost)
         marks += [CutMark(at, 0, None) for at in ends if at <= step.stop_ns and at not in cut]
+        sent = {(c.start_ns, c.stop_ns) for c in collectives}
+        marks += [
+            CutMark(op.stop_ns, 1, op)
+            for op in step.others
+            if EXCHANGED_ON_HOST.match(op.name)
+            and (op.start_ns, op.stop_ns) not in sent
+            and op.stop_ns <= step.stop_ns
+        ]
     return sorted(_out_of_loading(step, marks), key=lambda mark: (mark.at_ns, mark.order))
 
 

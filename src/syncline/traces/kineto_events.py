@@ -93,6 +93,8 @@ class KinetoEvents(NamedTuple):
     source: str
     rank: int | None
     workers: int | None
+    process: int | None
+    """Process id of the host's operators; None where none is said."""
     ops: list[HostOp]
     calls: list[LaunchCall]
     device: list[DeviceTask]
@@ -123,6 +125,7 @@ class _Reader:
     def __init__(self) -> None:
         self._origin_us: float | None = None
         self._members: dict[str, Any] = {}
+        self._process: int | None = None
         self._seen = 0
         self._skipped: Counter[str] = Counter()
         self._ops: list[HostOp] = []
@@ -182,7 +185,9 @@ class _Reader:
         if version != 1:
             notes.append(f"schemaVersion {quoted(version)} is not known here; read as version 1")
         rank, workers = self._distributed(notes)
-        return KinetoEvents(source, rank, workers, self._ops, self._calls, self._device, notes)
+        return KinetoEvents(
+            source, rank, workers, self._process, self._ops, self._calls, self._device, notes
+        )
 
     def _distributed(self, notes: list[str]) -> tuple[int | None, int | None]:
         info = self._members.get("distributedInfo")
@@ -229,6 +234,8 @@ class _Reader:
 
     def _host(self, where: str, event: dict[str, Any], *, annotation: bool) -> None:
         span = self._span(where, event)
+        if self._process is None:
+            self._process = _whole(event.get("pid"))
         arguments = _arguments(event)
         shapes: tuple[tuple[int, ...], ...] = ()
         types: tuple[str, ...] = ()

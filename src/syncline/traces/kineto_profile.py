@@ -13,10 +13,17 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from syncline.errors import UserError
-from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
+from syncline.model.profile import PEERS, Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.traces.kineto_steps import ReadyPoint, StepTasks, TracedTask, element_dtype
+from syncline.traces.kineto_steps import (
+    Holds,
+    ReadyPoint,
+    StepTasks,
+    TracedTask,
+    element_dtype,
+    message_parts,
+)
 
 __all__ = [
     "TracedExchange",
@@ -25,6 +32,19 @@ __all__ = [
     "make_timeline",
     "same_shape",
 ]
+
+
+LISTED = 8
+"""How many gradients without a size a note lists."""
+LACKING: dict[Holds, str] = {
+    "device": "no operators of the host are in the trace, and so no gradients: record it with "
+    "ProfilerActivity.CPU as well",
+    "forward": "the trace holds no backward pass, and so no gradients: record training iterations, "
+    "with the backward pass in every profiler step",
+    "backward": "a backward pass is in the trace, but no gradient became ready in it: record whole "
+    "training iterations, up to the optimizer's step",
+}
+"""By what a step without gradients holds: what to record."""
 
 
 class TracedExchange(NamedTuple):
@@ -41,40 +61,16 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     """Return the gradients of a step, or None with a note where the trace lacks their sizes.
 
     These are the gradient tensors if their sizes are known and add up to the messages, else the
-    messages.
+    messages. A gradient without a size gets what is left of its message; without a message of known
+    size it is left out, with a note.
     """
     parameters = [_sized(p) for p in step.parameters]
-    known = bool(parameters) and all(p.elements is not None for p in parameters)
-    if not step.messages:
-        if known:
-            return _exchange("gradient", parameters, (), notes)
-        notes.append(
-            "the sizes of the gradients are not in the trace, so it gives phases and timelines "
-            "but no profile: record it with record_shapes=True, or join the execution trace"
-            if step.parameters
-            else "no gradients became ready in the trace, so it gives phases and timelines but no "
-            "profile: record whole training iterations"
-        )
-        return None
-    if known:
-        parts = _parts(step, parameters)
-        if parts is not None:
-            typed: list[ReadyPoint] = []
-            for message, part in zip(step.messages, parts, strict=True):
-                # The type on the wire counts: a hook may send another type than the gradients'.
-                own = [p._replace(dtype=message.dtype or p.dtype) for p in parameters[part]]
-                typed += [*own[:-1], own[-1]._replace(ready_after=message.ready_after)]
-            return _exchange("gradient", typed, [part.stop - 1 for part in parts], notes)
-        notes.append(
-            "the gradients' sizes do not add up to the messages in the order in which they became "
-            "ready; the messages are taken as gradients"
-        )
-    if any(m.elements is None for m in step.messages):
-        notes.append(
-            "the sizes of the messages are not in the trace, so it gives phases and timelines but "
-            "no profile: record it with record_shapes=True or a PyTorch from 2024 on, or join the "
-            "execution trace"
-        )
+    if any(p.elements is not None for p in parameters):
+        exchange = _of_gradients(step, parameters, notes)
+        if exchange is not None:
+            return exchange
+    if not step.messages or any(m.elements is None for m in step.messages):
+        notes.append(f"{_lacking(step)}, so it gives phases and timelines but no profile")
         return None
     notes.append(
         "the sizes of single gradients are not in the trace; each message (bucket) is taken as one "
@@ -100,25 +96,81 @@ def _sized(point: ReadyPoint) -> ReadyPoint:
     return point
 
 
-def _parts(step: StepTasks, parameters: Sequence[ReadyPoint]) -> list[slice] | None:
-    """Return the gradients that each message holds, or None if sizes contradict that."""
-    parts: list[slice] = []
-    first = 0
-    for message in step.messages:
-        stop = first
-        total = 0
-        while stop < len(parameters) and (
-            total < message.elements
-            if message.elements is not None
-            else parameters[stop].ready_after < message.ready_after
-        ):
-            total += parameters[stop].elements or 0
-            stop += 1
-        if stop == first or (message.elements is not None and total != message.elements):
+def _of_gradients(
+    step: StepTasks, parameters: Sequence[ReadyPoint], notes: list[str]
+) -> TracedExchange | None:
+    """Return the gradient tensors in their messages, or None if the sizes do not add up."""
+    if not step.messages:
+        sized = [p for p in parameters if p.elements is not None]
+        _note_unsized(parameters, 0, len(sized), notes)
+        return _exchange("gradient", sized, (), notes)
+    parts = message_parts(
+        [p.elements for p in parameters],
+        [m.elements for m in step.messages],
+        [sum(p.ready_after < m.ready_after for p in parameters) for m in step.messages],
+    )
+    if parts is None:
+        notes.append(
+            "the gradients' sizes do not add up to the messages in the order in which they became "
+            "ready; the messages are taken as gradients"
+        )
+        return None
+    kept: list[ReadyPoint] = []
+    last_of_message: list[int] = []
+    filled = 0
+    left = iter(parameters)
+    for message, sizes in zip(step.messages, parts, strict=True):
+        own: list[ReadyPoint] = []
+        # The type on the wire counts: a hook may send another type than the gradients'.
+        for size, point in zip(sizes, left, strict=False):
+            if size is not None:
+                filled += point.elements is None
+                own.append(point._replace(elements=size, dtype=message.dtype or point.dtype))
+        if not own:
+            notes.append(f"no gradient of message {len(last_of_message)} has a size in the trace")
             return None
-        parts.append(slice(first, stop))
-        first = stop
-    return parts if first == len(parameters) else None
+        kept += [*own[:-1], own[-1]._replace(ready_after=message.ready_after)]
+        last_of_message.append(len(kept) - 1)
+    _note_unsized(parameters, filled, len(kept), notes)
+    return _exchange("gradient", kept, last_of_message, notes)
+
+
+def _note_unsized(
+    parameters: Sequence[ReadyPoint], filled: int, kept: int, notes: list[str]
+) -> None:
+    unsized = [index for index, p in enumerate(parameters) if p.elements is None]
+    if unsized:
+        notes.append(
+            f"{len(unsized)} of {len(parameters)} gradients without a size in the trace (in ready "
+            f"order: {_listed(unsized)}): of them {filled} with what is left of their message, "
+            f"{len(parameters) - kept} left out; give all sizes with --sizes"
+        )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    more = ", ..." if len(numbers) > LISTED else ""
+    return ", ".join(map(str, numbers[:LISTED])) + more
+
+
+def _lacking(step: StepTasks) -> str:
+    """Return what the trace lacks for a profile, and what to record."""
+    if not step.parameters and not step.messages:
+        return LACKING[step.holds]
+    if any(p.elements is not None for p in step.parameters):  # and no tensor at all
+        return (
+            "the gradients that were accumulated hold no tensors, as those of parameters that the "
+            "loss does not depend on: record a step in which the whole model is trained, or give "
+            "the sizes with --sizes"
+        )
+    if step.messages:
+        return (
+            "the sizes of the messages are not in the trace: record it with record_shapes=True or "
+            "a PyTorch from 2024 on, join the execution trace, or give the sizes with --sizes"
+        )
+    return (
+        "the sizes of the gradients are not in the trace: record it with record_shapes=True, join "
+        "the execution trace, or give the sizes with --sizes"
+    )
 
 
 def _exchange(
@@ -181,9 +233,9 @@ def make_profile(
 
     Every duration is the median over the steps. Medians of single tasks add up to less than the
     median of their sum, since delays are rare and long; so those of each phase and lane are scaled
-    to the median of what the steps spent there. A gradient whose reader is not known counts as
-    needed by the first task of the forward pass, the only assumption that always holds. Above
-    ``most_operations``, neighbouring launches are merged.
+    to the median of what the steps spent there, except waiting for other workers. A gradient whose
+    reader is not known counts as needed by the first task of the forward pass, the only assumption
+    that always holds. Above ``most_operations``, neighbouring launches are merged.
 
     Raises:
         UserError: there is no step, or the profile is not possible.
@@ -195,8 +247,12 @@ def make_profile(
     medians = [statistics.median(column) for column in columns]
     scale = _scales(steps, medians)
     tasks = [
-        task._replace(duration_ns=round(median * scale[task.phase, task.resource]))
-        for task, median in zip(tasks, medians, strict=True)
+        task._replace(
+            duration_ns=round(median * scale[task.phase, task.resource]),
+            after=task.after if held is None else tuple(sorted({*task.after, held})),
+            joint=task.joint or held is not None,
+        )
+        for task, median, held in zip(tasks, medians, _held_by(steps), strict=True)
     ]
     kept = {g.ready_after for g in exchange.gradients}
     tasks, place = _merge(tasks, kept, most_operations)
@@ -221,7 +277,7 @@ def make_profile(
         ),
         gradients=tuple(
             Gradient(
-                name=f"{exchange.kind} {index}",
+                name=g.name or f"{exchange.kind} {index}",
                 elements=g.elements or 0,
                 dtype=g.dtype or "float32",
                 ready_after=after,
@@ -230,6 +286,12 @@ def make_profile(
             for index, (g, after) in enumerate(zip(exchange.gradients, ready, strict=True))
         ),
     )
+
+
+def _held_by(steps: Sequence[StepTasks]) -> list[int | None]:
+    """Return the task of another stream that each task waited for in most of the steps."""
+    columns = zip(*([task.held_by for task in step.tasks] for step in steps), strict=True)
+    return [Counter(column).most_common(1)[0][0] for column in columns]
 
 
 def _scales(
@@ -242,7 +304,9 @@ def _scales(
     for group, inside in groups.items():
         spent = (math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps)
         found = math.fsum(medians[i] for i in inside)
-        scales[group] = statistics.median(spent) / found if found > 0 else 1.0
+        # Waiting falls elsewhere in each step and runs beside the computing: its sum says nothing.
+        alone = group[1] == PEERS or found <= 0
+        scales[group] = 1.0 if alone else statistics.median(spent) / found
     return scales
 
 
@@ -311,7 +375,8 @@ def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
         if task.resource == "host":
             start = task.stop_ns - task.duration_ns  # the time before that was waiting
         if start < task.stop_ns:
-            ran.append((_lane(task), start, task.stop_ns, task.name, task.phase, None))
+            kind: SpanKind = "wait" if task.resource == PEERS else task.phase
+            ran.append((_lane(task), start, task.stop_ns, task.name, kind, None))
     for index, sent in enumerate(step.collectives):
         label, size = f"message {index}", sent.size_bytes
         ran.append((COMMUNICATION, sent.start_ns, sent.stop_ns, label, "message", size))
@@ -335,4 +400,4 @@ def _lane(task: TracedTask) -> str:
         return "disk"
     if task.phase == "copy":
         return "copy"
-    return COMPUTE if task.resource == "device" else "host"
+    return COMPUTE if task.resource == "device" else task.resource

@@ -14,13 +14,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from syncline.model.profile import Phase, Resource
 from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 
 __all__ = [
+    "Holds",
     "MeasuredCollective",
     "Outline",
     "ReadyPoint",
@@ -30,6 +31,7 @@ __all__ = [
     "elements_of",
     "find_collectives",
     "is_accumulation",
+    "message_parts",
     "outline_steps",
 ]
 
@@ -80,6 +82,13 @@ class Outline(NamedTuple):
     passes: int
     """How many backward passes accumulate gradients; only the last one makes gradients final."""
 
+    @property
+    def holds(self) -> Holds:
+        """What is in the step."""
+        if math.isfinite(self.backward_ns):
+            return "backward"
+        return "forward" if self.outermost else "device"
+
     def phase(self, at_ns: int) -> Phase:
         """Return the phase that the host is in."""
         if at_ns < self.backward_ns:
@@ -89,7 +98,7 @@ class Outline(NamedTuple):
         return "finalize" if at_ns < self.update_ns else "update"
 
     def exchanged_by(self, at_ns: int) -> Outline:
-        """Return the outline, knowing that gradient messages were launched until ``at_ns``."""
+        """Return the outline, knowing that gradients are not unpacked before ``at_ns``."""
         finalize = max(self.finalize_ns, at_ns)
         return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
 
@@ -403,8 +412,14 @@ def _on_host(step: Outline) -> list[MeasuredCollective]:
     spans = [
         op for op in step.all_ops() if ON_HOST.match(op.name) and op.start_ns >= step.backward_ns
     ]
+    # The exchange may begin before the call that launches it returns.
     found = (
-        _collective(launch.stop_ns, span, [span, launch], launch.record_id)
+        _collective(
+            min(launch.stop_ns, max(launch.start_ns, span.start_ns)),
+            span,
+            [span, launch],
+            launch.record_id,
+        )
         for launch, span in zip(launches, spans, strict=False)
     )
     return list(filter(None, found))
@@ -422,6 +437,8 @@ class TracedTask(NamedTuple):
     stop_ns: int
     joint: bool = False
     """It waits for the device, or something waits for just this task: never merged with others."""
+    held_by: int | None = None
+    """The task of another stream that it waited for in this step."""
 
 
 class ReadyPoint(NamedTuple):
@@ -433,6 +450,53 @@ class ReadyPoint(NamedTuple):
     needed_by: int | None
     record_id: int | None
     """Record function id of the operator that made it final."""
+    name: str | None = None
+    """Of the parameter, where a file of sizes says it."""
+
+
+def message_parts(
+    sizes: Sequence[int | None], messages: Sequence[int | None], launched: Sequence[int]
+) -> list[list[int | None]] | None:
+    """Return the sizes of the gradients that each message holds, in order.
+
+    A message holds gradients that became ready one after another. Where one of them has no size, it
+    gets what is left of its message; of several, the last one. The others stay without.
+
+    Args:
+        sizes: elements of each gradient in ready order; None where they are not known.
+        messages: elements of each message; None where they are not known.
+        launched: how many gradients were ready when each message was launched.
+
+    Returns:
+        The sizes by message, or None if the known ones contradict the messages.
+    """
+    parts: list[list[int | None]] = []
+    first = 0
+    for total, count in zip(messages, launched, strict=True):
+        part: list[int | None] = []
+        found = 0
+        for index in range(first, len(sizes)):
+            size = sizes[index] or 0
+            by_count = total is None or None in part
+            if index >= count if by_count else found >= (total or 0):
+                break
+            if by_count and total is not None and found + size > total:
+                break
+            part.append(sizes[index])
+            found += size
+        if not part:
+            return None
+        first += len(part)
+        if total is not None and None in part and found < total:
+            part[len(part) - 1 - part[::-1].index(None)] = total - found
+        elif total is not None and found != total:
+            return None
+        parts.append(part)
+    return parts if all(size is None for size in sizes[first:]) else None
+
+
+Holds = Literal["device", "forward", "backward"]
+"""What is in a step: work of the device alone, operators of the host, or a backward pass too."""
 
 
 class StepTasks(NamedTuple):
@@ -448,4 +512,5 @@ class StepTasks(NamedTuple):
     """One for each exchanged bucket, in the order in which they were launched."""
     collectives: list[MeasuredCollective]
     """When each message was under way."""
+    holds: Holds
     notes: list[str]

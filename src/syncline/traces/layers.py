@@ -103,6 +103,12 @@ def layers_of(profile: Profile) -> LayerTable:
         lost.append(
             f"{hosted_s * 1e3:.3g} ms of launching on the CPU: a layer has times on one device only"
         )
+    others_s = sum(o.duration_s for o in passes if o.lane not in (lane, "host"))
+    if others_s:
+        lost.append(
+            f"{others_s * 1e3:.3g} ms on further streams and of communication with other workers: "
+            "layers run one after another"
+        )
     rows = _rows(profile, lane)
     names = Names()
     layers = {

@@ -56,6 +56,8 @@ class Trace(NamedTuple):
     """The messages that were sent, where the trace holds them."""
     timeline: Timeline | None = None
     """When everything ran, where the trace says it."""
+    iteration_s: float | None = None
+    """Median seconds of the steps as measured, where the trace says it."""
     notes: tuple[str, ...] = ()
     """What could not be recovered, and what was assumed."""
 

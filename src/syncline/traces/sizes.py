@@ -1,0 +1,131 @@
+"""Sizes of gradients that were written by hand, for a profiler trace that does not hold them.
+
+A text file with two columns, separated by white space: a header, then one line for each gradient in
+the order in which they become ready, the last layer's first. ``#`` begins a comment.
+
+    name          elements
+    fc.bias       1000
+    fc.weight     2048000
+
+The second column may be ``bytes`` instead. With as many lines as the trace has messages, and
+another number of gradients, the lines are sizes of the messages (buckets).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from syncline.errors import FileError, MismatchError, quoted
+from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
+from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
+from syncline.traces.reading import open_trace, text_lines
+
+__all__ = ["GradientSize", "GradientSizes", "read_sizes"]
+
+HEADER = "expected the header 'name elements' or 'name bytes'"
+
+
+class GradientSize(NamedTuple):
+    """One line."""
+
+    line: int
+    name: str
+    size: int
+
+
+class GradientSizes(NamedTuple):
+    """A file of sizes."""
+
+    source: str
+    unit: Literal["elements", "bytes"]
+    rows: tuple[GradientSize, ...]
+
+    def join(self, step: StepTasks, profiled: str) -> StepTasks:
+        """Return a step of the profiler trace ``profiled`` with these sizes and names.
+
+        Raises:
+            MismatchError: the step has another number of gradients, or other sizes.
+        """
+        notes = [*step.notes, f"sizes are those in {self.source}"]
+        if len(self.rows) == len(step.parameters):
+            return step._replace(parameters=self._sized(step.parameters, profiled), notes=notes)
+        if len(self.rows) != len(step.messages):
+            raise MismatchError(
+                f"{self.source}: {len(self.rows)} sizes, but step {step.number} of {profiled} has "
+                f"{len(step.parameters)} gradients in {len(step.messages)} messages; write one "
+                "line for each gradient, in the order in which they become ready"
+            )
+        messages = self._sized(step.messages, profiled)
+        collectives = [
+            c._replace(elements=m.elements, dtype=m.dtype)
+            for c, m in zip(step.collectives, messages, strict=True)
+        ]
+        return step._replace(messages=messages, collectives=collectives, notes=notes)
+
+    def _sized(self, points: Sequence[ReadyPoint], profiled: str) -> list[ReadyPoint]:
+        sized = []
+        for row, point in zip(self.rows, points, strict=True):
+            dtype = element_dtype(point.dtype)
+            width = bytes_per_element(dtype or "float32") if self.unit == "bytes" else 1
+            elements, rest = divmod(row.size, width)
+            where = f"{self.source}: line {row.line}, {quoted(row.name)}"
+            if rest:
+                raise MismatchError(
+                    f"{where}: {row.size} bytes are no whole number of {dtype or 'float32'} "
+                    "elements; correct the size"
+                )
+            # Without a type, one element may stand for no tensor.
+            if point.elements not in (None, elements) and dtype is not None:
+                raise MismatchError(
+                    f"{where}: {elements} elements, but {profiled} says {point.elements}; write "
+                    "the gradients in the order in which they become ready, the last layer's first"
+                )
+            sized.append(point._replace(elements=elements, dtype=dtype or "float32", name=row.name))
+        return sized
+
+
+def read_sizes(path: str | os.PathLike[str]) -> GradientSizes:
+    """Read a file of sizes.
+
+    Raises:
+        FileError: the file cannot be read or a line is not as it should be; the message names it.
+    """
+    source = os.fspath(path)
+    unit: Literal["elements", "bytes"] | None = None
+    rows: list[GradientSize] = []
+    names: set[str] = set()
+    with open_trace(path) as stream:
+        for number, line in text_lines(stream, source):
+            words = line.partition("#")[0].split()
+            where = f"{source}: line {number}"
+            if not words:
+                continue
+            if unit is None:
+                if words == ["name", "elements"]:
+                    unit = "elements"
+                elif words == ["name", "bytes"]:
+                    unit = "bytes"
+                else:
+                    raise FileError(f"{where}: {HEADER}, found {quoted(line)}")
+                continue
+            if len(words) != 2 or not re.fullmatch(r"\d{1,20}", words[1]):
+                raise FileError(
+                    f"{where}: expected a name and a whole number of {unit}, found {quoted(line)}"
+                )
+            name, size = words[0], int(words[1])
+            if not 0 < size <= LARGEST_BYTES:
+                raise FileError(
+                    f"{where}: a size is from 1 to {LARGEST_BYTES} {unit}, found {size}"
+                )
+            if name in names:
+                raise FileError(
+                    f"{where}: {quoted(name)} was named before; name each gradient once"
+                )
+            names.add(name)
+            rows.append(GradientSize(number, name, size))
+    if unit is None or not rows:
+        raise FileError(f"{source}: {HEADER}, then a line for each gradient; found none")
+    return GradientSizes(source, unit, tuple(rows))
