@@ -170,6 +170,16 @@ def curves(draw: st.DrawFn) -> CostCurve:
 
 
 @st.composite
+def falling_curves(draw: st.DrawFn) -> CostCurve:
+    """Draw a curve whose pieces may begin lower than the one before ends."""
+    rate, more = st.floats(0, 1e-6), st.floats(0, 1)
+    startup_s = draw(more)
+    starts = sorted(draw(st.sets(st.integers(1, 1 << 32), max_size=4)))
+    rows = [(start, startup_s + draw(more), draw(rate)) for start in starts]
+    return CostCurve.of_rows([(0, startup_s, draw(rate)), *rows])
+
+
+@st.composite
 def networks(draw: st.DrawFn) -> Network:
     """Draw any valid network."""
     rate = st.floats(0, 1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,17 @@ import msgspec
 
 from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import ReadingProgress
-from syncline.errors import UserError, did_you_mean
+from syncline.errors import FileError, UserError, did_you_mean, quoted
+from syncline.model.document import read_bytes
 from syncline.model.link import Link
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.profile import Profile
-from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
+from syncline.model.quantities import (
+    parse_bandwidth,
+    parse_duration,
+    parse_workers,
+    require_time,
+)
 from syncline.testbed import Cluster
 from syncline.traces.formats import TraceOptions, detect, read_trace
 
@@ -44,7 +51,9 @@ NETWORK_HELP = (
     "'bandwidth=10gbit,latency=20us,workers=16,algorithm=ring'. A link also takes density=0.001 "
     "(gTop-k, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
     "inside-bandwidth=12GB/s and inside-latency=5us inside a host. Of a link, latency is 20us, "
-    "workers are 16 and the algorithm is ring unless given."
+    "workers are 16 and the algorithm is ring unless given. 'points=FILE,workers=8' takes measured "
+    "all-reduces from a text or CSV file of two columns, bytes and seconds (or with a unit, as in "
+    "44.2us); algorithm=NAME says by which the curve is scaled to other worker counts, else ring."
 )
 
 LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME]"
@@ -52,6 +61,9 @@ LINK_FORM = (
     "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
     "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]]"
 )
+POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME]"
+MOST_POINTS_BYTES = 1 << 20
+"""The largest file of points that is read."""
 
 
 def network_argument(
@@ -65,7 +77,7 @@ def network_argument(
         algorithm: carry it over to this algorithm; None: keep the network's own.
 
     Raises:
-        UserError: the text is none of the four, or the change is impossible.
+        UserError: the text is none of the five, or the change is impossible.
         FileError: the file is broken.
     """
     return _read(text).with_(workers=workers, algorithm=algorithm)
@@ -75,13 +87,96 @@ def _read(text: str) -> Network:
     if text in PRESETS:
         return PRESETS[text]
     if "=" in text and not Path(text).exists():
+        if re.search(r"(^|,)\s*points\s*=", text):
+            return _points(text)
         return _link(text) if re.search(r"bandwidth\s*=", text) else _line(text)
     if not Path(text).exists() and "/" not in text and not text.endswith(".json"):
         raise UserError(
             f"no network file or preset {text!r}{did_you_mean(text, PRESETS)} "
             f"(presets: {', '.join(PRESETS)})"
         )
+    if Path(text).suffix.lower() in (".csv", ".tsv", ".txt"):
+        raise UserError(
+            f"network {text!r}: a file of points does not say how many workers measured them; "
+            f"write 'points={text},workers=N'"
+        )
     return Network.load(text)
+
+
+def _points(text: str) -> Network:
+    values = _values(
+        text,
+        {"points": str, "workers": _count, "algorithm": str},
+        f"expected '{POINTS_FORM}'",
+    )
+    if "points" not in values or "workers" not in values:
+        raise UserError(
+            f"network {text!r}: both points= and workers= are needed: a file of points does not "
+            "say how many workers measured them"
+        )
+    path = values["points"]
+    sizes_bytes, times_s = _columns(path)
+    try:
+        return Network.from_points(
+            sizes_bytes,
+            times_s,
+            workers=values["workers"],
+            name=text,
+            algorithm=values.get("algorithm", "ring"),
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _columns(path: str) -> tuple[list[int], list[float]]:
+    """Return the bytes and seconds of a file of two columns, with commas or spaces between.
+
+    What follows a ``#`` is left out. A first line of words is a header, whose second must name
+    seconds: a column of microseconds would be off by a million.
+
+    Raises:
+        FileError: the file cannot be read, or a line is something else.
+    """
+    try:
+        lines = read_bytes(path, most_bytes=MOST_POINTS_BYTES).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: not text ({error}); expected two columns of numbers") from None
+    sizes_bytes: list[int] = []
+    times_s: list[float] = []
+    headed = False
+    for number, line in enumerate(lines, 1):
+        words = re.split(r"\s*[,;]\s*|\s+", line.partition("#")[0].strip())
+        if words == [""]:
+            continue
+        where = f"{path}, line {number}"
+        if len(words) != 2:
+            raise FileError(
+                f"{where}: expected a size in bytes and a time in seconds, found {quoted(line)}"
+            )
+        size, seconds = words
+        if not headed and not sizes_bytes and not re.match(r"[-+.\d]", size):
+            headed = True
+            if not re.search(r"(?<![a-z])s(ec(onds)?)?\W*$", seconds.lower()):
+                raise FileError(
+                    f"{where}: expected a header such as 'size_bytes,time_s', found "
+                    f"{quoted(line)}; give times in seconds, or with their unit, as in 44.2us"
+                )
+            continue
+        if not re.fullmatch(r"\d{1,19}", size):
+            raise FileError(f"{where}: expected a whole number of bytes, found {quoted(size)}")
+        try:
+            time_s = _number(seconds)
+        except ValueError:
+            try:
+                time_s = parse_duration(seconds)
+            except UserError as error:
+                raise FileError(f"{where}: {error}, or as a number of seconds") from None
+        if not (math.isfinite(time_s) and time_s > 0):
+            raise FileError(f"{where}: expected a time above 0 s, found {quoted(seconds)}")
+        require_time(f"{where}: the time", time_s)
+        sizes_bytes.append(int(size))
+        times_s.append(time_s)
+    return sizes_bytes, times_s
 
 
 def _line(text: str) -> Network:
