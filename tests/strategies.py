@@ -62,15 +62,18 @@ class IntegerCurve(NamedTuple):
 
 @st.composite
 def integer_curves(
-    draw: st.DrawFn, *, max_segments: int = 4, max_startup_ns: int = 3000
+    draw: st.DrawFn, *, max_segments: int = 4, max_startup_ns: int = 3000, falls: bool = False
 ) -> IntegerCurve:
-    """Draw a non-decreasing piecewise linear curve with jumps and flat pieces."""
+    """Draw a piecewise linear curve with jumps, flat pieces and, if so told, falls."""
     starts = sorted(draw(st.sets(st.integers(1, 4000), max_size=max_segments - 1)))
     segments = [(0, draw(st.integers(0, max_startup_ns)), draw(st.integers(0, 5)))]
     for start in starts:
         before = segments[-1]
         end = before[1] + before[2] * (start - before[0])
-        jump = draw(st.one_of(st.just(0), st.integers(0, max_startup_ns)))
+        jumps = [st.just(0), st.integers(0, max_startup_ns)]
+        if falls:
+            jumps.append(st.integers(segments[0][1] - end, 0))
+        jump = draw(st.one_of(jumps))
         segments.append((start, end + jump, draw(st.integers(0, 5))))
     return IntegerCurve(tuple(segments))
 
@@ -193,7 +196,7 @@ def networks(draw: st.DrawFn) -> Network:
     return Network(
         name=draw(names),
         workers=draw(st.integers(1, 4096)),
-        all_reduce=draw(curves()),
+        all_reduce=draw(st.one_of(curves(), falling_curves())),
         backend=draw(names),
         contention=draw(st.floats(1, 100)),
         link=draw(st.none() | link),

@@ -65,7 +65,9 @@ def test_what_the_help_says_holds() -> None:
 
 def test_points(tmp_path: Path) -> None:
     path = tmp_path / "curve.csv"
-    path.write_text("\ufeffsize_bytes,time_s\n# measured today\n1024, 1e-4\n\n1048576;1.2ms # slow\n")
+    path.write_text(
+        "\ufeffsize_bytes,time_s\n# measured today\n1024, 1e-4\n\n1048576;1.2ms # slow\n"
+    )
     network = network_argument(f"points={path},workers=8,algorithm=two-tree")
     assert (network.workers, network.algorithm) == (8, "two-tree")
     assert [(p.size_bytes, p.time_s) for p in network.points] == [(1024, 1e-4), (1 << 20, 1.2e-3)]

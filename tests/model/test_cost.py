@@ -63,7 +63,10 @@ def test_a_larger_message_never_costs_less(tried: CostCurve, sizes: list[int]) -
         ((), "no segments"),
         (((5, 1.0, 1.0),), "expected start_bytes 0, found 5"),
         (((0, 1.0, 1.0), (0, 9.0, 1.0)), r"segments\[1\]: start_bytes must increase"),
-        (((0, 1.0, 1.0), (10, 0.9, 1.0)), "falls to 9.0.*e-01 s, below the 1.0.*e[+]00 s of an empty"),
+        (
+            ((0, 1.0, 1.0), (10, 0.9, 1.0)),
+            "falls to 9.0.*e-01 s, below the 1.0.*e[+]00 s of an empty",
+        ),
         (((0, -1.0, 1.0),), "cost_s must be finite and at least 0"),
         (((0, 1.0, -1.0),), "s_per_byte must be finite and at least 0"),
         (((0, math.nan, 1.0),), "cost_s must be finite"),

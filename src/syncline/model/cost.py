@@ -233,7 +233,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
 
 def _above_startup(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
-    """Return the curve of (start_bytes, cost_s, s_per_byte); what is below its startup is lifted."""
+    """Return the curve of (start_bytes, cost_s, s_per_byte), lifted to its startup at least."""
     startup_s, made = 0.0, []
     for start, cost_s, rate in rows:
         cost_s = max(cost_s, startup_s)
@@ -278,7 +278,8 @@ def crossings(curves: Mapping[str, CostCurve]) -> tuple[CheapestFrom, ...]:
 def lower_envelope(curves: Mapping[str, CostCurve]) -> CostCurve:
     """Return the least cost at every message size, as one curve.
 
-    The minimum of piecewise linear functions is one too. Exact at every whole number of bytes. O(n k^2) for k curves whose pieces start at n sizes.
+    The minimum of piecewise linear functions is one too. Exact at every whole number of bytes.
+    O(n k^2) for k curves whose pieces start at n sizes.
 
     Raises:
         UserError: there are no curves.

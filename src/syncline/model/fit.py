@@ -24,7 +24,7 @@ POINTS_PER_SEGMENT = 2
 """Fewest points that a piece of the curve rests on."""
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise: keeps the number of pieces finite."""
-TAIL_FACTOR = 8
+TAIL_FACTOR = 16
 """Beyond the largest size, the cost a byte is the mean over sizes down to this part of it."""
 CREDIBLE_GAIN = 0.1
 """Least gain from cutting a large message that counts. Less is noise, or an effect of a link's
@@ -49,8 +49,8 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     that were sampled densely do not decide for the others. Where the pieces begin is found exactly
     by dynamic programming over the points, and how many there are by the Bayesian information
     criterion. No piece falls, but the next may begin lower: a library may switch to an algorithm
-    that is faster. Beyond the largest size the curve goes on with the mean cost a byte from an
-    eighth of that size on.
+    that is faster. Beyond the largest size the curve goes on with the mean cost a byte from a
+    sixteenth of that size on.
 
     Sizes may be repeated; their (lower) median counts. O(n^2 k) for n sizes and k pieces.
 

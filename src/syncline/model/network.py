@@ -11,7 +11,7 @@ import msgspec
 from syncline.errors import UserError, quoted
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.cost import CostCurve, Measurement
-from syncline.model.document import Document, Value
+from syncline.model.document import Document
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
 from syncline.model.fit import fit_cost_curve
 from syncline.model.link import Link
@@ -161,9 +161,7 @@ class Network(Document, frozen=True, kw_only=True):
                 raise UserError(
                     f"network: sizes_bytes[{index}]: expected a whole number of bytes, found {size}"
                 ) from None
-            points.append(
-                Measurement(size_bytes=size_bytes, time_s=float(seconds), repetitions=1)
-            )
+            points.append(Measurement(size_bytes=size_bytes, time_s=float(seconds), repetitions=1))
         _require_points(points)
         fit = fit_cost_curve(points)
         return cls(

@@ -22,9 +22,9 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
 
     because a prefix that finishes earlier never delays what follows it. Exact for any
     non-decreasing cost function ``T``, among plans that send whole tensors in ready order on one
-    channel; computation is taken as undisturbed by communication. Of a curve that falls somewhere it
-    takes the running maximum, so the last message may finish earlier than planned, but not later.
-    O(N^2) at worst.
+    channel; computation is taken as undisturbed by communication. Where the network's curve falls,
+    its running maximum is taken instead, so the last message may finish earlier than planned but
+    not later. O(N^2) at worst.
     """
 
     NAME: ClassVar[str] = "merge"

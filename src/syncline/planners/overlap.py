@@ -221,8 +221,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
             seeds: plans to improve on.
         """
         curve = network.collective("all-reduce", in_flight=self.in_flight)
-        # The search bisects for the largest slice that is sent in time, and its exact solution takes
-        # no slice to be cheaper than a part of it.
+        # The search bisects for the largest slice that is sent in time, and its exact solution
+        # takes no slice to be cheaper than a part of it.
         never_falling = curve.never_falling()
         if never_falling.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
             raise UserError(
