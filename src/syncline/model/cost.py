@@ -234,7 +234,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
 def _above_startup(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
     """Return the curve of (start_bytes, cost_s, s_per_byte), lifted to its startup at least."""
-    startup_s, made = 0.0, []
+    startup_s = 0.0
+    made: list[tuple[int, float, float]] = []
     for start, cost_s, rate in rows:
         cost_s = max(cost_s, startup_s)
         if not made:
