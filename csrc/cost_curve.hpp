@@ -1,4 +1,4 @@
-// A non-decreasing piecewise linear cost of a message, in integer nanoseconds.
+// A piecewise linear cost of a message, in integer nanoseconds.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,7 @@ class CostCurve {
     // starts do not increase.
     explicit CostCurve(std::vector<CostSegment> segments);
 
-    // Cost in nanoseconds, rounded to the nearest, at most longest_ns + 1; non-decreasing in
-    // size_bytes.
+    // Cost in nanoseconds, rounded to the nearest, at most longest_ns + 1.
     [[nodiscard]] std::int64_t operator()(std::int64_t size_bytes) const;
 
     [[nodiscard]] const std::vector<CostSegment>& segments() const { return segments_; }

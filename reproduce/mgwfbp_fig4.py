@@ -26,7 +26,7 @@ CLUSTERS = {
 }
 LEAST_POINTS = 7
 MOST_POINTS = 60
-"""Points that a fit of O(n^3) is given; more are thinned evenly on a logarithmic scale. Every fit
+"""Points that a fit of O(n^2 k) is given; more are thinned evenly on a logarithmic scale. Every fit
 is judged on all points: on the A100s 1,024 sizes of which 49 were fitted, elsewhere the fitted
 ones."""
 BUCKETS = (1 << 20, 32 << 20)

@@ -104,6 +104,20 @@ def test_what_the_help_says_holds() -> None:
     assert Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0) == INSIDE
 
 
+def test_points(tmp_path: Path) -> None:
+    path = tmp_path / "curve.csv"
+    path.write_text(
+        "\ufeffsize_bytes,time_s\n# measured today\n1024, 1e-4\n\n1048576;1.2ms # slow\n"
+    )
+    network = network_argument(f"points={path},workers=8,algorithm=two-tree")
+    assert (network.workers, network.algorithm) == (8, "two-tree")
+    assert [(p.size_bytes, p.time_s) for p in network.points] == [(1024, 1e-4), (1 << 20, 1.2e-3)]
+    path.write_text("1024 1e-4\n1048576\t1.2e-3")
+    again = network_argument(f"points={path}, workers=8")
+    assert again.all_reduce == network.all_reduce
+    assert network_argument(f"points={path},workers=8", workers=16).workers == 16
+
+
 # Changes
 
 
@@ -156,3 +170,40 @@ def test_an_algorithm_alone_is_a_change() -> None:
 def test_what_is_no_network(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         network_argument(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("8 1\n9", "line 2: expected a size in bytes and a time in seconds, found '9'"),
+        ("8 1\n9 1 1", "line 2: expected a size in bytes and a time in seconds"),
+        ("size,time_us\n8,1\n9,2", "line 1: expected a header such as .*, found 'size,time_us'"),
+        ("8 1\nsize_bytes time_s", "line 2: expected a whole number of bytes, found 'size_bytes'"),
+        ("8.5 1\n9 1", "line 1: expected a whole number of bytes, found '8.5'"),
+        ("8 1\n9 fast", "line 2: duration 'fast' is not a number with a unit"),
+        ("8 1\n9 -1", "line 2: expected a time above 0 s, found '-1'"),
+        ("8 1\n9 1e999", "line 2: expected a time above 0 s, found '1e999'"),
+        ("8 1\n9 1e9", "line 2: the time is 1e.09 s, longer than"),
+        ("8 1\n8 2", "at least two sizes"),
+        ("8 1\n9999999999999999999 2", "points.1.: a measured point of 9999999999999999999 bytes"),
+        ("", "at least two sizes"),
+    ],
+)
+def test_what_is_no_file_of_points(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "curve.txt"
+    path.write_text(content)
+    with pytest.raises(UserError, match=rf"curve\.txt.*{message}"):
+        network_argument(f"points={path},workers=4")
+
+
+def test_points_need_a_file_and_workers(tmp_path: Path) -> None:
+    path = tmp_path / "curve.csv"
+    path.write_bytes(b"8 1\n\xff 1")
+    with pytest.raises(UserError, match="both points= and workers= are needed"):
+        network_argument(f"points={path}")
+    with pytest.raises(UserError, match=r"write 'points=.*curve\.csv,workers=N'"):
+        network_argument(str(path))
+    with pytest.raises(UserError, match=r"curve\.csv: not text"):
+        network_argument(f"points={path},workers=4")
+    with pytest.raises(UserError, match="missing: no such file"):
+        network_argument(f"points={path.parent}/missing,workers=4")

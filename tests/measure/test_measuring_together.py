@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from syncline.errors import UserError
-from syncline.measure.probe import probe, probe_sizes
+from syncline.measure.probe import between_powers, probe, probe_sizes
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from tests.measure import jobs
@@ -27,7 +29,7 @@ def test_the_probe_measures_what_it_says(workers: WorkerPool) -> None:
     assert texts[1] == texts[0] or Network.from_json(texts[1]).points == network.points
     assert network.workers == 2
     assert network.backend == "gloo"
-    assert [p.size_bytes for p in network.points] == probe_sizes(1 << 20)
+    assert [p.size_bytes for p in network.points] == between_powers(probe_sizes(1 << 20))
     assert all(p.time_s > 0 and p.repetitions >= 3 for p in network.points)
     assert network.link is not None
     assert network.link.gamma_s_per_byte > 0
@@ -56,6 +58,21 @@ def test_sizes_go_from_256_bytes_to_64_mib() -> None:
     assert sizes[0] == 256
     assert sizes[-1] == 64 * 1024 * 1024
     assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize("largest_bytes", [1024, 1 << 16, 1 << 20, 10_000_000, 1 << 24, 1 << 26])
+def test_all_reduces_are_measured_between_powers_of_two(largest_bytes: int) -> None:
+    powers = probe_sizes(largest_bytes)
+    sizes = between_powers(powers)
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (powers[0], powers[-1])
+    # No gap is wider, and no more bytes are sent above 8 MiB, where they take longest.
+    steps = [b / a for a, b in itertools.pairwise(sizes) if a >= 16 * 1024]
+    assert all(step < 3 for step in steps)
+    costly = [sum(size for size in chosen if size > 8 << 20) for chosen in (powers, sizes)]
+    assert costly[1] <= costly[0]
+    if largest_bytes >= 1 << 20:
+        assert {24 << 10, 96 << 10, 384 << 10, 768 << 10} < set(sizes)
 
 
 def test_probing_without_a_process_group_is_refused() -> None:

@@ -87,7 +87,10 @@ def test_a_larger_message_never_costs_less(tried: CostCurve, sizes: list[int]) -
         ((), "no segments"),
         (((5, 1.0, 1.0),), "expected start_bytes 0, found 5"),
         (((0, 1.0, 1.0), (0, 9.0, 1.0)), r"segments\[1\]: start_bytes must increase"),
-        (((0, 1.0, 1.0), (10, 9.0, 1.0)), "falls from 1.0.*e[+]01 s to 9.0"),
+        (
+            ((0, 1.0, 1.0), (10, 0.9, 1.0)),
+            "falls to 9.0.*e-01 s, below the 1.0.*e[+]00 s of an empty",
+        ),
         (((0, -1.0, 1.0),), "cost_s must be finite and at least 0"),
         (((0, 1.0, -1.0),), "s_per_byte must be finite and at least 0"),
         (((0, math.nan, 1.0),), "cost_s must be finite"),
@@ -97,6 +100,30 @@ def test_a_larger_message_never_costs_less(tried: CostCurve, sizes: list[int]) -
 def test_what_is_no_curve(segments: tuple[tuple[int, float, float], ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         curve(*segments)
+
+
+@given(some.falling_curves(), st.lists(st.integers(0, 1 << 34), min_size=1, max_size=20))
+def test_the_curve_that_never_falls_is_the_running_maximum(
+    tried: CostCurve, sizes: list[int]
+) -> None:
+    lifted = tried.never_falling()
+    ends = {s.start_bytes - 1 for s in tried.segments[1:]}
+    for size in {*sizes, *ends, *(end + 1 for end in ends)}:
+        highest_s = max(tried.seconds(m) for m in (size, *ends) if m <= size)
+        assert lifted.seconds(size) == pytest.approx(highest_s, rel=1e-8)
+    assert lifted.never_falling() == lifted
+
+
+@given(some.curves())
+def test_a_curve_that_never_falls_stays_itself(tried: CostCurve) -> None:
+    assert tried.never_falling() == tried
+
+
+def test_a_fall_is_level_until_the_curve_is_as_dear_again() -> None:
+    falling = curve((0, 10.0, 1.0), (100, 50.0, 2.0), (110, 20.0, 0.0))
+    assert falling.never_falling().rows() == [(0, 10.0, 1.0), (100, 109.0, 0.0), (110, 109.0, 0.0)]
+    again = curve((0, 10.0, 1.0), (100, 50.0, 2.0)).never_falling()
+    assert again.rows() == [(0, 10.0, 1.0), (100, 109.0, 0.0), (130, 110.0, 2.0)]
 
 
 # The lower bound
@@ -112,7 +139,7 @@ def test_the_cheapest_rate_may_lie_inside() -> None:
 
 
 @some.many
-@given(some.curves(), st.data())
+@given(some.falling_curves(), st.data())
 def test_no_partition_is_cheaper_than_the_bound(tried: CostCurve, data: st.DataObject) -> None:
     """Whole tensors or split ones: a partition of the bytes is all that a plan can choose."""
     near = [s.start_bytes + d for s in tried.segments for d in (-1, 0, 1)]
@@ -137,7 +164,7 @@ def test_the_bound_holds_against_the_best_of_all_partitions(
 
 
 @some.few
-@given(some.curves(), st.lists(st.integers(1, 1 << 34), min_size=1, max_size=20))
+@given(some.falling_curves(), st.lists(st.integers(1, 1 << 34), min_size=1, max_size=20))
 def test_no_size_costs_less_a_byte_than_a_larger_one(tried: CostCurve, sizes: list[int]) -> None:
     lifted = tried.without_gain_from_cutting()
     starts = [s.start_bytes for s in tried.segments[1:]]
@@ -166,7 +193,7 @@ def test_in_turn_costs_the_sum(parts: list[CostCurve], size: int) -> None:
 
 
 @some.few
-@given(some.curves(), st.floats(0, 10), st.floats(0, 10), st.integers(0, 1 << 34))
+@given(some.falling_curves(), st.floats(0, 10), st.floats(0, 10), st.integers(0, 1 << 34))
 def test_rebased_has_that_startup_and_rate(
     tried: CostCurve, startup_s: float, rate: float, size: int
 ) -> None:

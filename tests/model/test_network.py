@@ -291,3 +291,35 @@ def test_what_is_no_network() -> None:
         Network(name="x", workers=4, all_reduce=CostCurve.line(1, 1), density=0.1)
     with pytest.raises(UserError, match="a bandwidth must be finite and above 0"):
         LINKED.with_(bandwidth_bytes_per_s=-1.0)
+
+
+# From measured points
+
+
+def test_a_network_from_points() -> None:
+    sizes = [1 << k for k in range(10, 28)]
+    network = Network.from_points(sizes, [1e-4 + 1e-9 * m for m in sizes], workers=8)
+    assert (network.workers, network.name, network.algorithm) == (8, "points", "ring")
+    assert network.all_reduce.startup_s == pytest.approx(1e-4)
+    assert network.all_reduce.seconds(10**6) == pytest.approx(1.1e-3)
+    assert [p.size_bytes for p in network.points] == sizes
+    assert network.fit_error == pytest.approx(0, abs=1e-9)
+    assert Network.from_json(network.to_json()) == network
+    assert network.with_workers(16).all_reduce.seconds(10**6) > 1.1e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times", "message"),
+    [
+        ([1, 2], [1.0], "2 sizes and 1 times; give one time for each size"),
+        ([1], [1.0], "at least two sizes"),
+        ([1, 2.5], [1.0, 1.0], r"sizes_bytes\[1\]: expected a whole number of bytes, found 2.5"),
+        ([1, -2], [1.0, 1.0], "a measured point of -2 bytes is not possible"),
+        ([1, 2], [1.0, 0.0], "above zero, found 0.0 s for 2 bytes"),
+        ([1, 2], [1.0, math.nan], r"points\[1\]: time_s must be a finite time"),
+        ([1, 2], [1.0, 1e9], "longer than"),
+    ],
+)
+def test_points_that_make_no_network(sizes: list[int], times: list[float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Network.from_points(sizes, times, workers=4)

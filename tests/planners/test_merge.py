@@ -49,6 +49,25 @@ def test_no_partition_is_better(profile: Profile, curve: some.IntegerCurve) -> N
     assert timeline.iteration_ns == max(best, computing) + update
 
 
+@some.many
+@given(some.layer_profiles(max_layers=8), some.integer_curves(falls=True))
+def test_where_costs_fall_the_last_message_is_no_later_than_planned(
+    profile: Profile, curve: some.IntegerCurve
+) -> None:
+    sizes = [gradient.size_bytes for gradient in profile.gradients]
+    cuts = Merge().last_tensors(profile, curve.network())
+    costs = {sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i, len(sizes) + 1)}
+    ends = {start - 1 for start, _, _ in curve.segments[1:]}
+    highest = {m: max(curve.cost_ns(end) for end in (m, *ends) if end <= m) for m in costs}
+    found = finish(ready_ns(profile), sizes, cuts, curve.cost_ns)
+    planned = finish(ready_ns(profile), sizes, cuts, highest.__getitem__)
+    assert found <= planned
+    assert planned == min(
+        finish(ready_ns(profile), sizes, each, highest.__getitem__)
+        for each in partitions(len(sizes))
+    )
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_partition_of_twelve_tensors_is_better(seed: int) -> None:
     random_ = random.Random(seed)

@@ -163,7 +163,7 @@ def test_dag_model_equation_5_what_is_not_hidden_is_paid(
 # What always holds
 
 
-anything = given(some.layer_profiles(max_layers=12), some.integer_curves(), st.data())
+anything = given(some.layer_profiles(max_layers=12), some.integer_curves(falls=True), st.data())
 
 
 def any_plan(data: st.DataObject, profile: Profile, workers: int) -> Plan:

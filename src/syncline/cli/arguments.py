@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,18 @@ import msgspec
 
 from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import ReadingProgress
-from syncline.errors import UserError, did_you_mean, require_known
+from syncline.errors import FileError, UserError, did_you_mean, quoted, require_known
+from syncline.model.document import read_bytes
 from syncline.model.exchange import EXCHANGES
 from syncline.model.link import Link, Stage
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.profile import Profile
-from syncline.model.quantities import parse_bandwidth, parse_duration, parse_workers
+from syncline.model.quantities import (
+    parse_bandwidth,
+    parse_duration,
+    parse_workers,
+    require_time,
+)
 from syncline.model.recipe import SPARSE_DEFAULT, SPARSE_NAMES
 from syncline.testbed import Cluster
 from syncline.traces.formats import TraceOptions, detect, read_trace
@@ -63,7 +70,9 @@ NETWORK_HELP = (
     "algorithm=parameter-server; staging=250MB/s where messages pass a host's memory or PCIe lane "
     "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
     "send at the same time. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
-    "unless given."
+    "unless given. 'points=FILE,workers=8' takes measured all-reduces from a text or CSV file of two "
+    "columns, bytes and seconds (or with a unit, as in 44.2us); algorithm=NAME says by which the "
+    "curve is scaled to other worker counts, else ring."
 )
 
 STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
@@ -75,6 +84,9 @@ LINK_FORM = (
     "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]][,servers=N]"
     "[,staging=RATE][,switch=RATE][,jobs=N]"
 )
+POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME]"
+MOST_POINTS_BYTES = 1 << 20
+"""The largest file of points that is read."""
 
 
 def network_argument(
@@ -89,7 +101,7 @@ def network_argument(
             :data:`ALGORITHM_ALIASES`; None: keep the network's own.
 
     Raises:
-        UserError: the text is none of the four, or the change is impossible.
+        UserError: the text is none of the five, or the change is impossible.
         FileError: the file is broken.
     """
     name = None if algorithm is None else algorithm_named(algorithm)
@@ -136,13 +148,96 @@ def _read(text: str) -> Network:
     if text in PRESETS:
         return PRESETS[text]
     if "=" in text and not Path(text).exists():
+        if re.search(r"(^|,)\s*points\s*=", text):
+            return _points(text)
         return _link(text) if re.search(r"bandwidth\s*=", text) else _line(text)
     if not Path(text).exists() and "/" not in text and not text.endswith(".json"):
         raise UserError(
             f"no network file or preset {text!r}{did_you_mean(text, PRESETS)} "
             f"(presets: {', '.join(PRESETS)})"
         )
+    if Path(text).suffix.lower() in (".csv", ".tsv", ".txt"):
+        raise UserError(
+            f"network {text!r}: a file of points does not say how many workers measured them; "
+            f"write 'points={text},workers=N'"
+        )
     return Network.load(text)
+
+
+def _points(text: str) -> Network:
+    values = _values(
+        text,
+        {"points": str, "workers": _count, "algorithm": str},
+        f"expected '{POINTS_FORM}'",
+    )
+    if "points" not in values or "workers" not in values:
+        raise UserError(
+            f"network {text!r}: both points= and workers= are needed: a file of points does not "
+            "say how many workers measured them"
+        )
+    path = values["points"]
+    sizes_bytes, times_s = _columns(path)
+    try:
+        return Network.from_points(
+            sizes_bytes,
+            times_s,
+            workers=values["workers"],
+            name=text,
+            algorithm=values.get("algorithm", "ring"),
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _columns(path: str) -> tuple[list[int], list[float]]:
+    """Return the bytes and seconds of a file of two columns, with commas or spaces between.
+
+    What follows a ``#`` is left out. A first line of words is a header, whose second must name
+    seconds: a column of microseconds would be off by a million.
+
+    Raises:
+        FileError: the file cannot be read, or a line is something else.
+    """
+    try:
+        lines = read_bytes(path, most_bytes=MOST_POINTS_BYTES).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: not text ({error}); expected two columns of numbers") from None
+    sizes_bytes: list[int] = []
+    times_s: list[float] = []
+    headed = False
+    for number, line in enumerate(lines, 1):
+        words = re.split(r"\s*[,;]\s*|\s+", line.partition("#")[0].strip())
+        if words == [""]:
+            continue
+        where = f"{path}, line {number}"
+        if len(words) != 2:
+            raise FileError(
+                f"{where}: expected a size in bytes and a time in seconds, found {quoted(line)}"
+            )
+        size, seconds = words
+        if not headed and not sizes_bytes and not re.match(r"[-+.\d]", size):
+            headed = True
+            if not re.search(r"(?<![a-z])s(ec(onds)?)?\W*$", seconds.lower()):
+                raise FileError(
+                    f"{where}: expected a header such as 'size_bytes,time_s', found "
+                    f"{quoted(line)}; give times in seconds, or with their unit, as in 44.2us"
+                )
+            continue
+        if not re.fullmatch(r"\d{1,19}", size):
+            raise FileError(f"{where}: expected a whole number of bytes, found {quoted(size)}")
+        try:
+            time_s = _number(seconds)
+        except ValueError:
+            try:
+                time_s = parse_duration(seconds)
+            except UserError as error:
+                raise FileError(f"{where}: {error}, or as a number of seconds") from None
+        if not (math.isfinite(time_s) and time_s > 0):
+            raise FileError(f"{where}: expected a time above 0 s, found {quoted(seconds)}")
+        require_time(f"{where}: the time", time_s)
+        sizes_bytes.append(int(size))
+        times_s.append(time_s)
+    return sizes_bytes, times_s
 
 
 def _line(text: str) -> Network:

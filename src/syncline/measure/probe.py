@@ -19,15 +19,15 @@ from syncline.model.fit import fit_cost_curve, fit_pipelined, relative_line
 from syncline.model.network import Link, Measurement, Network
 from syncline.model.sparse_costs import SparseSpeeds
 
-__all__ = ["probe", "probe_sizes"]
+__all__ = ["between_powers", "probe", "probe_sizes"]
 
 SMALLEST_BYTES = 256
 LARGEST_BYTES = 64 * 1024 * 1024
 DENSE_FROM_BYTES = 1024 * 1024
 LARGEST_LINK_BYTES = 1024 * 1024
 LINK_SWEEPS = 3
-MIN_SWEEPS = 5
-MAX_SWEEPS = 25
+MIN_SWEEPS = 4
+MAX_SWEEPS = 15
 COSTLY_BYTES = 8 * 1024 * 1024
 COSTLY_SWEEPS = 1
 """Messages above that size are measured only at warm-up and in this many sweeps: they vary less,
@@ -41,6 +41,9 @@ FOLLOWING_BYTES = (128 * 1024, 256 * 1024, 512 * 1024)
 """Sizes for rows with one message under way: such as planners make."""
 HALVED_FROM_BYTES = 16 * 1024
 """From this size on, sizes between those of the sweep are measured too: plans use such messages."""
+BETWEEN_FROM_BYTES = 16 * 1024
+"""From this size on, all-reduces of sizes between powers of two are measured, too: libraries cut
+messages into chunks of powers of two, and are slower or faster beside them."""
 SUMMATION_BYTES = 16 * 1024 * 1024
 SUMMATION_REPETITIONS = 3
 """Larger than a core's caches, so that the summation rate is the memory's."""
@@ -64,7 +67,7 @@ def probe(
 ) -> Network:
     """Measure the network under a process group. All its ranks must call; all get the same result.
 
-    Measured are all-reduce of fp32 sums from 256 bytes to ``largest_bytes``, point-to-point
+    Measured are all-reduces of fp32 sums from 256 bytes to ``largest_bytes``, point-to-point
     messages between the first and the last rank (alpha, beta: half a round trip), the rate of
     adding two arrays in memory (gamma), and by how much computing and communicating slow each
     other (contention), and where tensors are the processor's, how fast the largest elements are
@@ -77,7 +80,7 @@ def probe(
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds: sweep for about this long, but at least 5 times (twice above 8 MiB), at most 25.
+        seconds: sweep for about this long, but at least 4 times (twice above 8 MiB), at most 15.
         pipelined: measure rows of messages, too: with two under way at once, and one after the
             other.
         name: name of the resulting network.
@@ -99,7 +102,7 @@ def probe(
         return Network(name=name, workers=1, backend=backend, all_reduce=CostCurve.line(0.0, 0.0))
     try:
         sizes = probe_sizes(largest_bytes)
-        points = session.all_reduces(sizes, seconds)
+        points = session.all_reduces(between_powers(sizes), seconds)
         two_at_once = session.two_at_once(sizes) if pipelined else []
         following = session.rows(FOLLOWING_BYTES, in_flight=1) if pipelined else []
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
@@ -138,6 +141,22 @@ def probe_sizes(largest_bytes: int = LARGEST_BYTES) -> list[int]:
         size *= 2 if size >= DENSE_FROM_BYTES else 4
     sizes.append(max(largest_bytes, SMALLEST_BYTES * 4))
     return sizes
+
+
+def between_powers(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes at which all-reduces are measured: of a sweep, and between powers of two.
+
+    Up to 8 MiB, one and a half times each power of two is added. Above, where one message takes as
+    long as all smaller ones together, it takes the place of the power of two.
+    """
+    smallest, largest = sizes[0], sizes[-1]
+    found = {size for size in sizes if size <= COSTLY_BYTES}
+    power = max(smallest, BETWEEN_FROM_BYTES)
+    while power * 2 <= largest:
+        if power < COSTLY_BYTES or power * 4 <= largest:
+            found.add(power * 3 // 2)
+        power *= 2
+    return sorted(found | {largest})
 
 
 class _Session:

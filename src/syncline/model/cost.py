@@ -1,9 +1,8 @@
 """``CostCurve``: what a collective costs as a function of the message size.
 
-The one form that planners and the simulator read is :class:`CostCurve`, a non-decreasing piecewise
-linear function of the message size. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a curve with a
-single segment; a measured network has several, and so has the best of several algorithms
-(:func:`lower_envelope`).
+The one form that planners and the simulator read is :class:`CostCurve`, a piecewise linear function
+of the message size. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a curve with a single segment;
+a measured network has several, and so has the best of several algorithms (:func:`lower_envelope`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,16 @@ from syncline.errors import UserError
 from syncline.model.document import Value
 from syncline.model.quantities import LARGEST_BYTES, require_finite
 
-__all__ = ["CheapestFrom", "CostCurve", "CostSegment", "crossings", "lower_envelope"]
+__all__ = ["CheapestFrom", "CostCurve", "CostSegment", "Measurement", "crossings", "lower_envelope"]
+
+
+class Measurement(Value, frozen=True, kw_only=True):
+    """One measured size of a collective."""
+
+    size_bytes: int
+    time_s: float
+    """Lower quartile over the repetitions of the slowest rank's time, in seconds."""
+    repetitions: int
 
 
 class CostSegment(Value, frozen=True, kw_only=True):
@@ -37,9 +45,13 @@ class CostSegment(Value, frozen=True, kw_only=True):
 class CostCurve(Value, frozen=True, kw_only=True):
     """Seconds that a collective takes as a function of the message size in bytes.
 
+    No piece falls, but one may begin lower than the one before ends, where a library switches to a
+    faster algorithm. No message costs less than an empty one, whose cost is the startup.
+
     Raises:
         UserError: on construction, if there is no segment, the first does not start at 0 bytes,
-            starts do not increase, a value is negative or not finite, or the curve decreases.
+            starts do not increase, a value is negative or not finite, or a piece begins below the
+            cost of an empty message.
     """
 
     segments: tuple[CostSegment, ...]
@@ -52,7 +64,6 @@ class CostCurve(Value, frozen=True, kw_only=True):
                 "cost curve: segments[0]: expected start_bytes 0, found "
                 f"{self.segments[0].start_bytes}"
             )
-        end_s = 0.0
         previous: CostSegment | None = None
         for index, segment in enumerate(self.segments):
             where = f"cost curve: segments[{index}]"
@@ -65,12 +76,10 @@ class CostCurve(Value, frozen=True, kw_only=True):
                     raise UserError(
                         f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
                     )
-                # Sizes are whole bytes, so the piece before ends one byte before this one.
-                end_s = previous.seconds(segment.start_bytes - 1)
-            if segment.cost_s < end_s * (1 - 1e-9):
+            if segment.cost_s < self.startup_s * (1 - 1e-9):
                 raise UserError(
-                    f"{where}: the cost falls from {end_s:.3e} s to {segment.cost_s:.3e} s; "
-                    "a larger message must not cost less"
+                    f"{where}: the cost falls to {segment.cost_s:.3e} s, below the "
+                    f"{self.startup_s:.3e} s of an empty message; no message must cost less"
                 )
             previous = segment
 
@@ -111,7 +120,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         a_s, b = line.linearised(0)
         if a_s == b == 0:
             return self
-        return _not_falling(
+        return _above_startup(
             (s.start_bytes, s.cost_s - a_s - b * s.start_bytes, max(s.s_per_byte - b, 0.0))
             for s in self.segments
         )
@@ -151,7 +160,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
         ``T'(M) = startup + rate (T(M) - T(0))``.
         """
-        return _not_falling(
+        return _above_startup(
             (s.start_bytes, startup_s + rate * (s.cost_s - self.startup_s), rate * s.s_per_byte)
             for s in self.segments
         )
@@ -188,6 +197,28 @@ class CostCurve(Value, frozen=True, kw_only=True):
                 rate = max(rate, pieces[-1].cost_s / start)
         return CostCurve(segments=tuple(reversed(pieces)))
 
+    def never_falling(self) -> CostCurve:
+        """Return the least curve above this one that never falls: the running maximum.
+
+        For algorithms that are proved for such curves: what they plan costs no more than they
+        count. The curve itself if it never falls. O(n) for n segments.
+        """
+        pieces: list[tuple[int, float, float]] = []
+        highest_s = 0.0  # of all smaller messages
+        for segment, after in zip(self.segments, [*self.segments[1:], None], strict=True):
+            start, cost_s, rate = segment.start_bytes, segment.cost_s, segment.s_per_byte
+            stop = LARGEST_BYTES + 1 if after is None else after.start_bytes
+            if cost_s < highest_s * (1 - 1e-9):  # less is rounding
+                pieces.append((start, highest_s, 0.0))
+                level = (highest_s - cost_s) / rate if rate > 0 else math.inf
+                if level >= stop - start - 1:
+                    continue
+                start += math.ceil(level)
+                cost_s = segment.seconds(start)
+            pieces.append((start, cost_s, rate))
+            highest_s = max(highest_s, segment.seconds(stop - 1))
+        return CostCurve.of_rows(pieces)
+
     def rows(self) -> list[tuple[int, float, float]]:
         """Return (start_bytes, cost_s, s_per_byte) of each segment, as the native core takes it."""
         return [(s.start_bytes, s.cost_s, s.s_per_byte) for s in self.segments]
@@ -222,14 +253,16 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return rate * total_bytes
 
 
-def _not_falling(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
-    """Return the curve of (start_bytes, cost_s, s_per_byte); what rounding let fall is lifted."""
-    made: list[CostSegment] = []
+def _above_startup(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
+    """Return the curve of (start_bytes, cost_s, s_per_byte), lifted to its startup at least."""
+    startup_s = 0.0
+    made: list[tuple[int, float, float]] = []
     for start, cost_s, rate in rows:
-        least_s = made[-1].seconds(start - 1) if made else 0.0
-        cost_s = max(cost_s, least_s)
-        made.append(CostSegment(start_bytes=start, cost_s=cost_s, s_per_byte=rate))
-    return CostCurve(segments=tuple(made))
+        cost_s = max(cost_s, startup_s)
+        if not made:
+            startup_s = cost_s
+        made.append((start, cost_s, rate))
+    return CostCurve.of_rows(made)
 
 
 class CheapestFrom(NamedTuple):
@@ -267,8 +300,8 @@ def crossings(curves: Mapping[str, CostCurve]) -> tuple[CheapestFrom, ...]:
 def lower_envelope(curves: Mapping[str, CostCurve]) -> CostCurve:
     """Return the least cost at every message size, as one curve.
 
-    The minimum of non-decreasing piecewise linear functions is one too. Exact at every whole number
-    of bytes. O(n k^2) for k curves whose pieces start at n sizes.
+    The minimum of piecewise linear functions is one too. Exact at every whole number of bytes.
+    O(n k^2) for k curves whose pieces start at n sizes.
 
     Raises:
         UserError: there are no curves.

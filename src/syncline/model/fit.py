@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from syncline.errors import UserError
-from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.network import Measurement
+from syncline.model.cost import CostCurve, CostSegment, Measurement
 
 HIDDEN_UP_TO_BYTES = 1024 * 1024
 """Up to this size the startup is a visible part of the cost."""
 
 __all__ = ["Fit", "fit_cost_curve", "fit_pipelined", "relative_line"]
 
+MOST_SIZES = 4096
+"""Time and memory grow with the square of the number of sizes: 4,096 take some seconds."""
 POINTS_PER_SEGMENT = 2
 """Fewest points that a piece of the curve rests on."""
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise: keeps the number of pieces finite."""
+TAIL_FACTOR = 16
+"""Beyond the largest size, the cost a byte is the mean over sizes down to this part of it."""
 CREDIBLE_GAIN = 0.1
 """Least gain from cutting a large message that counts. Less is noise, or an effect of a link's
 buffer, and a search would cut messages into hundreds of pieces for it."""
@@ -34,50 +41,70 @@ class Fit(NamedTuple):
 
 
 def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
-    """Fit a non-decreasing piecewise linear curve, by relative error.
+    """Fit a piecewise linear curve by relative error, each octave of sizes counting alike.
 
     A library switches algorithm at certain sizes, so an all-reduce is no straight line over six
     decades; and least squares of seconds would let the largest message decide alone. The pieces
-    are lines of least squared *relative* error; where they begin is found exactly by dynamic
-    programming over the points, and how many there are by the Bayesian information criterion.
+    are lines of least squared *relative* error, weighted by the logarithm of size, so that sizes
+    that were sampled densely do not decide for the others. Where the pieces begin is found exactly
+    by dynamic programming over the points, and how many there are by the Bayesian information
+    criterion. No piece falls, but the next may begin lower: a library may switch to an algorithm
+    that is faster. Beyond the largest size the curve goes on with the mean cost a byte from a
+    sixteenth of that size on.
 
-    Sizes may be repeated. O(n^3) for n points.
+    Sizes may be repeated; their (lower) median counts. O(n^2 k) for n sizes and k pieces.
 
     Raises:
-        UserError: there are fewer than two sizes, or a time is not above zero or not finite.
+        UserError: there are fewer than two sizes or more than 4,096, a size is below 0, or a time
+            is not above zero or not finite.
     """
-    ordered = sorted(points, key=lambda p: p.size_bytes)
-    sizes = [p.size_bytes for p in ordered]
-    measured = [p.time_s for p in ordered]
-    if len(set(sizes)) < 2:
-        raise UserError("a cost curve needs measurements of at least two sizes")
-    for size, seconds in zip(sizes, measured, strict=True):
+    repeated: dict[int, list[float]] = {}
+    for size, seconds in sorted((p.size_bytes, p.time_s) for p in points):
+        if size < 0:
+            raise UserError(f"a cost curve needs sizes of at least 0 bytes, found {size}")
         if not (math.isfinite(seconds) and seconds > 0):
             raise UserError(
                 f"a cost curve needs measured times above zero, found {seconds} s for {size} bytes"
             )
-    times = _non_decreasing(measured)
-    starts = _best_pieces(sizes, times)
-    curve = _join(sizes, times, starts)
-    errors = [abs(curve.seconds(m) / t - 1) for m, t in zip(sizes, measured, strict=True)]
+        repeated.setdefault(size, []).append(seconds)
+    sizes = list(repeated)
+    if len(sizes) < 2:
+        raise UserError("a cost curve needs measurements of at least two sizes")
+    if len(sizes) > MOST_SIZES:
+        raise UserError(
+            f"a cost curve is fitted to at most {MOST_SIZES} sizes, found {len(sizes)}; "
+            "leave some out"
+        )
+    times = _without_spikes(sizes, [_lower_median(ordered) for ordered in repeated.values()])
+    weights = _octaves(sizes)
+    curve = _join(sizes, times, weights, _best_pieces(sizes, times, weights))
+    errors = [abs(curve.seconds(p.size_bytes) / p.time_s - 1) for p in points]
     return Fit(curve, math.fsum(errors) / len(errors), max(errors))
 
 
-def relative_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Return ``(a, b)``, both at least 0, with the least ``sum(((a + b M) / t - 1)^2)``."""
-    weights = [1 / t**2 for t in times]
-    w = math.fsum(weights)
-    x = math.fsum(k * m for k, m in zip(weights, sizes, strict=True)) / w
-    y = math.fsum(k * t for k, t in zip(weights, times, strict=True)) / w
-    spread = math.fsum(k * (m - x) ** 2 for k, m in zip(weights, sizes, strict=True))
+def relative_line(
+    sizes: Sequence[int], times: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, float]:
+    """Return ``(a, b)``, both at least 0, with the least ``sum(w ((a + b M) / t - 1)^2)``.
+
+    ``weights`` are the ``w``, all above 0; None: all 1.
+    """
+    scale = min(times)  # squares of very short times are below the least number
+    shares = [(scale / t) ** 2 for t in times]
+    if weights is not None:
+        shares = [share * weight for share, weight in zip(shares, weights, strict=True)]
+    w = math.fsum(shares)
+    x = math.fsum(k * m for k, m in zip(shares, sizes, strict=True)) / w
+    y = math.fsum(k * t for k, t in zip(shares, times, strict=True)) / w
+    spread = math.fsum(k * (m - x) ** 2 for k, m in zip(shares, sizes, strict=True))
     if spread == 0:
         return y, 0.0
-    b = math.fsum(k * (m - x) * (t - y) for k, m, t in zip(weights, sizes, times, strict=True))
+    b = math.fsum(k * (m - x) * (t - y) for k, m, t in zip(shares, sizes, times, strict=True))
     b = max(b / spread, 0.0)
     a = y - b * x
     if a < 0:  # the best line through the origin
-        squares = math.fsum(k * m * m for k, m in zip(weights, sizes, strict=True))
-        products = math.fsum(k * m * t for k, m, t in zip(weights, sizes, times, strict=True))
+        squares = math.fsum(k * m * m for k, m in zip(shares, sizes, strict=True))
+        products = math.fsum(k * m * t for k, m, t in zip(shares, sizes, times, strict=True))
         return 0.0, products / squares
     return a, b
 
@@ -112,80 +139,147 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     return CostCurve.of_rows(rows)
 
 
-def _non_decreasing(times: Sequence[float]) -> list[float]:
-    """Return a nearest non-decreasing sequence, in absolute logarithms (isotonic regression).
+def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
+    """Return the times, those of single sizes that stand out replaced by the nearer neighbour's.
 
-    A larger message that was measured as faster is noise. Each group of neighbours that is out of
-    order takes its (lower) median: a mean would let a single slow measurement lift those after it.
+    A line ``a + b M`` with ``a, b >= 0`` neither falls nor grows faster than the size. A time that
+    is on no such line with either of its neighbours, above both or below both, is noise. One that
+    is on a line with one of them is an end of a piece, and stays.
     """
-    pools: list[list[float]] = []  # each sorted; its value is its lower median
-    for seconds in times:
-        pool = [seconds]
-        while pools and _lower_median(pools[-1]) > _lower_median(pool):
-            pool = sorted(pools.pop() + pool)
-        pools.append(pool)
-    return [_lower_median(pool) for pool in pools for _ in pool]
+    found = list(times)
+    for i in range(1, len(times) - 1):
+        before, own, after = times[i - 1 : i + 2]
+        slow = own > after and own * sizes[i - 1] > before * sizes[i]
+        fast = own < before and after * sizes[i] > own * sizes[i + 1]
+        if slow or fast:
+            found[i] = max(before, after) if slow else min(before, after)
+    return found
 
 
 def _lower_median(ordered: Sequence[float]) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _best_pieces(sizes: Sequence[int], times: Sequence[float]) -> list[int]:
+def _octaves(sizes: Sequence[int]) -> list[float]:
+    """Return the share of the logarithmic scale that each size stands for; 1 on average."""
+    places = [math.log1p(size) for size in sizes]
+    gaps = [larger - smaller for smaller, larger in itertools.pairwise(places)]
+    # Sizes that differ by less than rounding keep a weight.
+    own = [max(sum(pair), 1e-9) for pair in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)]
+    mean = math.fsum(own) / len(own)
+    return [each / mean for each in own]
+
+
+def _best_pieces(
+    sizes: Sequence[int], times: Sequence[float], weights: Sequence[float]
+) -> list[int]:
     """Return the index of the first point of each piece."""
     count = len(sizes)
-    cost = [[math.inf] * (count + 1) for _ in range(count)]
-    for i in range(count):
-        for j in range(i + POINTS_PER_SEGMENT, count + 1):
-            if sizes[i] == sizes[j - 1] or (i > 0 and sizes[i] == sizes[i - 1]):
-                continue
-            a, b = relative_line(sizes[i:j], times[i:j])
-            cost[i][j] = math.fsum(
-                ((a + b * m) / t - 1) ** 2 for m, t in zip(sizes[i:j], times[i:j], strict=True)
-            )
-    # best[k][j]: least squared error of the first j points in k pieces, and where the last begins.
-    best: list[list[tuple[float, int]]] = [[(math.inf, 0)] * (count + 1)]
-    best[0][0] = (0.0, 0)
+    cost = _squared_errors(sizes, times, weights)
+    # best[j]: least squared error of the first j points in k pieces; cuts[k][j]: where the last of
+    # them begins.
+    best = np.full(count + 1, math.inf)
+    best[0] = 0.0
+    cuts: list[NDArray[np.intp]] = []
+    found = (math.inf, 0)
     for pieces in range(1, count // POINTS_PER_SEGMENT + 1):
-        row = [
-            min(((best[pieces - 1][i][0] + cost[i][j], i) for i in range(j)), default=(math.inf, 0))
-            for j in range(count + 1)
-        ]
-        best.append(row)
-
-    def criterion(pieces: int) -> float:
-        squared = max(best[pieces][count][0], count * RESOLUTION**2)
-        return count * math.log(squared / count) + 3 * pieces * math.log(count)
-
-    pieces = min(range(1, len(best)), key=criterion)
+        penalty = 3 * pieces * math.log(count)
+        if count * math.log(RESOLUTION**2) + penalty >= found[0]:
+            break  # not even a perfect fit would gain
+        with_last = best[:count, None] + cost
+        cuts.append(with_last.argmin(axis=0))
+        best = with_last.min(axis=0)
+        squared = max(float(best[count]), count * RESOLUTION**2)
+        found = min(found, (count * math.log(squared / count) + penalty, pieces))
     starts: list[int] = []
     j = count
-    for k in range(pieces, 0, -1):
-        j = best[k][j][1]
+    for row in reversed(cuts[: found[1]]):
+        j = int(row[j])
         starts.append(j)
     return starts[::-1]
 
 
-def _join(sizes: Sequence[int], times: Sequence[float], starts: Sequence[int]) -> CostCurve:
-    """Build the curve, lifting a piece's beginning where the one before ends higher."""
+def _squared_errors(
+    sizes: Sequence[int], times: Sequence[float], weights: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return, for points i to j - 1, the squared error of their :func:`relative_line`.
+
+    Of shape (n, n + 1); infinite where there are fewer than two points. Sums over the points from i
+    on give the line of every j at once. Sizes are taken from that of point i, which keeps the
+    difference of two sums accurate.
+    """
+    count = len(sizes)
+    m = np.array(sizes, dtype=np.int64)
+    t = np.array(times) / min(times)
+    w = np.array(weights)
+    k = w / t**2
+    cost = np.full((count, count + 1), math.inf)
+    for i in range(count - POINTS_PER_SEGMENT + 1):
+        x = (m[i:] - m[i]).astype(np.float64)
+        own, seconds, first = k[i:], t[i:], float(m[i])
+        s0, sx, sxx = np.cumsum(own), np.cumsum(own * x), np.cumsum(own * x * x)
+        st, sxt = np.cumsum(own * seconds), np.cumsum(own * x * seconds)
+        spread = np.maximum(sxx - sx * sx / s0, np.finfo(np.float64).tiny)
+        slope = np.maximum((sxt - sx * st / s0) / spread, 0.0)
+        begin = (st - slope * sx) / s0  # at the size of point i
+        # Where the line would begin below 0 at 0 bytes, the best through the origin.
+        squares = sxx + 2 * first * sx + first**2 * s0
+        origin = (sxt + first * st) / np.maximum(squares, np.finfo(np.float64).tiny)
+        below = begin < slope * first
+        slope = np.where(below, origin, slope)
+        begin = np.where(below, origin * first, begin)
+        squared = (
+            begin * (begin * s0 + 2 * slope * sx - 2 * st)
+            + slope * (slope * sxx - 2 * sxt)
+            + np.cumsum(w[i:])
+        )
+        stops = slice(i + POINTS_PER_SEGMENT, count + 1)
+        cost[i, stops] = np.maximum(squared[POINTS_PER_SEGMENT - 1 :], 0.0)
+    return cost
+
+
+def _join(
+    sizes: Sequence[int], times: Sequence[float], weights: Sequence[float], starts: Sequence[int]
+) -> CostCurve:
+    """Build the curve of the pieces that begin at these points, and what follows the last."""
     segments: list[CostSegment] = []
-    for position, start in enumerate(starts):
-        stop = starts[position + 1] if position + 1 < len(starts) else len(sizes)
-        a, b = relative_line(sizes[start:stop], times[start:stop])
+    for start, stop in zip(starts, [*starts[1:], len(sizes)], strict=True):
+        own = slice(start, stop)
+        a, b = relative_line(sizes[own], times[own], weights[own])
         begin_bytes = 0
-        floor_s = 0.0
         if segments:
             # Between the last point of one piece and the first of the next, switch in the middle
             # on the logarithmic scale on which the points were chosen.
             begin_bytes = math.isqrt(max(sizes[start - 1], 1) * sizes[start])
             begin_bytes = min(max(begin_bytes, sizes[start - 1] + 1), sizes[start])
-            floor_s = segments[-1].seconds(begin_bytes)
-        cost_s = a + b * begin_bytes
-        if cost_s < floor_s:
-            # Keep the far end where the fit put it.
-            end_bytes = sizes[stop - 1]
-            end_s = max(a + b * end_bytes, floor_s)
-            cost_s = floor_s
-            b = (end_s - cost_s) / max(end_bytes - begin_bytes, 1)
-        segments.append(CostSegment(start_bytes=begin_bytes, cost_s=cost_s, s_per_byte=b))
-    return CostCurve(segments=tuple(segments))
+        segments.append(
+            CostSegment(start_bytes=begin_bytes, cost_s=a + b * begin_bytes, s_per_byte=b)
+        )
+    # No message costs less than an empty one.
+    first, *others = segments
+    least_s = min(segment.cost_s for segment in segments)
+    if least_s < first.cost_s:
+        segments = [CostSegment(start_bytes=0, cost_s=least_s, s_per_byte=0.0)]
+        if others[0].start_bytes > 1:
+            one_s = first.seconds(1)
+            segments.append(CostSegment(start_bytes=1, cost_s=one_s, s_per_byte=first.s_per_byte))
+        segments += others
+    return _continued(CostCurve(segments=tuple(segments)), sizes)
+
+
+def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:
+    """Return the curve with the mean cost a byte of its end beyond the largest size.
+
+    The last piece alone may be a stair between two jumps, and then says little of what follows.
+    """
+    last = sizes[-1]
+    first = next(size for size in sizes if size * TAIL_FACTOR >= last)
+    before, end = curve.segments[-1], curve.seconds(last)
+    if first == last or first >= before.start_bytes:
+        return curve
+    rate = (end - curve.seconds(first)) / (last - first)
+    if rate <= 0:  # a fall: what follows can only be told from the piece after it
+        return curve
+    tail = CostSegment(start_bytes=last, cost_s=end, s_per_byte=rate)
+    kept = curve.segments if before.start_bytes < last else curve.segments[:-1]
+    return CostCurve(segments=(*kept, tail))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from syncline.errors import UserError, quoted, unknown
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, SERVER_ALGORITHMS
-from syncline.model.cost import CostCurve
+from syncline.model.cost import CostCurve, Measurement
 from syncline.model.document import Document, Value
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
+from syncline.model.fit import fit_cost_curve
 from syncline.model.link import Link, Stage
 from syncline.model.quantities import (
     LARGEST_BYTES,
@@ -28,15 +31,6 @@ ETHERNET_LATENCY_S = 20e-6
 """Startup of a message on a link of which nothing was measured: TCP inside a rack."""
 REFERENCE_BYTES = 64 * 1024 * 1024
 """A curve without measured points counts as the line from its startup to its cost at these."""
-
-
-class Measurement(Value, frozen=True, kw_only=True):
-    """One measured size of a collective."""
-
-    size_bytes: int
-    time_s: float
-    """Lower quartile over the repetitions of the slowest rank's time, in seconds."""
-    repetitions: int
 
 
 class Network(Document, frozen=True, kw_only=True):
@@ -105,13 +99,7 @@ class Network(Document, frozen=True, kw_only=True):
                 f"network: contention must be at least 1 and at most {LARGEST_CONTENTION:g}, "
                 f"found {self.contention}"
             )
-        for index, point in enumerate(self.points):
-            where = f"network: points[{index}]"
-            if not 0 <= point.size_bytes <= LARGEST_BYTES:
-                raise UserError(
-                    f"{where}: a measured point of {point.size_bytes} bytes is not possible"
-                )
-            require_time(f"{where}: time_s", point.time_s)
+        _require_points(self.points)
         require_time("network: handing_over_s", self.issue_gap_s)
         require_exchange(self.algorithm)
         if self.link is not None:
@@ -144,6 +132,57 @@ class Network(Document, frozen=True, kw_only=True):
         """
         curve = CostCurve.line(a_s, b_s_per_byte)
         return cls(name=name, workers=workers, all_reduce=curve, algorithm=algorithm)
+
+    @classmethod
+    def from_points(
+        cls,
+        sizes_bytes: Sequence[int],
+        times_s: Sequence[float],
+        *,
+        workers: int,
+        name: str = "points",
+        algorithm: str = "ring",
+    ) -> Network:
+        """Return a network whose all-reduce costs what was measured, such as by nccl-tests.
+
+        The curve is fitted as that of a probe (:func:`syncline.model.fit.fit_cost_curve`).
+
+        Args:
+            sizes_bytes: of the messages, in any order; repeated sizes count by their median.
+            times_s: seconds that an all-reduce of each size took.
+            workers: that took part.
+            name: of the network.
+            algorithm: by which the curve is scaled to other worker counts.
+
+        Raises:
+            UserError: there are not as many times as sizes, fewer than two sizes or more than
+                4,096, a size is no whole number of bytes, or a time is not above 0.
+        """
+        if len(sizes_bytes) != len(times_s):
+            raise UserError(
+                f"network: {len(sizes_bytes)} sizes and {len(times_s)} times; give one time for "
+                "each size"
+            )
+        points: list[Measurement] = []
+        for index, (size, seconds) in enumerate(zip(sizes_bytes, times_s, strict=True)):
+            try:
+                size_bytes = operator.index(size)
+            except TypeError:
+                raise UserError(
+                    f"network: sizes_bytes[{index}]: expected a whole number of bytes, found {size}"
+                ) from None
+            points.append(Measurement(size_bytes=size_bytes, time_s=float(seconds), repetitions=1))
+        _require_points(points)
+        fit = fit_cost_curve(points)
+        return cls(
+            name=name,
+            workers=workers,
+            all_reduce=fit.curve,
+            algorithm=algorithm,
+            points=tuple(points),
+            fit_error=fit.error,
+            fit_error_max=fit.error_max,
+        )
 
     @classmethod
     def of_link(
@@ -367,6 +406,16 @@ class Network(Document, frozen=True, kw_only=True):
 
     def _reference_bytes(self) -> int:
         return max((point.size_bytes for point in self.points), default=0) or REFERENCE_BYTES
+
+
+def _require_points(points: Sequence[Measurement]) -> None:
+    for index, point in enumerate(points):
+        where = f"network: points[{index}]"
+        if not 0 <= point.size_bytes <= LARGEST_BYTES:
+            raise UserError(
+                f"{where}: a measured point of {point.size_bytes} bytes is not possible"
+            )
+        require_time(f"{where}: time_s", point.time_s)
 
 
 def _require_workers(workers: int) -> None:

@@ -114,7 +114,7 @@ class HalvesRound(NamedTuple):
         return (*self[:4], self.half.rows(), *self[5:])
 
     def _seeds(self) -> Iterator[list[int]]:
-        yield _native.merge(self.ready_ns, self.size_bytes, self.half.rows())
+        yield _native.merge(self.ready_ns, self.size_bytes, self.half.never_falling().rows())
         total_bytes, last = sum(self.size_bytes), len(self.size_bytes) - 1
         for count in GROUPS:
             filled, found = 0, {last}

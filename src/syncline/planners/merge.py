@@ -22,7 +22,9 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
 
     because a prefix that finishes earlier never delays what follows it. Exact for any
     non-decreasing cost function ``T``, among plans that send whole tensors in ready order on one
-    channel; computation is taken as undisturbed by communication. O(N^2) at worst.
+    channel; computation is taken as undisturbed by communication. Where the network's curve falls,
+    its running maximum is taken instead, so the last message may finish earlier than planned but
+    not later. O(N^2) at worst.
     """
 
     NAME: ClassVar[str] = "merge"
@@ -45,4 +47,5 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
                 ready.append(now)
                 sizes.append(gradient.size_bytes)
                 last.append(index)
-        return [last[index] for index in _native.merge(ready, sizes, network.all_reduce.rows())]
+        rows = network.all_reduce.never_falling().rows()
+        return [last[index] for index in _native.merge(ready, sizes, rows)]

@@ -191,9 +191,11 @@ class Overlap(Planner, frozen=True, kw_only=True):
         # takes alone lacks what the line idles while the next is handed over, and so small ones
         # look cheap.
         in_rows = network.pipelined is not None and self.in_flight > 1
-        # The search knows nothing of contention, nor of rounds that mix.
+        # The search knows nothing of contention, nor of rounds that mix, nor of falling costs.
+        curve = network.collective("all-reduce", in_flight=self.in_flight)
         unknown = (
             network.contention > 1
+            or curve.never_falling() != curve
             or profile.norm is not None
             or not profile.is_one_round_after_another
         )
@@ -222,7 +224,10 @@ class Overlap(Planner, frozen=True, kw_only=True):
             seeds: plans to improve on.
         """
         curve = network.collective("all-reduce", in_flight=self.in_flight)
-        if curve.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
+        # The search bisects for the largest slice that is sent in time, and its exact solution
+        # takes no slice to be cheaper than a part of it.
+        never_falling = curve.never_falling()
+        if never_falling.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
             raise UserError(
                 f"overlap: network {quoted(network.name)} needs longer than "
                 f"{LONGEST_NS / 1e9:.0f} s for the gradients of {quoted(profile.model)}; costs are "
@@ -238,7 +243,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         )
         goal_ns = max(bound_ns, early_ns)
         slices = round_.search(
-            curve,
+            never_falling,
             in_flight=self.in_flight,
             goal_ns=goal_ns,
             seeds=[_slices(plan) for plan in seeds],

@@ -119,7 +119,8 @@ class Pace(Planner, frozen=True, kw_only=True):
             [t.size_bytes for t in tensors],
             [t.tail_ns for t in tensors],
             terms(profile).base_ns,
-            network.all_reduce.rows(),
+            # It stops at a bound by which no group ends before its largest tensor alone.
+            network.all_reduce.never_falling().rows(),
         )
         groups: list[Slice] = []
         for before, last in itertools.pairwise([-1, *last_tensors]):
