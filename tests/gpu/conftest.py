@@ -77,7 +77,7 @@ class Report:
         for name, test in self.found.tests.items():
             short = name.rsplit("/", 1)[-1]
             why = f": {test['why'].splitlines()[-1]}" if test.get("why") else ""
-            word = {"skipped": "would run" if NO_GPU in why else "skipped"}
+            word = {"skipped": "would run" if "no GPU here" in why else "skipped"}
             write(f"{word.get(test['outcome'], test['outcome']):<10} {short}{why}")
             for figure, value, unit in test["figures"]:
                 write(f"{'':<10} {figure}: {value:.4g} {unit}")
