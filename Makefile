@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test-tools demo test test-slow test-native lint format bench bench-step bench-peers \
-    bench-collectives reproduce docs wheel clean
+.PHONY: help setup test-tools demo test test-slow test-gpu bench-gpu test-native lint format bench \
+    bench-step bench-peers bench-collectives reproduce docs wheel clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,15 @@ test: setup test-tools  ## Run the Python tests
 
 test-slow: setup test-tools  ## Run the large variants of the Python tests, and all examples
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile large -n 2 --dist loadfile
+
+# With another environment's torch, where there is a GPU: PYTHON=...; see docs/gpu.md.
+GPU_PYTHON = $(if $(filter-out file default,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
+
+test-gpu:  ## Run what needs a GPU (PYTHON=... with torch for CUDA); writes build/gpu/test-gpu.json
+	@tools/gpu-run $(GPU_PYTHON) test
+
+bench-gpu:  ## Measure on a GPU, likewise; writes build/gpu/bench-gpu.json
+	@tools/gpu-run $(GPU_PYTHON) bench
 
 test-native: setup  ## Run the native core's tests under AddressSanitizer and ThreadSanitizer
 	tools/native-tests address,undefined

@@ -46,45 +46,49 @@ def main() -> None:
             "collectives nor NCCL can be measured here; nothing was measured"
         )
         return
-    gpus = torch.cuda.device_count()
-    own = gpus >= arguments.ranks
-    peer = "nccl" if own else "gloo"
-    absent = {} if own else {"nccl": f"it needs a GPU for each of {arguments.ranks} ranks: {gpus}"}
-    for name, reason in absent.items():
+    found = measured(arguments.ranks, arguments.block_bytes, arguments.window)
+    for name, reason in found["absent"].items():
         print(f"absent: {name}: {reason}; Gloo through host memory takes its place")
-    with tempfile.TemporaryDirectory() as folder:
-        given = (arguments.ranks, folder, peer, arguments.block_bytes, arguments.window)
-        context = mp.get_context("spawn")
-        answers: Any = context.SimpleQueue()
-        processes = [
-            context.Process(target=measure, args=(rank, *given, answers))
-            for rank in range(arguments.ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit("a rank failed; its traceback stands above")
-        rows = answers.get()
-    for row in rows:
+    for row in found["rows"]:
         print(
             f"{row['collective']:<10} {row['size_bytes']:>11} bytes  {row['contestant']:<8} "
             f"{spread(row['seconds'])} s, {row['size_bytes'] / median(row['seconds']) / 1e9:.3g} "
             "GB/s of the vector"
         )
-    save(
-        "device_collectives",
-        {
-            "gpus": [torch.cuda.get_device_name(index) for index in range(gpus)],
-            "cuda": torch.version.cuda,
-            "ranks": arguments.ranks,
-            "block_bytes": arguments.block_bytes,
-            "window": arguments.window,
-            "absent": absent,
-            "rows": rows,
-        },
-    )
+    save("device_collectives", found)
+
+
+def measured(
+    ranks: int, block_bytes: int = DEFAULT_BLOCK_BYTES, window: int = DEFAULT_WINDOW
+) -> dict[str, Any]:
+    """Measure all collectives between so many ranks, where there is a GPU."""
+    gpus = torch.cuda.device_count()
+    own = gpus >= ranks
+    peer = "nccl" if own else "gloo"
+    absent = {} if own else {"nccl": f"it needs a GPU for each of {ranks} ranks: {gpus}"}
+    with tempfile.TemporaryDirectory() as folder:
+        given = (ranks, folder, peer, block_bytes, window)
+        context = mp.get_context("spawn")
+        answers: Any = context.SimpleQueue()
+        processes = [
+            context.Process(target=measure, args=(rank, *given, answers)) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()  # rank 0's rows are small, so that it need not be read first
+        if any(process.exitcode for process in processes):
+            raise SystemExit("a rank failed; its traceback stands above")
+        rows = answers.get()
+    return {
+        "gpus": [torch.cuda.get_device_name(index) for index in range(gpus)],
+        "cuda": torch.version.cuda,
+        "ranks": ranks,
+        "block_bytes": block_bytes,
+        "window": window,
+        "absent": absent,
+        "rows": rows,
+    }
 
 
 def measure(

@@ -19,7 +19,15 @@ FORMATS = DATA | {"traces"}
 CORE = FORMATS | {"_native"}
 EXACT = CORE | {"simulator", "collectives"}
 TOOLS = EXACT | {"planners"}
-RUNTIME = TOOLS | {"measure", "report", "groups", "backend", "sparse", "torch_private"}
+RUNTIME = TOOLS | {
+    "measure",
+    "report",
+    "groups",
+    "devices",
+    "backend",
+    "sparse",
+    "torch_private",
+}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -37,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure": TOOLS | {"torch_private"},
     "report": TOOLS,
     "testbed": DATA | {"processes"},
-    "backend": CORE | {"collectives", "groups", "torch_private"},
+    "backend": CORE | {"collectives", "groups", "devices", "torch_private"},
     "parallel": RUNTIME,
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},

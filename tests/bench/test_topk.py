@@ -52,6 +52,7 @@ def test_what_a_gpu_does_selects_the_same_on_the_cpu() -> None:
     theirs[FUSED]()
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_gpu_is_measured() -> None:
     found = measure_selection([100_000], [0.01], rounds=1, device="cuda")

@@ -44,7 +44,7 @@ from syncline.training.models import MODELS
         ("--strategy bsp-2 --no-overlap", "--no-overlap has no meaning with --strategy bsp-2"),
         ("--strategy bsp-2 --planner p3", "take merge, mgwfbp, wfbp, buckets, ddp or single"),
         ("--strategy bsp-2 --plan x", "--plan has no meaning with --strategy bsp-2"),
-        ("--strategy bsp-3 --device cuda", "bsp-3 runs collectives on the CPU"),
+        ("--strategy bsp-3 --device cuda --collectives be", "be do not run between GPUs"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -162,6 +162,7 @@ def test_what_cuda_says_against_sharing_is_passed_on(
 # ---------------------------------------------------------------------- on GPUs
 
 
+@pytest.mark.gpu
 @needs_a_gpu
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_results_are_right(workers: WorkerPool, tmp_path: Path, ranks: int) -> None:
@@ -169,6 +170,7 @@ def test_results_are_right(workers: WorkerPool, tmp_path: Path, ranks: int) -> N
         assert wrong == []
 
 
+@pytest.mark.gpu
 @needs_a_gpu
 def test_all_ranks_have_the_same_bits(workers: WorkerPool, tmp_path: Path) -> None:
     first, *others = workers.run(jobs.bits, 3, str(tmp_path), "cuda")
@@ -176,12 +178,14 @@ def test_all_ranks_have_the_same_bits(workers: WorkerPool, tmp_path: Path) -> No
     assert all(other == first for other in others)
 
 
+@pytest.mark.gpu
 @needs_a_gpu
 def test_the_caller_stream_is_waited_for_and_waits(workers: WorkerPool, tmp_path: Path) -> None:
     for found in workers.run(jobs.busy_streams, 3, str(tmp_path)):
         assert found == [3.0 * number for number in range(10)]
 
 
+@pytest.mark.gpu
 @needs_a_gpu
 def test_a_rank_that_leaves_is_heard_of(workers: WorkerPool, tmp_path: Path) -> None:
     found = workers.run(jobs.leaves_on_a_gpu, 3, str(tmp_path))
@@ -191,6 +195,7 @@ def test_a_rank_that_leaves_is_heard_of(workers: WorkerPool, tmp_path: Path) -> 
         assert "rank 1" in found[rank][1]
 
 
+@pytest.mark.gpu
 @needs_a_gpu
 def test_tensors_elsewhere_are_refused(workers: WorkerPool, tmp_path: Path) -> None:
     for kind, text in workers.run(jobs.on_the_cpu, 2, str(tmp_path)):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline.devices import pipeline
+from syncline.devices import device_group, pipeline
 from tests.devices.fake_device import FakeDevice, Ticket, World
 from tests.devices.fake_group import DeadlockError, Turns
 from tests.devices.trials import Call, wrong_chain, wrong_results
@@ -60,11 +60,12 @@ def waits() -> list[tuple[str, int]]:
     """Return the file and line of every wait of a stream in the source."""
     return [
         (path.name, node.lineno)
-        for path in (Path(pipeline.__file__),)
+        for path in (Path(pipeline.__file__), Path(device_group.__file__))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "wait"
+        and len(node.args) == 2
     ]
 
 

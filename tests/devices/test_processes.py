@@ -51,7 +51,7 @@ def test_bad_input_is_explained_and_the_group_goes_on(workers: WorkerPool, tmp_p
         assert text["device"] == f"{expected}on meta; move it there"
         assert text["strided"].startswith(f"{expected}of shape (2, 4) that is not")
         assert text["sparse"].startswith(f"{expected}of shape (4, 4) that is not")
-        assert "elements of int32 cannot be exchanged" in text["dtype"]
+        assert "elements of int32 cannot be reduced" in text["dtype"]
         assert "unknown reduction 'som'; did you mean 'sum'?" in text["reduction"]
         assert text["root"] == "expected a rank from 0 to 1, found 2"
         assert text["closed"].endswith("was closed, or a call on it has failed; make another")

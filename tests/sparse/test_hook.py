@@ -50,6 +50,7 @@ def test_operations_of_torch_give_the_same_bits(
     assert workers.run(jobs.by_torch, 2, recipe) == [[], []]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(
     not torch.cuda.is_available(),
     reason=f"no GPU here (torch {torch.__version__}): nothing is run on CUDA",

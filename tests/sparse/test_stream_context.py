@@ -77,6 +77,7 @@ def test_what_is_asked_of_a_gpu_and_in_which_order(monkeypatch: pytest.MonkeyPat
     ]
 
 
+@pytest.mark.gpu
 @needs_a_gpu
 def test_work_on_a_gpu_comes_after_its_marks_and_before_what_follows() -> None:
     device = torch.device("cuda", 0)
@@ -97,6 +98,7 @@ def test_work_on_a_gpu_comes_after_its_marks_and_before_what_follows() -> None:
     assert not bool(residual.any())
 
 
+@pytest.mark.gpu
 @needs_a_gpu
 @pytest.mark.parametrize("elements", [1, 1000, 1 << 20])
 def test_a_gpu_takes_the_same_as_the_native_core(elements: int) -> None:

@@ -17,9 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.backend.flight_recorder import Dumper, FlightRecorder, Record, from_torch
+from syncline.backend.gpus import Gpus, Linear
 from syncline.backend.monitored_barrier import MonitoredBarrier
 from syncline.backend.tensors import (
     MOVED,
+    NAME,
     REDUCED,
     as_dense,
     copying,
@@ -29,6 +31,7 @@ from syncline.backend.tensors import (
     reduction_of,
 )
 from syncline.backend.work import BackendWork, Completer, profiled
+from syncline.devices.device_group import DeviceWork
 from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.choices import Wanted
@@ -37,7 +40,6 @@ from syncline.torch_private import known_groups, profiling, untraced
 
 __all__ = ["NAME", "Options", "ProcessGroup", "register"]
 
-NAME = "syncline"
 # Its stubs have overloads for calls that C++ alone makes.
 TorchsProcessGroup: Any = dist.ProcessGroup
 
@@ -45,7 +47,7 @@ TorchsProcessGroup: Any = dist.ProcessGroup
 def register() -> None:
     """Make the backend known to torch; doing so again changes nothing."""
     if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _created, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _created, extended_api=True, devices=["cpu", "cuda"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._dump_no_more: Callable[[], object] = str
         self._outer = self._joined("calls")
         self._inner: Group | None = None
+        own = weakref.ref(self)
+
+        def joined(name: str) -> Group:
+            found = own()
+            assert found is not None
+            return found._joined(name)
+
+        self._gpus = Gpus(own, joined)
         self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
         self._completer = Completer()
         # Runs also when the group is collected, even on that thread.
@@ -162,7 +172,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]]
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name that torch has given to the group."""
@@ -204,10 +214,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self.flight_recorder.begun
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        """Return the backend of a device: this group, for the CPU."""
-        if torch.device(device).type != "cpu":
-            raise UserError(f"backend syncline runs on the CPU, not on {device}")
-        return self
+        """Return the backend of a device: this group, or another backend's."""
+        found = torch.device(device)
+        return self if found.type == "cpu" else self._gpus.other(found) or self
 
     def get_group_store(self) -> Any:
         """Return the store through which the ranks have met."""
@@ -226,14 +235,18 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return self._rank
 
     def shutdown(self) -> None:
-        """Leave the group, even if operations are under way."""
+        """Leave the group, even if operations are under way, once the ranks' GPUs are done."""
+        self._gpus.close()
+        self.abort()
+
+    def abort(self) -> None:
+        """Leave the group without waiting for GPUs, whose work may read what is freed."""
         self._complete_no_more()
         self._dump_no_more()
+        self._gpus.leave()
         for group in (self._inner, self._outer):
             if group is not None:
                 group.close()
-
-    abort = shutdown
 
     # ------------------------------------------------------------------ collectives
 
@@ -248,12 +261,15 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             record = self.flight_recorder.begin("all_reduce", tensors)
             pending = self._group.all_reduce(given, None, reduction, attended=True)
             return _waited(pending, record)
+        if other := self._other(tensors):
+            return other.allreduce(tensors, *_options(opts))
         return self._begun(
             "all_reduce",
             tensors,
             lambda: self._each(
                 tensors,
                 lambda given: self._group.all_reduce(given, reduction=reduction, attended=attended),
+                linear=Linear("all-reduce", reduction),
             ),
         )
 
@@ -265,6 +281,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if attended and _alone(tensors) and (given := plain(tensors[0], MOVED)):
             record = self.flight_recorder.begin("broadcast", tensors)
             return _waited(self._group.broadcast(given, root=root, attended=True), record)
+        if other := self._other(tensors):
+            return other.broadcast(tensors, *_options(opts))
         return self._begun(
             "broadcast",
             tensors,
@@ -273,6 +291,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                 lambda given: self._group.broadcast(given, root=root, attended=attended),
                 copies=True,
                 changes=self._rank != root,
+                linear=Linear("broadcast", root=root),
             ),
         )
 
@@ -283,6 +302,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             record = self.flight_recorder.begin("reduce", tensors)
             pending = self._group.reduce(given, None, reduction, root=root, attended=True)
             return _waited(pending, record)
+        if other := self._other(tensors):
+            return other.reduce(tensors, *_options(opts))
         return self._begun(
             "reduce",
             tensors,
@@ -292,6 +313,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                     given, reduction=reduction, root=root, attended=attended
                 ),
                 changes=self._rank == root,
+                linear=Linear("reduce", reduction, root),
             ),
         )
 
@@ -346,6 +368,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         ):
             record = self.flight_recorder.begin("_all_gather_base", [given], [output])
             return _waited(self._group.all_gather(part, whole, attended=True), record)
+        if other := self._other([given]):
+            return other._allgather_base(output, given, *_options(opts))
         return self._begun(
             "_all_gather_base",
             [given],
@@ -367,7 +391,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Collect every rank's tensor in a list, in the order of ranks."""
-        del opts
+        if other := self._other(inputs):
+            return other.allgather(outputs, inputs, *_options(opts))
 
         def begin() -> BackendWork:
             works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
@@ -379,7 +404,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Collect several tensors; ``outputs[r]`` are those of rank r."""
-        del opts
+        if other := self._other(inputs):
+            return other.allgather_coalesced(outputs, inputs, *_options(opts))
 
         def begin() -> BackendWork:
             works = [
@@ -394,6 +420,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Collect several tensors, each in one."""
+        if other := self._other(inputs):
+            return other.allgather_into_tensor_coalesced(outputs, inputs, *_options(opts))
 
         def begin() -> BackendWork:
             pairs = zip(outputs, inputs, strict=True)
@@ -418,6 +446,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             record = self.flight_recorder.begin("_reduce_scatter_base", [given], [output])
             pending = self._group.reduce_scatter(whole, part, reduction, attended=True)
             return _waited(pending, record)
+        if other := self._other([given]):
+            return other._reduce_scatter_base(output, given, *_options(opts))
         return self._begun(
             "_reduce_scatter_base",
             [given],
@@ -442,6 +472,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> BackendWork:
         """Reduce a list of tensors over all ranks; rank r gets the r-th."""
+        if other := self._other(outputs):
+            return other.reduce_scatter(outputs, inputs, *_options(opts))
 
         def begin() -> BackendWork:
             works = []
@@ -460,6 +492,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Reduce several tensors over all ranks; rank r gets the r-th part of each."""
+        if other := self._other(inputs):
+            return other.reduce_scatter_tensor_coalesced(outputs, inputs, *_options(opts))
 
         def begin() -> BackendWork:
             works = [
@@ -474,6 +508,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> BackendWork:
         """Collect every rank's tensor at the root."""
+        if other := self._other(inputs):
+            return other.gather(outputs, inputs, *_options(opts))
 
         def begin() -> BackendWork:
             works = []
@@ -487,6 +523,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> BackendWork:
         """Give every rank one of the root's tensors."""
+        if other := self._other(outputs):
+            return other.scatter(outputs, inputs, *_options(opts))
 
         def begin() -> BackendWork:
             works = []
@@ -501,7 +539,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> BackendWork:
         """Send the r-th tensor to rank r; get the r-th from it."""
-        del opts
+        if other := self._other(inputs):
+            return other.alltoall(outputs, inputs, *_options(opts))
         return self._begun(
             "all_to_all",
             inputs,
@@ -520,7 +559,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> BackendWork:
         """Send the r-th part to rank r; get the r-th from it. Sizes are of the first dimension."""
-        del opts
+        if other := self._other([given]):
+            sizes = list(output_sizes or ()), list(input_sizes or ())
+            return other.alltoall_base(output, given, *sizes, *_options(opts))
         taken = parts_of(output, output_sizes, self._size)
         sent = parts_of(given, input_sizes, self._size)
         return self._begun(
@@ -536,6 +577,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> BackendWork:
         """Send tensors to one rank."""
+        if other := self._other(tensors):
+            return other.send(tensors, peer, tag)
         return self._begun("send", tensors, lambda: self._send(tensors, peer, tag), peer=peer)
 
     def _send(
@@ -551,6 +594,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> BackendWork:
         """Receive what a rank sends next."""
+        if other := self._other(tensors):
+            return other.recv(tensors, peer, tag)
         return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag), peer=peer)
 
     def _receive(
@@ -565,9 +610,17 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> BackendWork:
         """Receive from whichever rank sends first; ``BackendWork._source_rank()`` says which."""
+        if other := self._other(tensors):
+            return other.recv_anysource(tensors, tag)
         return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag), peer=-1)
 
     # ------------------------------------------------------------------ inside
+
+    def _other(self, tensors: Sequence[Tensor]) -> Any:
+        """Return the group of another backend that serves the device of these tensors, if any."""
+        if not tensors or tensors[0].is_cpu:
+            return None
+        return self._gpus.other(tensors[0].device)
 
     def _begun(
         self,
@@ -599,11 +652,22 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         copies: bool = False,
         changes: bool = True,
         ordered: bool = True,
+        linear: Linear | None = None,
     ) -> BackendWork:
-        """Start a collective or a message on each tensor, in place if it changes them."""
+        """Start a collective or a message on each tensor, in place if it changes them.
+
+        Of tensors on GPUs it is ``linear``, if the ranks are on one host.
+        """
         finishes: list[Callable[[], None]] = []
-        pending = []
+        pending: list[Pending | DeviceWork] = []
         for tensor in tensors:
+            if linear is not None and not tensor.is_cpu:
+                name = "GPUs" if self._group is self._outer else "GPUs, of futures"
+                begun = self._gpus.begin(linear, tensor, name)
+                if begun is not None:
+                    pending.append(begun[0])
+                    finishes += [begun[1]] if begun[1] is not None else []
+                    continue
             given = plain(tensor, MOVED if copies else REDUCED)
             if given is None:
                 prepared = as_dense(tensor)
@@ -719,6 +783,11 @@ def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def _alone(tensors: Sequence[Tensor]) -> bool:
     """Say whether this is one tensor and no profiler runs."""
     return len(tensors) == 1 and not profiling()
+
+
+def _options(opts: Any) -> tuple[Any, ...]:
+    """Return options as an argument: torch's own groups do not take None."""
+    return () if opts is None else (opts,)
 
 
 def _attended(opts: Any) -> bool:

@@ -14,6 +14,7 @@ from syncline.groups import Elements
 
 __all__ = [
     "MOVED",
+    "NAME",
     "REDUCED",
     "as_dense",
     "copying",
@@ -22,6 +23,9 @@ __all__ = [
     "plain",
     "reduction_of",
 ]
+
+NAME = "syncline"
+"""Of the backend."""
 
 REDUCED = {
     torch.float32: "float32",
@@ -68,17 +72,20 @@ def plain(tensor: Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements | None:
 
 
 def as_dense(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor with the same elements: the tensor itself, if it is."""
+    """Return a contiguous tensor of the CPU with the same elements: the tensor itself, if it is.
+
+    Of a tensor on a GPU the host waits for its current stream, so that what is copied is complete,
+    and nothing on that stream uses the tensor any more when a result is copied back.
+    """
     _require_dense(tensor)
-    return tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def _require_dense(tensor: Tensor) -> None:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
         raise UserError(
-            f"backend syncline exchanges dense tensors on the CPU, not {tensor.layout} on "
-            f"{tensor.device}; for CUDA make a group of its own: "
-            "torch.distributed.new_group(backend='nccl')"
+            f"backend syncline exchanges dense tensors on the CPU or CUDA, not {tensor.layout} on "
+            f"{tensor.device}; convert them"
         )
 
 
@@ -88,6 +95,10 @@ def elements_of(tensor: Tensor, *, copies: bool) -> Elements:
     If ``copies``, they are only moved, so they may be treated as bytes.
     """
     _require_dense(tensor)
+    if not tensor.is_cpu:
+        raise UserError(
+            f"expected a tensor on the CPU, found one on {tensor.device}; move it there"
+        )
     if tensor.is_complex() and not copies:
         tensor = torch.view_as_real(tensor)
     dtype = REDUCED.get(tensor.dtype)

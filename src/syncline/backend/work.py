@@ -18,9 +18,10 @@ from torch.autograd.profiler import record_function
 
 from syncline.backend.flight_recorder import Record
 from syncline.backend.until_exit import until_exit
+from syncline.devices.device_group import DeviceWork
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Pending
-from syncline.torch_private import RecordFunction, end_range, untraced
+from syncline.torch_private import RecordFunction, end_range, tree_leaves, untraced
 
 __all__ = ["BackendWork", "Completer", "Future", "profiled"]
 
@@ -39,7 +40,7 @@ class BackendWork(dist.Work):
 
     def __init__(
         self,
-        pending: Sequence[Pending],
+        pending: Sequence[Pending | DeviceWork],
         results: Any,
         completer: Completer | None,
         finishes: Sequence[Callable[[], None]] = (),
@@ -144,8 +145,13 @@ class BackendWork(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
+            # Whoever waits for the future has their streams wait for those of this thread.
+            tensors = [each for each in tree_leaves(self._results) if torch.is_tensor(each)]
+            devices = list({tensor.device for tensor in tensors if not tensor.is_cpu})
             future: torch.futures.Future[Any] = (
-                torch.futures.Future() if self._completer is None else Future(self._completer)
+                torch.futures.Future(devices=devices)
+                if self._completer is None
+                else Future(self._completer, devices)
             )
             self._future = future
         if isinstance(future, Future):
@@ -218,23 +224,28 @@ class Completer:
 class Future(torch.futures.Future[Any]):
     """A future whose callbacks run on its group's thread, even if it is complete already."""
 
-    def __init__(self, completer: Completer) -> None:
-        super().__init__()
+    def __init__(self, completer: Completer, devices: Sequence[torch.device] = ()) -> None:
+        super().__init__(devices=list(devices))
         self._completer = completer
+        self._devices = devices
 
-    def complete(self, value: Callable[[], Any], awaited: Sequence[Pending] = ()) -> None:
+    def complete(
+        self, value: Callable[[], Any], awaited: Sequence[Pending | DeviceWork] = ()
+    ) -> None:
         """Complete it with what ``value`` returns or raises, once ``awaited`` have ended."""
         self._completer.run(partial(_complete, self, value, awaited))
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """Return a future of the result of ``callback``."""
-        after = Future(self._completer)
+        after = Future(self._completer, self._devices)
         after.complete(lambda: callback(self))
         return after
 
 
 def _complete(
-    future: torch.futures.Future[Any], value: Callable[[], Any], awaited: Sequence[Pending]
+    future: torch.futures.Future[Any],
+    value: Callable[[], Any],
+    awaited: Sequence[Pending | DeviceWork],
 ) -> None:
     """Complete a future with what ``value`` returns or raises once ``awaited`` have ended."""
     for pending in awaited:

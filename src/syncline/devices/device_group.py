@@ -20,7 +20,7 @@ from syncline.devices.pipeline import Pipeline
 from syncline.errors import MismatchError, PeerError, UserError, require_known
 from syncline.groups import Group
 
-__all__ = ["DEFAULT_BLOCK_BYTES", "DEFAULT_WINDOW", "DeviceGroup"]
+__all__ = ["DEFAULT_BLOCK_BYTES", "DEFAULT_WINDOW", "DTYPES", "DeviceGroup", "DeviceWork"]
 
 DEFAULT_BLOCK_BYTES = 4 << 20
 """The paper takes 64 KiB (section 3.2). Here a block also costs both hosts some microseconds of
@@ -48,6 +48,38 @@ class DeviceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return what + by + ("" if self.collective == "all-reduce" else f", root {self.root}")
 
 
+class DeviceWork:
+    """A collective that is enqueued.
+
+    Args:
+        device: of the tensor.
+        events: after which the result is in place.
+        tensor: kept until the result is waited for.
+    """
+
+    task = peer = None
+    """As of other collectives under way, which have these."""
+
+    def __init__(self, device: Device, events: Sequence[Event], tensor: Tensor) -> None:
+        self._device = device
+        self._events = events
+        self._tensor: Tensor | None = tensor
+
+    def wait(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - it blocks no host
+        """Make the current stream's further work come after the result."""
+        stream = self._device.current_stream()
+        for event in self._events:
+            self._device.wait(stream, event)
+        self._tensor = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is in place."""
+        return all(map(self._device.reached, self._events))
+
+    ended = done
+
+
 class DeviceGroup:
     """Ranks of one host that run linear-pipeline collectives between their accelerators.
 
@@ -56,7 +88,7 @@ class DeviceGroup:
     call the same, in the same order; the hosts of all ranks meet in each call, the devices do not.
     Every wait of a host has the group's timeout. Several ranks may share one device.
 
-    Not run on a GPU yet: see docs/gpu-collectives.md.
+    Not run on a GPU yet: see docs/gpu.md.
 
     Args:
         group: of all ranks, which this one takes over: nothing else may run on it, and it is closed
@@ -109,6 +141,11 @@ class DeviceGroup:
             self._control.close()
             raise
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of its collectives are."""
+        return self._device.device
+
     # ------------------------------------------------------------------ collectives
 
     def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> None:
@@ -127,18 +164,60 @@ class DeviceGroup:
             MismatchError: another rank calls something else; nothing was done.
             PeerError: a rank has ended, or did not answer in time; the group is of no use any more.
         """
-        self._run("all-reduce", tensor, reduction, 0)
+        self.begin("all-reduce", tensor, reduction).wait()
 
     def broadcast(self, tensor: Tensor, *, root: int = 0) -> None:
-        """Copy the root's tensor to all ranks, in place; see :meth:`all_reduce`."""
-        self._run("broadcast", tensor, "sum", root)
+        """Copy the root's tensor, of any dtype, to all ranks, in place; see :meth:`all_reduce`."""
+        self.begin("broadcast", tensor, root=root).wait()
 
     def reduce(self, tensor: Tensor, reduction: str = "sum", *, root: int = 0) -> None:
         """Reduce a tensor over all ranks, in place; see :meth:`all_reduce`.
 
         The root gets the result. The other ranks' tensors hold partial results afterwards.
         """
-        self._run("reduce", tensor, reduction, root)
+        self.begin("reduce", tensor, reduction, root=root).wait()
+
+    def begin(
+        self, collective: Kind, tensor: Tensor, reduction: str = "sum", *, root: int = 0
+    ) -> DeviceWork:
+        """Enqueue a collective beside further work on the caller's current stream.
+
+        The tensor must be left alone until a stream has waited for the result; see
+        :meth:`all_reduce` for the rest.
+        """
+        self._require_usable(collective, tensor, reduction, root)
+        dtype = _name(tensor.dtype)
+        call = DeviceCall(collective, reduction, dtype, tensor.numel(), root)
+        events: list[Event] = []
+        with self._lock:
+            if self._ended:
+                raise UserError(
+                    f"rank {self.rank}: this device group was closed, or a call on it has failed; "
+                    "make another"
+                )
+            assert self._pipeline is not None
+            try:
+                notes = self._control.gather(msgspec.json.encode(call))
+                calls = [decoded(note, DeviceCall) for note in notes]
+                if calls.count(call) == self.ranks:
+                    events = self._pipeline.run(
+                        tensor.detach().view(-1),
+                        *self._program(call, tensor.element_size()),
+                        reduction=reduction,
+                        divisor=self._divisor(call),
+                    )
+            except BaseException:
+                # What was enqueued may still use the memory.
+                DeviceWork(self._device, self._pipeline.quiet(), tensor).wait()
+                self._give_up()
+                raise
+        for other, theirs in enumerate(calls):
+            if theirs != call:
+                raise MismatchError(
+                    f"rank {self.rank} calls {call}; rank {other} calls {theirs}; all ranks must "
+                    "call the same, in the same order"
+                )
+        return DeviceWork(self._device, events, tensor)
 
     # ------------------------------------------------------------------ the end
 
@@ -164,49 +243,22 @@ class DeviceGroup:
             finally:
                 self._give_up()
 
+    def leave(self) -> None:
+        """Close on this rank alone, without waiting; the other ranks get a PeerError."""
+        with self._lock:
+            if not self._ended:
+                self._give_up()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
-            return
-        with self._lock:  # the other ranks may never close theirs: tell them instead
-            if not self._ended:
-                self._give_up()
+        else:  # the other ranks may never close theirs: tell them instead
+            self.leave()
 
     # ------------------------------------------------------------------ inside
-
-    def _run(self, collective: Kind, tensor: Tensor, reduction: str, root: int) -> None:
-        self._require_usable(tensor, reduction, root)
-        dtype = _name(tensor.dtype)
-        call = DeviceCall(collective, reduction, dtype, tensor.numel(), root)
-        with self._lock:
-            if self._ended:
-                raise UserError(
-                    f"rank {self.rank}: this device group was closed, or a call on it has failed; "
-                    "make another"
-                )
-            assert self._pipeline is not None
-            try:
-                notes = self._control.gather(msgspec.json.encode(call))
-                calls = [decoded(note, DeviceCall) for note in notes]
-                if calls.count(call) == self.ranks:
-                    self._pipeline.run(
-                        tensor.detach().view(-1),
-                        *self._program(call, tensor.element_size()),
-                        reduction=reduction,
-                        divisor=self._divisor(call),
-                    )
-            except BaseException:
-                self._give_up()
-                raise
-        for other, theirs in enumerate(calls):
-            if theirs != call:
-                raise MismatchError(
-                    f"rank {self.rank} calls {call}; rank {other} calls {theirs}; all ranks must "
-                    "call the same, in the same order"
-                )
 
     def _program(self, call: DeviceCall, element_bytes: int) -> tuple[tuple[Step, ...], list[int]]:
         """Return this rank's steps, and where blocks begin and end."""
@@ -219,7 +271,7 @@ class DeviceGroup:
         last = self.ranks - 1 if call.collective == "all-reduce" else call.root
         return self.ranks if call.reduction == "avg" and self.rank == last else 1
 
-    def _require_usable(self, tensor: Tensor, reduction: str, root: int) -> None:
+    def _require_usable(self, collective: Kind, tensor: Tensor, reduction: str, root: int) -> None:
         expected = f"rank {self.rank}: expected a contiguous tensor on {self._device.device}"
         if tensor.device != self._device.device:
             raise UserError(f"{expected}, found one on {tensor.device}; move it there")
@@ -228,9 +280,9 @@ class DeviceGroup:
                 f"{expected}, found one of shape {tuple(tensor.shape)} that is not; give "
                 "tensor.contiguous()"
             )
-        if _name(tensor.dtype) not in DTYPES:
+        if collective != "broadcast" and _name(tensor.dtype) not in DTYPES:
             raise UserError(
-                f"rank {self.rank}: elements of {_name(tensor.dtype)} cannot be exchanged between "
+                f"rank {self.rank}: elements of {_name(tensor.dtype)} cannot be reduced between "
                 f"devices; convert them to one of {', '.join(DTYPES)}"
             )
         require_known("reduction", reduction, REDUCTIONS)

@@ -107,11 +107,11 @@ class Pipeline:
         *,
         reduction: str = "sum",
         divisor: int = 1,
-    ) -> None:
+    ) -> list[Event]:
         """Enqueue a rank's part of a program, after the caller's work so far.
 
-        The caller's further work comes after the result, as on one stream. Operations on one block
-        run in the order of the program; those on different blocks in any order.
+        Operations on one block run in the order of the program; those on different blocks in any
+        order.
 
         Args:
             vector: this rank's elements, of shape ``(elements,)``; changed in place.
@@ -120,30 +120,29 @@ class Pipeline:
             reduction: of received blocks.
             divisor: each block is divided by it once it is reduced here.
 
+        Returns:
+            Events after which the result is in place.
+
         Raises:
             PeerError: a rank has ended, or did not answer in time.
         """
-        device, caller = self._device, self._device.current_stream()
-        begun = self._recorded(caller)
+        device = self._device
+        begun = self._recorded(device.current_stream())
         for stream in self._streams:
             device.wait(stream, begun)
         touched: dict[int, Event] = {}
-        try:
-            for step in steps:
-                for block in range(step.block_start, step.block_stop):
-                    part = vector[offsets[block] : offsets[block + 1]]
-                    if step.action == "send":
-                        touched[block] = self._send(part, touched.get(block))
-                    elif step.action == "copy":
-                        touched[block] = self._receive(part, touched.get(block))
-                    else:
-                        touched[block] = self._reduce(part, touched.get(block), reduction, divisor)
-            if self._outbox is not None:
-                self._outbox.settle()
-        finally:
-            # Also after an error: the caller may reuse the memory.
-            for stream in self._streams:
-                device.wait(caller, self._recorded(stream))
+        for step in steps:
+            for block in range(step.block_start, step.block_stop):
+                part = vector[offsets[block] : offsets[block + 1]]
+                if step.action == "send":
+                    touched[block] = self._send(part, touched.get(block))
+                elif step.action == "copy":
+                    touched[block] = self._receive(part, touched.get(block))
+                else:
+                    touched[block] = self._reduce(part, touched.get(block), reduction, divisor)
+        if self._outbox is not None:
+            self._outbox.settle()
+        return self.quiet()
 
     def quiet(self) -> list[Event]:
         """Return events that are reached once the streams are done."""

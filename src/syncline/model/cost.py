@@ -144,7 +144,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
             if 0 < until <= end - start - 1:
                 crossing = start + math.ceil(until)
                 rows.append((crossing, low_s + low * (crossing - start), low))
-        return _not_falling(rows)
+        return _above_startup(rows)
 
     def segment_at(self, size_bytes: int) -> CostSegment:
         """Return the piece that ``size_bytes`` lies on."""

@@ -11,7 +11,7 @@ import msgspec
 from syncline.errors import UserError, quoted, unknown
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, SERVER_ALGORITHMS
 from syncline.model.cost import CostCurve, Measurement
-from syncline.model.document import Document, Value
+from syncline.model.document import Document
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
 from syncline.model.fit import fit_cost_curve
 from syncline.model.link import Link, Stage

@@ -255,10 +255,10 @@ class TrainingConfig(Value, frozen=True):
                     f"{option} has no meaning with --strategy {self.strategy}: "
                     "it is for --strategy ddp" + " or bsp-2" * (option == "--planner")
                 )
-        if self.device == "cuda":
+        if self.device == "cuda" and self.collectives not in (None, "auto", "lp"):
             raise UserError(
-                f"--strategy {self.strategy} runs collectives on the CPU; take --device cpu, or "
-                "--strategy ddp"
+                f"--collectives {self.collectives} do not run between GPUs; "
+                "take lp, or --device cpu"
             )
 
     @classmethod

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 
+from syncline.devices import CudaDevice, DeviceGroup
 from syncline.errors import UserError
 from syncline.groups import Group
 from syncline.model.network import Network
@@ -40,11 +41,12 @@ def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
 
 
 @contextmanager
-def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | None]:
+def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | DeviceGroup | None]:
     """Join the workers in a group for a BSP strategy, and leave it at the end; None for others.
 
     Raises:
         PeerError: a worker does not come within the timeout.
+        UserError: the workers have GPUs, and are on several hosts or cannot share their memory.
     """
     if config.strategy == "ddp":
         yield None
@@ -54,10 +56,13 @@ def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | None]:
     dist.broadcast_object_list(name)
     store = default_store()
     group = Group(store, worker.rank, worker.workers, name=name[0], timeout_s=config.timeout_s)
-    yield group
+    joined: Group | DeviceGroup = group
+    if worker.device.type == "cuda":
+        joined = DeviceGroup(group, CudaDevice(worker.device))
+    yield joined
     # Not after an error: the process ends anyway, and others learn of it by that.
     dist.barrier()
-    group.close()
+    joined.close()
 
 
 def merging_planner(config: TrainingConfig) -> MergingPlanner | None:
@@ -83,7 +88,7 @@ def wrapped(
     optimizer: SGD,
     config: TrainingConfig,
     worker: Worker,
-    group: Group | None,
+    group: Group | DeviceGroup | None,
     *,
     steps_per_epoch: int,
 ) -> DistributedDataParallel | BspSgd:

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from syncline.devices import DeviceGroup
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Group
 from syncline.parallel.bsp import BspSgd
 from syncline.planners import planner_named
 from syncline.planners.base import MergingPlanner
+from tests.devices.host_device import HostDevice
 from tests.parallel.bsp.models import Odd, batch
 from tests.parallel.mortal import Place
 
@@ -127,6 +129,30 @@ def every_cell(optimizer_name: str, dtype: torch.dtype, accumulate: int) -> dict
     return found
 
 
+def between_devices(folder: str) -> dict[str, bool]:
+    """Train under each algorithm over a device group and over a native one; compare the weights."""
+    same = {}
+    for algorithm in (1, 2, 3):
+        ends = []
+        for over_devices in (True, False):
+            with joined() as group:
+                ranks: Group | DeviceGroup = group
+                if over_devices:
+                    ranks = DeviceGroup(group, HostDevice(folder), block_bytes=256)
+                module = Odd(dist.get_rank())
+                optimizer = OPTIMIZERS["momentum"](module)
+                model = BspSgd(
+                    module, optimizer, ranks, algorithm=algorithm, collectives="linear-pipeline"
+                )
+                train(model, optimizer, dtype=torch.float32, accumulate=1)
+                model.settle()
+                ends.append(state(module))
+                if isinstance(ranks, DeviceGroup):
+                    ranks.close()
+        same |= {f"{algorithm} {n}": torch.equal(v, ends[1][n]) for n, v in ends[0].items()}
+    return same
+
+
 # ---------------------------------------------------------------------- one thing each
 
 
@@ -206,6 +232,8 @@ def wrong_arguments() -> dict[str, str]:
     good = torch.optim.SGD(module.parameters(), lr=0.1)
     foreign = torch.optim.SGD([*module.parameters(), *other.parameters()], lr=0.1)
     frozen = nn.Linear(2, 2).requires_grad_(False)
+    there = nn.Linear(2, 2, device="meta")
+    theirs = torch.optim.SGD(there.parameters(), lr=0.1)
     return {
         "algorithm": refused(lambda g: BspSgd(module, good, g, algorithm=4)),
         "collectives": refused(lambda g: BspSgd(module, good, g, collectives="linear-pipelin")),
@@ -213,6 +241,7 @@ def wrong_arguments() -> dict[str, str]:
         "every": refused(lambda g: BspSgd(module, good, g, algorithm=3, synchronise_every=0)),
         "foreign": refused(lambda g: BspSgd(module, foreign, g)),
         "frozen": refused(lambda g: BspSgd(frozen, good, g)),
+        "elsewhere": refused(lambda g: BspSgd(there, theirs, g)),
     }
 
 

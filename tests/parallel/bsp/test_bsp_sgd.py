@@ -49,6 +49,16 @@ def check_facts(rank: int, cell: str, result: dict[str, Any]) -> None:
         assert result["messages"] == 1
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_device_group_ends_with_the_same_bits(
+    workers: WorkerPool, tmp_path: Path, ranks: int
+) -> None:
+    """On a device of the CPU's; what a GPU does is in tests/gpu."""
+    for same in workers.run(jobs.between_devices, ranks, str(tmp_path)):
+        assert same
+        assert all(same.values()), same
+
+
 def test_three_ranks_differ_by_rounding_alone(workers: WorkerPool) -> None:
     ranks = workers.run(jobs.every_cell, 3, "momentum", torch.float64, 1)
     expected = ranks[0]["ddp"]
@@ -103,6 +113,7 @@ def test_what_is_dropped_is_gone(workers: WorkerPool) -> None:
         ("every", "synchronise_every must be at least 1, found 0"),
         ("foreign", "the optimizer holds 2 parameters that this model does not have"),
         ("frozen", "no parameter of this model needs a gradient"),
+        ("elsewhere", "'weight' is on meta, and the group exchanges what is on cpu; move"),
     ],
 )
 def test_wrong_arguments(what: str, says: str, arguments_refused: dict[str, str]) -> None:

@@ -568,7 +568,8 @@ def test_a_warm_up_from_a_rate_of_0_hides_nothing() -> None:
         assert optimizer.param_groups[0]["lr"] == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize(
     "options",
     [{}, {"foreach": True}, {"fused": True}, {"capturable": True}, {"foreach": False}],

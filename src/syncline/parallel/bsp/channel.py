@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from syncline.backend.tensors import elements_of
 from syncline.collectives.table import PROGRAMS, Collective, Pipelined
+from syncline.devices import DeviceGroup
+from syncline.devices.device_group import DeviceWork
 from syncline.errors import UserError, require_known
 from syncline.groups import Choice, Elements, Group, Pending
 
@@ -22,6 +24,12 @@ ROOT = 0
 
 BLOCK_BYTES = 64 * 1024
 """The block of a pipeline. Source: linear-pipeline, section 3.2 ("around 64 KB")."""
+
+BETWEEN_DEVICES = "linear-pipeline"
+"""The family that runs between devices."""
+
+Started = Pending | DeviceWork
+"""A collective under way."""
 
 FAMILIES = tuple(
     name
@@ -35,16 +43,24 @@ class Channel:
     """Starts collectives, and adds up the time that computation waits for them.
 
     Args:
-        group: the ranks.
-        family: one of :data:`FAMILIES`; None: the fastest for each size.
+        group: the ranks; a device group for tensors on its device.
+        family: one of :data:`FAMILIES`; None: the fastest for each size. Between devices it is the
+            linear pipeline.
 
     Raises:
-        UserError: there is no such family.
+        UserError: there is no such family, or not between devices.
     """
 
-    def __init__(self, group: Group, family: str | None) -> None:
+    def __init__(self, group: Group | DeviceGroup, family: str | None) -> None:
         if family is not None:
             require_known("collectives", family, FAMILIES)
+        if isinstance(group, DeviceGroup) and family not in (None, BETWEEN_DEVICES):
+            raise UserError(
+                f"collectives {family!r} do not run between GPUs; take {BETWEEN_DEVICES!r}, or a "
+                "model on the CPU and a syncline.groups.Group"
+            )
+        self.device = group.device if isinstance(group, DeviceGroup) else torch.device("cpu")
+        """Where its tensors are."""
         self.group = group
         self.family = family
         self.waited_s = 0.0
@@ -58,23 +74,29 @@ class Channel:
 
     # ``attended``: the caller will wait at once, and then does the work itself.
 
-    def broadcast(self, buffer: Tensor, *, attended: bool = False) -> Pending:
+    def broadcast(self, buffer: Tensor, *, attended: bool = False) -> Started:
         """Start to copy the root's elements to all ranks."""
+        if isinstance(self.group, DeviceGroup):
+            return self.group.begin("broadcast", buffer, root=ROOT)
         elements = elements_of(buffer, copies=True)
         choice = self._choice("broadcast", elements)
         return self.group.broadcast(elements, root=ROOT, choice=choice, attended=attended)
 
-    def reduce(self, buffer: Tensor, *, attended: bool = False) -> Pending:
+    def reduce(self, buffer: Tensor, *, attended: bool = False) -> Started:
         """Start to add the elements of all ranks; the sum replaces those of the root.
 
         The contents of other ranks' buffers are undefined at the end.
         """
+        if isinstance(self.group, DeviceGroup):
+            return self.group.begin("reduce", buffer, root=ROOT)
         elements = elements_of(buffer, copies=False)
         choice = self._choice("reduce", elements)
         return self.group.reduce(elements, elements, root=ROOT, choice=choice, attended=attended)
 
-    def all_reduce(self, buffer: Tensor, *, attended: bool = False) -> Pending:
+    def all_reduce(self, buffer: Tensor, *, attended: bool = False) -> Started:
         """Start to add the elements of all ranks; the sum replaces those of every rank."""
+        if isinstance(self.group, DeviceGroup):
+            return self.group.begin("all-reduce", buffer)
         elements = elements_of(buffer, copies=False)
         choice = self._choice("all-reduce", elements)
         return self.group.all_reduce(elements, choice=choice, attended=attended)
@@ -114,7 +136,8 @@ class Packed:
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
             sizes = [tensors[i].numel() for i in indices]
-            buffer = torch.zeros(sum(sizes) + marked * len(indices), dtype=dtype)
+            elements = sum(sizes) + marked * len(indices)
+            buffer = torch.zeros(elements, dtype=dtype, device=tensors[indices[0]].device)
             *places, marks = buffer.split([*sizes, marked * len(indices)])
             for number, i in enumerate(indices):
                 self.places[i] = places[number].view(tensors[i].shape)
@@ -128,7 +151,7 @@ class Values:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._packed = Packed(tensors)
-        self._pending: list[Pending] = []
+        self._pending: list[Started] = []
 
     @torch.no_grad()
     def start_broadcast(self, channel: Channel, *, attended: bool = False) -> None:
@@ -168,7 +191,7 @@ class Gradients:
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
         self._packed = Packed([*parameters.values()], marked=True)
-        self._pending: list[Pending] = []
+        self._pending: list[Started] = []
         self._averages: list[Tensor] = []
         """Gradients that hold averages, until the update."""
 
@@ -210,7 +233,7 @@ class Gradients:
         self._unpack()
 
     @torch.no_grad()
-    def _start(self, channel: Channel, collective: Callable[[Tensor], Pending]) -> None:
+    def _start(self, channel: Channel, collective: Callable[[Tensor], Started]) -> None:
         share = 1.0 / channel.group.ranks
         packed = self._packed
         for (name, parameter), place, mark in zip(
@@ -240,6 +263,6 @@ class Gradients:
             parameter.grad.copy_(place)
 
 
-def _wait(pending: list[Pending]) -> None:
+def _wait(pending: list[Started]) -> None:
     while pending:
         pending.pop(0).wait()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from syncline.devices import DeviceGroup
 from syncline.errors import UserError
 from syncline.groups import Group
 from syncline.measure.statistics import median
@@ -72,9 +73,10 @@ class BspSgd(nn.Module):
     other ranks have no gradients after ``backward()``, and their steps change nothing.
 
     Args:
-        module: on the CPU; made alike on all ranks by a broadcast from the root.
+        module: on the CPU, or on the device of a device group; made alike on all ranks by a
+            broadcast from the root.
         optimizer: of the module's parameters alone.
-        group: the ranks.
+        group: the ranks; a :class:`~syncline.devices.DeviceGroup` for a module on a GPU.
         algorithm: of linear-pipeline, section 3.3: 1, 2 or 3.
         collectives: ``"linear-pipeline"``, ``"minimum-spanning-tree"``,
             ``"bidirectional-exchange"`` or another of
@@ -95,7 +97,7 @@ class BspSgd(nn.Module):
         self,
         module: nn.Module,
         optimizer: Optimizer,
-        group: Group,
+        group: Group | DeviceGroup,
         *,
         algorithm: int = 1,
         collectives: str | None = None,
@@ -114,6 +116,7 @@ class BspSgd(nn.Module):
         self._number = algorithm
         self._planner = planner
         self._channel = Channel(group, collectives)
+        _require_on(self._channel.device, module)
         self._job = Job(
             module=module,
             names=tuple(name for name, _ in named),
@@ -294,6 +297,16 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
             found(*arguments)
 
     return call
+
+
+def _require_on(device: torch.device, module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device != device:
+            raise UserError(
+                f"BSP-SGD: {name!r} is on {tensor.device}, and the group exchanges what is on "
+                f"{device}; move the model, or give a group for that device: syncline.groups.Group "
+                "for the CPU, syncline.devices.DeviceGroup for a GPU"
+            )
 
 
 def _require(

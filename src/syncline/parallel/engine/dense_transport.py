@@ -223,7 +223,8 @@ class CudaDenseTransport(DenseTransport):
             there = sent.to(self._cuda, non_blocking=True)
             received = there.new_empty(self.workers, len(own))
             # On this stream: a copy on another would wait for the computation there.
-            all_gather_base(self.group, received, there).wait()
+            # Flat: Gloo, through which ranks may share a GPU, takes no rows.
+            all_gather_base(self.group, received.view(-1), there).wait()
             numbers = torch.empty_like(received, device="cpu", pin_memory=True)
             numbers.copy_(received, non_blocking=True)
             return self._all_of_stream(), numbers.tolist
@@ -233,7 +234,7 @@ class CudaDenseTransport(DenseTransport):
         with torch.cuda.stream(self._stream):
             sent = own()
             rows = sent.new_empty(self.workers, *sent.shape)
-            all_gather_base(self.group, rows, sent).wait()
+            all_gather_base(self.group, rows.view(-1), sent.view(-1)).wait()
             return self._all_of_stream(), rows
 
     def _all_of_stream(self) -> Work:
