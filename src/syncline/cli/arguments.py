@@ -71,8 +71,8 @@ NETWORK_HELP = (
     "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
     "send at the same time. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
     "unless given. 'points=FILE,workers=8' takes measured all-reduces from a text or CSV file of "
-    "two columns, bytes and seconds (or with a unit, as in 44.2us); algorithm=NAME says by which the "
-    "curve is scaled to other worker counts, else ring."
+    "two columns, bytes and seconds (or with a unit, as in 44.2us); algorithm=NAME says by which "
+    "the curve is scaled to other worker counts, else ring."
 )
 
 STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
