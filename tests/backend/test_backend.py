@@ -61,7 +61,7 @@ def test_what_cannot_be_done_is_said(workers: WorkerPool) -> None:
         "complex": "the reduction 'product' is not for complex numbers",
         "dtype": "backend syncline cannot reduce elements of torch.int16",
         "average": "the reduction 'avg' is for numbers, not for bool",
-        "sparse": "backend syncline exchanges dense tensors on the CPU or CUDA, not torch.sparse_coo",
+        "sparse": "exchanges dense tensors on the CPU or CUDA, not torch.sparse_coo on cpu",
         "meta": "on meta",
         "tag": "expected a tag from 0 to 4294967295, found -1",
         "sizes": "a first dimension of 5 cannot be shared out to 2 ranks",
