@@ -11,7 +11,7 @@ from syncline.measure.observer import AutogradGraph, Moment, ObservedEvent, Obse
 from syncline.measure.statistics import median
 from syncline.model.profile import Phase
 
-__all__ = ["Segment", "SegmentTrace", "median_trace", "read_iteration"]
+__all__ = ["ACCUMULATING", "COMPUTING", "Segment", "SegmentTrace", "median_trace", "read_iteration"]
 
 
 COMPUTING: tuple[Phase, ...] = ("forward", "backward")
@@ -53,8 +53,9 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
 
     The forward pass is cut where submodules begin and end and a stretch is named by the innermost
     of them; with gradient accumulation it begins with the first micro-batch, as its modules are the
-    first to read parameters. The backward pass is cut where an operation begins or a gradient becomes final; then come the
-    exchange, the update and, as ``data``, everything until the next forward pass.
+    first to read parameters. The backward pass is cut where an operation begins or a gradient
+    becomes final; then come the exchange, the update and, as ``data``, everything until the next
+    forward pass.
     """
     # In a static graph a gradient may be accumulated several times: the last one is final.
     final = {e.key: index for index, e in enumerate(iteration.events) if e.moment is Moment.READY}

@@ -190,7 +190,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         in_rows = network.pipelined is not None and self.in_flight > 1
         # The search knows nothing of contention, nor of rounds that mix.
         unknown = (
-            network.contention > 1
+            network.contention.slows
             or profile.norm is not None
             or not profile.is_one_round_after_another
         )
