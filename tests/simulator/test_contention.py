@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
-from syncline.model.profile import Profile
+from syncline.model.profile import WAIT, Operation, Profile
 from syncline.planners.auto import CANDIDATES
 from syncline.planners.ddp import Ddp
-from syncline.simulator.contention import LARGEST, Measured, fit_contention
+from syncline.simulator.contention import LARGEST, Measured, as_under_stock, fit_contention
 from syncline.simulator.predict import predict, predict_iteration_s
 from tests import strategies as some
 
@@ -129,3 +129,40 @@ def test_nothing_measured_changes_nothing() -> None:
     profile, _ = instance()
     guessed = under(Contention.of_both(1.25))
     assert fit_contention(profile, guessed, []) == guessed
+
+
+@some.few
+@given(
+    st.integers(0, 100),
+    st.floats(1, 1.5),
+    st.floats(0, 0.02),
+    st.floats(1, 2),
+    st.sampled_from([0.0, 0.0, 0.05]),
+)
+def test_a_disturbed_profile_still_predicts_the_baseline(
+    seed: int, slower: float, waits_s: float, exchange: float, waited_s: float
+) -> None:
+    profile, (ddp, *_) = instance(seed)
+    truth = under(Contention(exchange=exchange))
+    stock = measured(profile, truth, ddp)
+    stock = stock._replace(iteration_s=stock.iteration_s + waited_s)
+    operations = [
+        msgspec.structs.replace(o, duration_s=o.duration_s * slower) for o in profile.operations
+    ]
+    wait = Operation(name=WAIT, phase="finalize", duration_s=waits_s)
+    disturbed = msgspec.structs.replace(profile, operations=(*operations, wait))
+    noticed = profile.phase_s("forward", "backward") * (1 - slower)
+    stock = stock._replace(excess_s=noticed)
+    found = as_under_stock(stock, disturbed, NETWORK)
+    assert found.phase_s("forward", "backward") == pytest.approx(
+        profile.phase_s("forward", "backward")
+    )
+    network = fit_contention(found, NETWORK, [stock])
+    assert predict_iteration_s(found, network, ddp) == pytest.approx(stock.iteration_s, rel=0.02)
+
+
+def test_a_profile_that_was_not_disturbed_is_kept() -> None:
+    profile, (ddp, *_) = instance()
+    stock = measured(profile, under(Contention.of_both(1.5)), ddp)
+    for excess_s in (None, 0.0, stock.excess_s):
+        assert as_under_stock(stock._replace(excess_s=excess_s), profile, NETWORK) == profile

@@ -19,11 +19,11 @@ from syncline.measure.profiler import (
     profile_from_trace,
     unpack_seconds,
 )
-from syncline.measure.segments import ACCUMULATING, COMPUTING, SegmentTrace, median_trace
+from syncline.measure.segments import ACCUMULATING, SegmentTrace, median_trace
 from syncline.measure.statistics import median, standard_error
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
-from syncline.model.profile import Norm, Profile
+from syncline.model.profile import COMPUTING, WAIT, Norm, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.recipe import Compression
 from syncline.model.run import Rate
@@ -117,7 +117,8 @@ class RankMeasurements:
     def excess_s(self, result: StageResult, profile: Profile) -> float | None:
         """Return how much longer forward and backward pass took than the profile says, seconds.
 
-        0 where the difference is noise; the profile's error counts as large as that of the stage.
+        0 where the difference is noise, negative where they were faster beside messages than alone;
+        the profile's error counts as large as that of the stage.
         None if some rank's reducer has not timed them.
         """
         times_s = result.computing_s
@@ -132,7 +133,7 @@ class RankMeasurements:
         )
         excess_s = median([value for value, _ in everyone]) - alone_s
         noise_s = math.sqrt(2) * median([error for _, error in everyone])
-        return excess_s if excess_s > CONFIDENCE * noise_s else 0.0
+        return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
 
     def network(self, iteration_s: float, *, contention: bool = False) -> Network:
         """Probe the network with messages up to the size of all gradients.
@@ -173,7 +174,7 @@ class RankMeasurements:
                 workers=self.workers,
                 iterations=len(result.lean),
                 exchange=(
-                    ("wait for the slowest worker", waiting_s),
+                    (WAIT, waiting_s),
                     ("unpack gradients", unpack_s),
                 ),
             ).to_json()

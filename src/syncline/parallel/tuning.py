@@ -35,7 +35,7 @@ from syncline.parallel.wrapped import Wrapped
 from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.compressed import compressed, compressing
 from syncline.planners.ddp import Ddp
-from syncline.simulator.contention import Measured
+from syncline.simulator.contention import Measured, as_under_stock
 
 __all__ = ["Tuning"]
 
@@ -186,6 +186,7 @@ class Tuning:
             self.baseline,
             self._measurements.excess_s(result, profile),
         )
+        profile = self.profile = as_under_stock(own, profile, network)
         first = forecasts = self._forecast(profile, network, [own])
         if forecasts.held_back:
             self._flushes.say_held_back(settings.planner)

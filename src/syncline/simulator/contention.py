@@ -10,14 +10,16 @@ import msgspec
 
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
-from syncline.model.profile import Profile
+from syncline.model.profile import COMPUTING, WAIT, Operation, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.predict import DEFAULT_STRATEGY, predict_iteration_s, simulate_plan
 
-__all__ = ["LARGEST", "Measured", "fit_contention"]
+__all__ = ["LARGEST", "Measured", "as_under_stock", "fit_contention"]
 
 LARGEST = 4.0
 """A larger factor is an error of the model and no contention."""
+EXACT = 1e-6
+"""Share of an iteration below which a difference is the rounding of a clock."""
 STEPS = 13
 """Halvings of the interval from 1 to :data:`LARGEST`: to 0.0002."""
 
@@ -30,8 +32,47 @@ class Measured(NamedTuple):
     noise_s: float = 0.0
     """A smaller difference from a prediction is noise."""
     excess_s: float | None = None
-    """How much longer forward and backward pass took than with nothing under way, seconds; 0 where
-    that is noise, None where it was not measured."""
+    """How much longer forward and backward pass took than in the profile, with nothing under way,
+    seconds; 0 where that is noise, None where it was not measured."""
+
+
+def as_under_stock(stock: Measured, profile: Profile, network: Network) -> Profile:
+    """Return the profile with what stock DDP's iterations tell of it.
+
+    Computing alone takes no longer than beside messages: if it did, the profile was disturbed, and
+    the operations are shortened to what was timed beside messages. The wait for the slowest worker,
+    which every plan has, becomes as long as it was under stock DDP: shorter if the iteration was
+    faster than predicted without contention, and longer if no contention explains it.
+
+    Args:
+        stock: iterations under DDP's own buckets.
+        profile: measured before or after them.
+        network: what messages cost; its contention is left out.
+    """
+    if stock.excess_s is not None and stock.excess_s < 0:
+        alone_s = profile.phase_s(*COMPUTING)
+        factor = max(alone_s + stock.excess_s, 0.0) / alone_s
+        profile = _changed(profile, lambda o: o.phase in COMPUTING, lambda s: s * factor)
+    fitted = fit_contention(profile, network, [stock]).contention
+    if 1 < fitted.exchange < LARGEST:
+        return profile
+    computing = 1.0 if stock.excess_s is None else fitted.computing
+    slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
+    over_s = predict_iteration_s(profile, slowed, stock.plan) - stock.iteration_s
+    if abs(over_s) <= stock.noise_s:
+        return profile
+    return _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - over_s, 0.0))
+
+
+def _changed(
+    profile: Profile, chosen: Callable[[Operation], bool], change: Callable[[float], float]
+) -> Profile:
+    """Return the profile with other durations of some operations."""
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=change(o.duration_s)) if chosen(o) else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations)
 
 
 def fit_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> Network:
@@ -52,7 +93,7 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
     """
     if not measured:
         return network
-    timed = [(m.plan, m.excess_s) for m in measured if m.excess_s is not None]
+    timed = [(m.plan, max(m.excess_s, 0.0)) for m in measured if m.excess_s is not None]
     wanted_s = math.fsum(excess_s for _, excess_s in timed)
 
     def with_factors(computing: float, exchange: float) -> Network:
@@ -79,7 +120,8 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
         return math.fsum(seconds / m.iteration_s for seconds, m in pairs)
 
     found = differences(1.0)
-    if all(abs(seconds) <= m.noise_s for seconds, m in zip(found, measured, strict=True)):
+    noise_s = [max(m.noise_s, EXACT * m.iteration_s) for m in measured]
+    if all(abs(seconds) <= noise for seconds, noise in zip(found, noise_s, strict=True)):
         return given(1.0)
     return given(_root(mean))
 
@@ -107,7 +149,7 @@ def _excess_s(profile: Profile, network: Network, plan: Plan) -> float:
     for index, slot in enumerate(steady.dag.layout.slots):
         if slot.operation is None or slot.gate:
             continue
-        if profile.operations[slot.operation].phase in ("forward", "backward"):
+        if profile.operations[slot.operation].phase in COMPUTING:
             task = int(steady.dag.slot_tasks(index)[steady.window, 0])
             excess_ns += int(steady.stop_ns[task] - steady.start_ns[task]) - slot.duration_ns
     return excess_ns / NS_PER_S
