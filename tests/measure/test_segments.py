@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from syncline.measure.clock import CpuClock
 from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
-from syncline.measure.segments import (
-    SegmentTrace,
-    first_forward_segment,
-    median_trace,
-    read_iteration,
-)
+from syncline.measure.segments import SegmentTrace, first_forward_segment, median_trace, read_iteration
 
 M = Moment
 

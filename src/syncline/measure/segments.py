@@ -52,9 +52,8 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
 
     The forward pass is cut where submodules begin and end and a stretch is named by the innermost
     of them; with gradient accumulation it begins with the first micro-batch, as its modules are the
-    first to read parameters. The backward pass is cut where an operation begins or a gradient
-    becomes final; then come the exchange, the update and, as ``data``, everything until the next
-    forward pass.
+    first to read parameters. The backward pass is cut where an operation begins or a gradient becomes final; then come the
+    exchange, the update and, as ``data``, everything until the next forward pass.
     """
     # In a static graph a gradient may be accumulated several times: the last one is final.
     final = {e.key: index for index, e in enumerate(iteration.events) if e.moment is Moment.READY}

@@ -186,7 +186,8 @@ class Tuning:
             self.baseline,
             self._measurements.excess_s(result, profile),
         )
-        profile = self.profile = as_under_stock(own, profile, network)
+        profile, own = as_under_stock(own, profile, network)
+        self.profile = profile
         first = forecasts = self._forecast(profile, network, [own])
         if forecasts.held_back:
             self._flushes.say_held_back(settings.planner)

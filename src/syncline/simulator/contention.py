@@ -18,8 +18,8 @@ __all__ = ["LARGEST", "Measured", "as_under_stock", "fit_contention"]
 
 LARGEST = 4.0
 """A larger factor is an error of the model and no contention."""
-EXACT = 1e-6
-"""Share of an iteration below which a difference is the rounding of a clock."""
+EXACT = 1e-3
+"""Share of an iteration below which a difference is the error of a bisection."""
 STEPS = 13
 """Halvings of the interval from 1 to :data:`LARGEST`: to 0.0002."""
 
@@ -36,32 +36,34 @@ class Measured(NamedTuple):
     seconds; 0 where that is noise, None where it was not measured."""
 
 
-def as_under_stock(stock: Measured, profile: Profile, network: Network) -> Profile:
-    """Return the profile with what stock DDP's iterations tell of it.
+def as_under_stock(stock: Measured, profile: Profile, network: Network) -> tuple[Profile, Measured]:
+    """Return the profile with what stock DDP's iterations tell of it, and these beside it.
 
-    Computing alone takes no longer than beside messages: if it did, the profile was disturbed, and
-    the operations are shortened to what was timed beside messages. The wait for the slowest worker,
-    which every plan has, becomes as long as it was under stock DDP: shorter if the iteration was
-    faster than predicted without contention, and longer if no contention explains it.
+    The machine may have been faster or slower while the profile was measured. If forward and
+    backward pass took less time beside messages than alone, or more than contention explains, they
+    are scaled to what was timed beside messages. The wait for the slowest worker, which every plan
+    has, becomes as long as it was under stock DDP: shorter if the iteration was faster than
+    predicted without contention, and longer if it was slower by no more than noise, or by more than
+    contention explains.
 
     Args:
         stock: iterations under DDP's own buckets.
         profile: measured before or after them.
         network: what messages cost; its contention is left out.
     """
-    if stock.excess_s is not None and stock.excess_s < 0:
+    contention = fit_contention(profile, network, [stock]).contention
+    if stock.excess_s and (stock.excess_s < 0 or contention.computing == LARGEST):
         alone_s = profile.phase_s(*COMPUTING)
         factor = max(alone_s + stock.excess_s, 0.0) / alone_s
         profile = _changed(profile, lambda o: o.phase in COMPUTING, lambda s: s * factor)
-    fitted = fit_contention(profile, network, [stock]).contention
-    if 1 < fitted.exchange < LARGEST:
-        return profile
-    computing = 1.0 if stock.excess_s is None else fitted.computing
+        stock = stock._replace(excess_s=0.0)
+        contention = fit_contention(profile, network, [stock]).contention
+    if 1 < contention.exchange < LARGEST:
+        return profile, stock
+    computing = 1.0 if stock.excess_s is None else contention.computing
     slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
     over_s = predict_iteration_s(profile, slowed, stock.plan) - stock.iteration_s
-    if abs(over_s) <= stock.noise_s:
-        return profile
-    return _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - over_s, 0.0))
+    return _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - over_s, 0.0)), stock
 
 
 def _changed(
