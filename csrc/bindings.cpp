@@ -203,10 +203,10 @@ nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>> numpy(std::vector<std::int64_t
 using Pair = std::tuple<std::int32_t, std::int32_t, double, double>;
 
 nb::tuple simulate(const std::vector<std::tuple<std::int32_t, bool>>& lanes,
-                   const std::vector<Pair>& contentions,
-                   const Array<std::int32_t>& task_lanes, const Array<std::int64_t>& durations_ns,
-                   const Array<std::int32_t>& tasks, const Array<std::int32_t>& before,
-                   const Array<std::int32_t>& holders, const Array<std::int32_t>& held_lanes) {
+                   const std::vector<Pair>& contentions, const Array<std::int32_t>& task_lanes,
+                   const Array<std::int64_t>& durations_ns, const Array<std::int32_t>& tasks,
+                   const Array<std::int32_t>& before, const Array<std::int32_t>& holders,
+                   const Array<std::int32_t>& held_lanes) {
     if (task_lanes.shape(0) != durations_ns.shape(0)) {
         throw std::invalid_argument("as many lanes as durations are needed");
     }

@@ -606,8 +606,8 @@ void simulator_refuses_what_is_no_graph() {
     graph.extra_lanes = {0};
     CHECK(throws<Error>(run(graph), "or one twice"));
     const std::vector<syncline::Contention> impossible{
-        {0, 0, 2.0, 2.0},  {0, 2, 2.0, 2.0},   {-1, 0, 2.0, 2.0},         {0, 1, 0.9, 2.0},
-        {0, 1, 2.0, 0.9},  {0, 1, 101.0, 2.0}, {0, 1, std::nan(""), 2.0}, {0, 1, 2.0, std::nan("")}};
+        {0, 0, 2.0, 2.0}, {0, 2, 2.0, 2.0},   {-1, 0, 2.0, 2.0},         {0, 1, 0.9, 2.0},
+        {0, 1, 2.0, 0.9}, {0, 1, 101.0, 2.0}, {0, 1, std::nan(""), 2.0}, {0, 1, 2.0, std::nan("")}};
     for (const syncline::Contention& contention : impossible) {
         graph = good;
         graph.contentions.push_back(contention);
