@@ -49,7 +49,7 @@ def graph_of(seed: int, *, in_order: bool = True, contended: bool = False) -> Ta
     for lane in range(LANES):
         graph.add_lane(str(lane), in_order=in_order)
     if contended:
-        graph.add_contention("0", "1", 1.5)
+        graph.add_contention("0", "1", 1.5, 1.5)
     graph.add_tasks(lanes, durations)
     graph.add_edges(before, np.arange(LANES, TASKS))
     return graph

@@ -25,6 +25,7 @@ from benchmarks.step_peers import PEERS
 from benchmarks.step_results import Turn
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.probe import probe
+from syncline.model.network import Contention
 from syncline.model.plan import Plan
 from syncline.replay.contest import Contestant, planned, run_contest
 
@@ -65,7 +66,7 @@ def measure_network(cell: Cell) -> None:
     size_bytes = cell.profile().gradient_bytes
     network = probe(largest_bytes=size_bytes, name=f"{cell.workers} hosts, {cell.rate}")
     # Emulated computation sleeps, so communication does not slow it.
-    network = msgspec.structs.replace(network, contention=1.0)
+    network = msgspec.structs.replace(network, contention=Contention())
     gradients = torch.zeros(size_bytes // 4)
     times_s = []
     for _ in range(ALONE_REPETITIONS):

@@ -200,17 +200,21 @@ nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>> numpy(std::vector<std::int64_t
     return {kept->data(), {kept->size()}, owner};
 }
 
+using Pair = std::tuple<std::int32_t, std::int32_t, double, double>;
+
 nb::tuple simulate(const std::vector<std::tuple<std::int32_t, bool>>& lanes,
-                   const std::vector<std::tuple<std::int32_t, std::int32_t, double>>& contentions,
-                   const Array<std::int32_t>& task_lanes, const Array<std::int64_t>& durations_ns,
-                   const Array<std::int32_t>& tasks, const Array<std::int32_t>& before,
-                   const Array<std::int32_t>& holders, const Array<std::int32_t>& held_lanes) {
+                   const std::vector<Pair>& contentions, const Array<std::int32_t>& task_lanes,
+                   const Array<std::int64_t>& durations_ns, const Array<std::int32_t>& tasks,
+                   const Array<std::int32_t>& before, const Array<std::int32_t>& holders,
+                   const Array<std::int32_t>& held_lanes) {
     if (task_lanes.shape(0) != durations_ns.shape(0)) {
         throw std::invalid_argument("as many lanes as durations are needed");
     }
     syncline::TaskGraph graph;
     for (const auto& [capacity, in_order] : lanes) graph.lanes.push_back({capacity, in_order});
-    for (const auto& [a, b, slowdown] : contentions) graph.contentions.push_back({a, b, slowdown});
+    for (const auto& [a, b, of_a, of_b] : contentions) {
+        graph.contentions.push_back({a, b, of_a, of_b});
+    }
     graph.tasks.reserve(task_lanes.shape(0));
     for (std::size_t i = 0; i < task_lanes.shape(0); ++i) {
         graph.tasks.push_back({task_lanes.data()[i], durations_ns.data()[i]});

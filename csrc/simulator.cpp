@@ -73,11 +73,12 @@ void check(const TaskGraph& graph) {
         }
     }
     std::vector<bool> contends(graph.lanes.size(), false);
+    const auto possible = [](double slowdown) { return slowdown >= 1.0 && slowdown <= 100.0; };
     for (const Contention& pair : graph.contentions) {
         const bool known = pair.lane_a >= 0 && pair.lane_a < lanes && pair.lane_b >= 0 &&
                            pair.lane_b < lanes && pair.lane_a != pair.lane_b;
-        if (!known || !(pair.slowdown >= 1.0 && pair.slowdown <= 100.0)) {
-            throw std::invalid_argument("a contention needs two lanes and a slowdown >= 1");
+        if (!known || !possible(pair.slowdown_a) || !possible(pair.slowdown_b)) {
+            throw std::invalid_argument("a contention needs two lanes and slowdowns >= 1");
         }
         contends[static_cast<std::size_t>(pair.lane_a)] = true;
         contends[static_cast<std::size_t>(pair.lane_b)] = true;
@@ -166,8 +167,8 @@ class Engine {
         for (const Contention& pair : graph.contentions) {
             const auto a = static_cast<Index>(pair.lane_a);
             const auto b = static_cast<Index>(pair.lane_b);
-            lanes_[a].rivals.emplace_back(b, pair.slowdown);
-            lanes_[b].rivals.emplace_back(a, pair.slowdown);
+            lanes_[a].rivals.emplace_back(b, pair.slowdown_b);
+            lanes_[b].rivals.emplace_back(a, pair.slowdown_a);
         }
         index_successors();
         index_orders();
@@ -206,7 +207,7 @@ class Engine {
         Index free = 0;  // how many more tasks it may run now
         Index next = 0;  // in-order lanes: place in order_ of the first that has not started
         MinHeap<Index> ready = {};
-        std::vector<std::pair<Index, double>> rivals = {};  // lanes that slow it, and how much
+        std::vector<std::pair<Index, double>> rivals = {};  // lanes that it slows, and how much
         // Of a lane with rivals only:
         std::vector<Index> running = {};
         std::multiset<double> slowdowns = {};  // of the rivals that are busy

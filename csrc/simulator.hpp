@@ -17,12 +17,13 @@ struct Lane {
     bool in_order = true;
 };
 
-// While both lanes are busy, each runs `slowdown` times slower. A lane in several pairs is slowed
+// While both lanes are busy, each runs slower by its own factor. A lane in several pairs is slowed
 // by the largest.
 struct Contention {
     std::int32_t lane_a;
     std::int32_t lane_b;
-    double slowdown;  // at least 1
+    double slowdown_a;  // of lane_a, at least 1
+    double slowdown_b;
 };
 
 struct Task {

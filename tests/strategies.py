@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.network import Link, Measurement, Network
+from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline, Gradient, Operation, Profile
@@ -172,6 +172,12 @@ def curves(draw: st.DrawFn) -> CostCurve:
     return CostCurve(segments=tuple(segments))
 
 
+def contentions(most: float) -> st.SearchStrategy[Contention]:
+    """Draw factors between 1 and ``most``, often one of them 1."""
+    factor = st.just(1.0) | st.floats(1, most)
+    return st.builds(Contention, computing=factor, exchange=factor)
+
+
 @st.composite
 def falling_curves(draw: st.DrawFn) -> CostCurve:
     """Draw a curve whose pieces may begin lower than the one before ends."""
@@ -198,7 +204,7 @@ def networks(draw: st.DrawFn) -> Network:
         workers=draw(st.integers(1, 4096)),
         all_reduce=draw(st.one_of(curves(), falling_curves())),
         backend=draw(names),
-        contention=draw(st.floats(1, 100)),
+        contention=draw(contentions(100)),
         link=draw(st.none() | link),
         points=tuple(draw(st.lists(point, max_size=3))),
         fit_error=draw(st.none() | st.floats(0, 1)),

@@ -498,7 +498,7 @@ void simulator_runs_an_empty_graph() {
 void simulator_slows_lanes_that_contend() {
     for (const double slowdown : {1.0, 1.5, 2.0, 4.0, 100.0}) {
         TaskGraph graph = on_lanes({{1, true}, {1, true}});
-        graph.contentions.push_back({0, 1, slowdown});
+        graph.contentions.push_back({0, 1, slowdown, slowdown});
         add_task(graph, 0, 1'000'000);
         add_task(graph, 1, 3'000'000);
         const Schedule schedule = syncline::simulate(graph);
@@ -509,10 +509,14 @@ void simulator_slows_lanes_that_contend() {
               shorter * 1e-3);
     }
     TaskGraph graph = on_lanes({{1, true}, {1, true}});
-    graph.contentions.push_back({0, 1, 2.0});
+    graph.contentions.push_back({0, 1, 2.0, 2.0});
     add_task(graph, 0, 700);
     add_task(graph, 1, 700);
     CHECK(syncline::simulate(graph).stop_ns == std::vector<std::int64_t>{1400, 1400});
+    graph.contentions = {{0, 1, 1.0, 2.0}};
+    CHECK(syncline::simulate(graph).stop_ns == std::vector<std::int64_t>{700, 1050});
+    graph.contentions = {{0, 1, 2.0, 1.0}};
+    CHECK(syncline::simulate(graph).stop_ns == std::vector<std::int64_t>{1050, 700});
 }
 
 // With contention: what no schedule may break, and that a second run gives the same.
@@ -525,7 +529,8 @@ void simulator_obeys_the_rules_under_contention() {
             for (std::int32_t b = 0; b < a; ++b) {
                 if (uniform(random, 0, 1) == 0) continue;
                 graph.contentions.push_back(
-                    {a, b, 1.0 + static_cast<double>(uniform(random, 0, 30)) / 10.0});
+                    {a, b, 1.0 + static_cast<double>(uniform(random, 0, 30)) / 10.0,
+                     1.0 + static_cast<double>(uniform(random, 0, 30)) / 10.0});
             }
         }
         const Schedule schedule = syncline::simulate(graph);
@@ -601,7 +606,8 @@ void simulator_refuses_what_is_no_graph() {
     graph.extra_lanes = {0};
     CHECK(throws<Error>(run(graph), "or one twice"));
     const std::vector<syncline::Contention> impossible{
-        {0, 0, 2.0}, {0, 2, 2.0}, {-1, 0, 2.0}, {0, 1, 0.9}, {0, 1, 101.0}, {0, 1, std::nan("")}};
+        {0, 0, 2.0, 2.0}, {0, 2, 2.0, 2.0},   {-1, 0, 2.0, 2.0},         {0, 1, 0.9, 2.0},
+        {0, 1, 2.0, 0.9}, {0, 1, 101.0, 2.0}, {0, 1, std::nan(""), 2.0}, {0, 1, 2.0, std::nan("")}};
     for (const syncline::Contention& contention : impossible) {
         graph = good;
         graph.contentions.push_back(contention);
@@ -626,7 +632,7 @@ void simulator_finds_cycles() {
 
 void simulator_stays_in_range_at_the_largest_values() {
     TaskGraph graph = on_lanes({{1, true}, {1, true}});
-    graph.contentions.push_back({0, 1, 100.0});
+    graph.contentions.push_back({0, 1, 100.0, 100.0});
     for (int i = 0; i < 256; ++i) {
         add_task(graph, 0, longest_ns);
         add_task(graph, 1, longest_ns);
@@ -640,7 +646,7 @@ void simulator_stays_in_range_at_the_largest_values() {
 void many_threads_work_at_once() {
     Random random(5);
     TaskGraph graph = random_graph(random, 2000, false);
-    if (graph.lanes.size() > 1) graph.contentions.push_back({0, 1, 1.5});
+    if (graph.lanes.size() > 1) graph.contentions.push_back({0, 1, 1.5, 1.5});
     const CostCurve cost = random_curve(random);
     const std::vector<std::int64_t> ready(500, 7);
     const std::vector<std::int64_t> sizes(500, 3);

@@ -75,7 +75,7 @@ def halves(
 
 def simulate(
     lanes: Sequence[tuple[int, bool]],
-    contentions: Sequence[tuple[int, int, float]],
+    contentions: Sequence[tuple[int, int, float, float]],
     task_lanes: NDArray[np.int32],
     durations_ns: NDArray[np.int64],
     tasks: NDArray[np.int32],

@@ -37,7 +37,7 @@ def test_json_is_all_that_is_printed(network: Path) -> None:
     [
         ("[]", "expected a JSON object"),
         ('{"format": "syncline/poem", "version": 1}', "unknown kind of file 'poem'"),
-        ('{"format": "syncline/network", "version": 9}', "expected version 1"),
+        ('{"format": "syncline/network", "version": 9}', "expected version 2"),
     ],
 )
 def test_what_is_not_ours_is_refused(tmp_path: Path, text: str, message: str) -> None:

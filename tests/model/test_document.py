@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from syncline.errors import FileError, SynclineError, UserError
 from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.document import Document, read_document, write_text_atomically
-from syncline.model.network import Link, Measurement, Network
+from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline, Gradient, Operation, Profile
@@ -58,7 +59,7 @@ NETWORK = Network(
             CostSegment(start_bytes=4096, cost_s=2e-3, s_per_byte=5e-9),
         )
     ),
-    contention=1.5,
+    contention=Contention(computing=1.5, exchange=1.25),
     link=Link(alpha_s=1e-4, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10),
     points=(Measurement(size_bytes=64, time_s=1e-3, repetitions=5),),
     fit_error=0.02,
@@ -223,12 +224,28 @@ def test_an_unknown_kind_lists_those_that_are_known(tmp_path: Path) -> None:
         read_document(path, KINDS)
 
 
+def test_a_network_of_version_1_has_one_factor_for_both() -> None:
+    fields = json.loads(NETWORK.to_json()) | {"version": 1, "contention": 1.25}
+    found = Network.from_json(json.dumps(fields))
+    assert found == msgspec.structs.replace(NETWORK, contention=Contention.of_both(1.25))
+    del fields["contention"]
+    assert Network.from_json(json.dumps(fields)).contention == Contention()
+    with pytest.raises(FileError, match=r"at least 1 and at most 100, found 0\.5"):
+        Network.from_json(json.dumps(fields | {"contention": 0.5}))
+
+
 @examples
-@pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None])
+@pytest.mark.parametrize("version", [0, 9, "1", 1.0, True, None])
 def test_another_version(document: Document, version: Any) -> None:
     with pytest.raises(FileError) as error:
         type(document).from_json(edited(document, ["version"], version), source="x.json")
-    says(error, "x.json", "expected version 1", f"version {version!r}", "write it again")
+    says(
+        error,
+        "x.json",
+        f"expected version {document.VERSION}",
+        f"version {version!r}",
+        "write it again",
+    )
 
 
 def edited(document: Document, path: list[str | int], value: Any) -> str:
@@ -302,8 +319,8 @@ WRONG: list[tuple[Document, list[str | int], Any, str]] = [
     (PROFILE, ["baseline", "iterations"], 0, "baseline: iterations must be at least 1"),
     (NETWORK, ["workers"], 0, "network: workers must be at least 1"),
     (NETWORK, ["workers"], 1 << 40, "at most 2147483648"),
-    (NETWORK, ["contention"], 0.5, "contention must be at least 1"),
-    (NETWORK, ["contention"], 101, "contention must be at least 1 and at most 100, found 101"),
+    (NETWORK, ["contention", "computing"], 0.5, "contention must be at least 1"),
+    (NETWORK, ["contention", "exchange"], 101, "at least 1 and at most 100, found 101.* exchange"),
     (NETWORK, ["link", "alpha_s"], -1, "link: alpha_s must be finite and at least 0"),
     (NETWORK, ["fit_error"], -0.1, "fit_error must be finite and at least 0"),
     (NETWORK, ["points", 0, "time_s"], -1.0, r"points\[0\]: time_s must be a finite"),
@@ -358,7 +375,7 @@ def test_a_wrong_value_is_named_with_its_place(
 @examples
 def test_numbers_that_json_does_not_have(document: Document, number: str) -> None:
     text = re.sub(r": \d+(\.\d+)?(e-?\d+)?", f": {number}", document.to_json())
-    text = text.replace(f'"version": {number}', '"version": 1')
+    text = text.replace(f'"version": {number}', f'"version": {document.VERSION}')
     assert number in text
     with pytest.raises(FileError, match=r"not valid JSON|Number out of range"):
         type(document).from_json(text)

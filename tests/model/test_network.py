@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import FileError, UserError
 from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.network import PRESETS, Link, Measurement, Network
+from syncline.model.network import PRESETS, Contention, Link, Measurement, Network
 from syncline.model.sparse_costs import SparseSpeeds
 from tests import strategies as some
 
@@ -53,7 +53,7 @@ MEASURED = msgspec.structs.replace(
         )
     ),
     backend="gloo",
-    contention=1.2,
+    contention=Contention(computing=1.1, exchange=1.2, fitted=True),
     points=(Measurement(size_bytes=1000, time_s=9.0, repetitions=3),),
     fit_error=0.1,
 )
@@ -81,7 +81,7 @@ def test_a_measured_curve_keeps_its_shape() -> None:
     assert start.s_per_byte == pytest.approx(8.25 * 7 / 6)
     assert rest.start_bytes == 100
     assert rest.cost_s == pytest.approx(36 * 14 / 6 + (1000 - 36) * 7 / 6)
-    assert (more.backend, more.contention) == ("gloo", 1.2)
+    assert (more.backend, more.contention) == ("gloo", MEASURED.contention)
     assert (more.points, more.fit_error) == ((), None)  # nothing of it was measured
 
 

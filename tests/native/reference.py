@@ -8,7 +8,7 @@ from fractions import Fraction
 
 def simulate(
     lanes: Sequence[tuple[int, bool]],
-    contentions: Sequence[tuple[int, int, Fraction]],
+    contentions: Sequence[tuple[int, int, Fraction, Fraction]],
     task_lanes: Sequence[int],
     durations: Sequence[int],
     before: Sequence[Sequence[int]],
@@ -54,8 +54,10 @@ def simulate(
         busy_lanes = {task_lanes[i] for i in running}
         speed = {}
         for lane in busy_lanes:
-            pairs = [(a, b, s) for a, b, s in contentions if lane in (a, b)]
-            met = [s for a, b, s in pairs if (b if lane == a else a) in busy_lanes]
+            both = [(a, b, s) for a, b, s, _ in contentions] + [
+                (b, a, s) for a, b, _, s in contentions
+            ]
+            met = [s for slowed, by, s in both if slowed == lane and by in busy_lanes]
             speed[lane] = 1 / max(met, default=Fraction(1))
         step = min(left[i] / speed[task_lanes[i]] for i in running)
         now += step

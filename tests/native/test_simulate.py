@@ -50,7 +50,7 @@ class Graph(NamedTuple):
     extra: list[list[int]] | None = None
 
     def run(
-        self, contentions: list[tuple[int, int, float]] | None = None
+        self, contentions: list[tuple[int, int, float, float]] | None = None
     ) -> tuple[list[int], list[int]]:
         edges = [(task, before) for task, tasks in enumerate(self.before) for before in tasks]
         held = [(task, lane) for task, lanes in enumerate(self.extra or []) for lane in lanes]
@@ -130,17 +130,21 @@ def test_contention_against_brute_force(graph: Graph, data: st.DataObject) -> No
     pairs = [(a, b) for a in range(len(graph.lanes)) for b in range(a)]
     # Powers of two are exact in the engine's parts of a nanosecond.
     slowdown = st.sampled_from([1, 2, 4])
-    chosen = [(a, b, data.draw(slowdown)) for a, b in pairs if data.draw(st.booleans())]
+    chosen = [
+        (a, b, data.draw(slowdown), data.draw(slowdown))
+        for a, b in pairs
+        if data.draw(st.booleans())
+    ]
     long = graph._replace(durations=[1000 * d for d in graph.durations])
     exact = reference.simulate(
         long.lanes,
-        [(a, b, Fraction(s)) for a, b, s in chosen],
+        [(a, b, Fraction(s), Fraction(t)) for a, b, s, t in chosen],
         long.task_lanes,
         long.durations,
         long.before,
     )
     assert exact is not None
-    found = long.run([(a, b, float(s)) for a, b, s in chosen])
+    found = long.run([(a, b, float(s), float(t)) for a, b, s, t in chosen])
     for times, exact_times in zip(found, exact, strict=True):
         for time, exact_time in zip(times, exact_times, strict=True):
             assert abs(time - exact_time) <= 4 * len(long.durations)
@@ -149,14 +153,14 @@ def test_contention_against_brute_force(graph: Graph, data: st.DataObject) -> No
 @some.few
 @given(graphs())
 def test_two_runs_are_equal(graph: Graph) -> None:
-    contentions = [(0, 1, 1.7)] if len(graph.lanes) > 1 else []
+    contentions = [(0, 1, 1.7, 1.3)] if len(graph.lanes) > 1 else []
     assert graph.run(contentions) == graph.run(contentions)
 
 
 @some.few
 @given(graphs(in_order=False))
 def test_contention_of_one_changes_nothing(graph: Graph) -> None:
-    pairs = [(a, b, 1.0) for a in range(len(graph.lanes)) for b in range(a)]
+    pairs = [(a, b, 1.0, 1.0) for a in range(len(graph.lanes)) for b in range(a)]
     assert graph.run(pairs) == graph.run()
 
 
@@ -203,7 +207,7 @@ def test_a_task_that_waits_for_itself() -> None:
 
 def test_the_largest_of_several_slowdowns_counts() -> None:
     graph = Graph([(1, True)] * 3, [0, 1, 2], [100, 400, 400], [[], [], []])
-    start, stop = graph.run([(0, 1, 2.0), (0, 2, 4.0)])
+    start, stop = graph.run([(0, 1, 2.0, 2.0), (0, 2, 4.0, 4.0)])
     assert start == [0, 0, 0]
     # Lane 0 runs at a quarter: 400. Lane 1 has done 200 by then, lane 2 100; they go on alone.
     assert stop == [400, 600, 700]
@@ -232,19 +236,21 @@ FREE = [(1, False)]
         ((ONE, [], [0], [1], [(0, 1)]), "one that does not exist"),
         ((ONE, [], [0], [1], [(0, -1)]), "one that does not exist"),
         (([(-1, False)], [], [], []), "capacity is negative"),
-        ((ONE * 2, [(0, 0, 2.0)], [], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 2, 2.0)], [], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(-1, 1, 2.0)], [], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 1, 0.5)], [], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 1, 101.0)], [], []), "two lanes and a slowdown"),
-        ((ONE * 2, [(0, 1, float("nan"))], [], []), "two lanes and a slowdown"),
+        ((ONE * 2, [(0, 0, 2.0, 2.0)], [], []), "two lanes and slowdowns"),
+        ((ONE * 2, [(0, 2, 2.0, 2.0)], [], []), "two lanes and slowdowns"),
+        ((ONE * 2, [(-1, 1, 2.0, 2.0)], [], []), "two lanes and slowdowns"),
+        ((ONE * 2, [(0, 1, 0.5, 2.0)], [], []), "two lanes and slowdowns"),
+        ((ONE * 2, [(0, 1, 101.0, 2.0)], [], []), "two lanes and slowdowns"),
+        ((ONE * 2, [(0, 1, 2.0, 0.5)], [], []), "two lanes and slowdowns"),
+        ((ONE * 2, [(0, 1, 2.0, float("nan"))], [], []), "two lanes and slowdowns"),
+        ((ONE * 2, [(0, 1, float("nan"), 2.0)], [], []), "two lanes and slowdowns"),
         ((FREE * 2, [], [0], [1], [], [(0, 0)]), "does not exist, or one twice"),
         ((FREE * 2, [], [0], [1], [], [(0, 2)]), "does not exist, or one twice"),
         ((FREE * 2, [], [0], [1], [], [(0, -1)]), "does not exist, or one twice"),
         ((FREE + ONE, [], [0], [1], [], [(0, 1)]), "needs them limited"),
         ((ONE + FREE, [], [0], [1], [], [(0, 1)]), "needs them limited"),
         (([(0, False), (1, False)], [], [0], [1], [], [(0, 1)]), "needs them limited"),
-        ((FREE * 2, [(0, 1, 2.0)], [0], [1], [], [(0, 1)]), "needs them limited"),
+        ((FREE * 2, [(0, 1, 2.0, 2.0)], [0], [1], [], [(0, 1)]), "needs them limited"),
     ],
 )
 def test_what_is_no_graph(arguments: tuple[Any, ...], message: str) -> None:
@@ -263,7 +269,9 @@ def test_columns_of_unequal_length() -> None:
 def test_the_longest_tasks_slowed_the_most_stay_exact() -> None:
     """As many as are accepted, at a hundredth of the speed: close to the end of 63 bits."""
     count = 256
-    _, stop = simulate(ONE * 2, [(0, 1, 100.0)], [0] * count + [1] * count, [LONGEST] * (2 * count))
+    _, stop = simulate(
+        ONE * 2, [(0, 1, 100.0, 100.0)], [0] * count + [1] * count, [LONGEST] * (2 * count)
+    )
     slowed = int(stop[0])
     assert slowed == pytest.approx(100 * LONGEST, rel=1e-3)
     assert stop.tolist() == [slowed * (i + 1) for i in range(count)] * 2
@@ -278,7 +286,7 @@ def test_one_pass_equals_the_events() -> None:
         [i * 31 % 11 for i in range(count)],
         [[i - 1 - i * 13 % 40] if i > 40 else [] for i in range(count)],
     )
-    assert graph.run() == graph.run([(0, 2, 1.0)])
+    assert graph.run() == graph.run([(0, 2, 1.0, 1.0)])
 
 
 def test_several_threads_simulate_at_once() -> None:
@@ -288,10 +296,11 @@ def test_several_threads_simulate_at_once() -> None:
         [i % 7 for i in range(2000)],
         [[i - 1] if i % 3 else [] for i in range(2000)],
     )
-    expected = graph.run([(0, 1, 1.5)])
+    expected = graph.run([(0, 1, 1.5, 1.5)])
     found: list[tuple[list[int], list[int]]] = []
     threads = [
-        threading.Thread(target=lambda: found.append(graph.run([(0, 1, 1.5)]))) for _ in range(4)
+        threading.Thread(target=lambda: found.append(graph.run([(0, 1, 1.5, 1.5)])))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

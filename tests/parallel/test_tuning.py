@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Norm
 from syncline.model.run import Rate
@@ -17,7 +17,9 @@ from syncline.parallel import tuning as module
 from syncline.parallel.rank_measurements import Settings, Stage, StageResult
 from syncline.parallel.tuning import TRIALS, Tuning
 from syncline.planners import PLANNERS
+from syncline.planners.auto import CONFIDENCE
 from syncline.planners.ddp import Ddp
+from syncline.simulator.contention import Measured
 from tests import strategies as some
 
 # The first layer's gradient comes last and is as large as all others: its message can only be
@@ -32,7 +34,9 @@ GIVEN = Plan(
     messages=(Message(start=0, stop=2_000_000),),
     wait="need",
 )
-STOCK_S = 1.0
+STOCK_S = 0.19
+"""As the simulator predicts without contention."""
+NOISE_S = 1e-3
 READ = "gradients are read before each step"
 
 
@@ -47,11 +51,14 @@ class Told:
     def rate(self, name: str, result: StageResult) -> Rate:
         iterations = len(result.iteration_s)
         return Rate(
-            name=name, iteration_s=result.iteration_s[-1], noise_s=1e-3, iterations=iterations
+            name=name, iteration_s=result.iteration_s[-1], noise_s=NOISE_S, iterations=iterations
         )
 
-    def network(self, _: float) -> Network:
+    def network(self, _: float, **__: Any) -> Network:
         return NETWORK
+
+    def excess_s(self, result: StageResult, _: Any) -> float | None:
+        return result.computing_s[-1] if result.computing_s else None
 
     def profile(self, _: StageResult, __: Network) -> Any:
         return PROFILE
@@ -144,12 +151,43 @@ def test_what_is_predicted_is_what_runs() -> None:
         play(run.stages(), faster)
         assert run.plan is not None
         assert run.plan.wait == wait
+        stock = Measured(Ddp().plan(PROFILE, NETWORK), STOCK_S, CONFIDENCE * NOISE_S)
         expected = module.forecast(
-            PROFILE, NETWORK, run._settings, defers=job.can_defer
+            PROFILE, NETWORK, run._settings, [stock], defers=job.can_defer
         ).predicted_s("pace")
         assert run.predicted_planned_s == expected
         assert run.predicted_timeline is not None
         assert run.predicted_timeline.iteration_ns / 1e9 == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stock_s", "excess_s", "contention"),
+    [
+        # Without contention: 190 ms, in which a message of 20 ms runs beside 60 ms of computing.
+        (0.193, 0.0, Contention(computing=1.0, exchange=60 / 17, fitted=True)),
+        (0.200, 0.01, Contention(computing=2.0, exchange=1.0, fitted=True)),
+        (0.1985, 0.005, Contention(computing=65 / 60, exchange=65 / 16.5, fitted=True)),
+        (0.210, None, Contention(computing=2.0, exchange=2.0, fitted=True)),
+        (0.191, 0.0, Contention(fitted=True)),  # the rest is noise
+        (0.150, 0.0, Contention(fitted=True)),
+    ],
+)
+def test_stock_ddp_is_predicted_as_it_was_measured(
+    stock_s: float, excess_s: float | None, contention: Contention
+) -> None:
+    guessed = msgspec.structs.replace(NETWORK, contention=Contention.of_both(1.25))
+    run = tuning(network=guessed)
+    script = run.stages()
+    next(script)
+    passes = [] if excess_s is None else [excess_s]
+    play(script, faster, before=StageResult(iteration_s=[stock_s], computing_s=passes))
+    assert run._forecasts is not None
+    found = run._forecasts.network.contention
+    assert found.fitted
+    assert found.computing == pytest.approx(contention.computing, abs=2e-3)
+    assert found.exchange == pytest.approx(contention.exchange, rel=2e-2)
+    if stock_s >= 0.190:
+        assert run.predicted_baseline_s == pytest.approx(stock_s, rel=6e-3)
 
 
 def test_an_iteration_more_warms_up_where_updates_are_deferred() -> None:
@@ -240,7 +278,7 @@ def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
     forecast = module.forecast
     monkeypatch.setattr(module, "forecast", next_one)
     run = tuning()
-    stages = play(run.stages(), lambda _: STOCK_S)
+    stages = play(run.stages(), lambda _: 1.0)
     tried = [n for n in names(stages) if n.startswith("trying ") and "again" not in n]
     assert tried == ["trying wfbp", "trying single", "trying mgwfbp"]
     assert len(tried) == TRIALS
@@ -302,12 +340,13 @@ def test_a_given_plan_gets_no_norm() -> None:
 
 def test_what_was_tried_in_vain_is_no_evidence() -> None:
     asked: list[Any] = []
+    stock = Measured(Ddp().plan(PROFILE, NETWORK), STOCK_S, CONFIDENCE * NOISE_S)
     run = tuning()
     forecast = run._forecast
     run._forecast = lambda p, n, measured: asked.append(measured) or forecast(p, n, measured)  # type: ignore[method-assign]
     play(run.stages(), faster, reads_early)
-    assert asked[0] == asked[1] == []
-    assert all(plan.wait == "update" for measured in asked for plan, _ in measured)
+    assert asked[0] == asked[1] == [stock]
+    assert all(m.plan.wait == "update" for measured in asked for m in measured)
 
 
 def test_a_given_plan_is_tried_again_without_deferring() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from syncline.model.network import PRESETS, Network
+from syncline.model.network import PRESETS, Contention, Network
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
 from syncline.planners.merge import Merge
 from syncline.planners.table import CANDIDATES
-from syncline.simulator.predict import predict
+from syncline.simulator.predict import predict, predict_iteration_s
 from tests import strategies as some
 from tests.cases import first_few
 from tests.planners.instances import finish, iteration_s, partitions, ready_ns
@@ -66,6 +68,24 @@ def test_where_costs_fall_the_last_message_is_no_later_than_planned(
         finish(ready_ns(profile), sizes, each, highest.__getitem__)
         for each in partitions(len(sizes))
     )
+
+
+@some.few
+@given(some.layer_profiles(max_layers=6), some.integer_curves(), st.sampled_from([1.25, 2.0, 4.0]))
+def test_no_partition_is_better_where_computing_slows_messages(
+    profile: Profile, curve: some.IntegerCurve, factor: float
+) -> None:
+    contention = Contention(exchange=factor)
+    network = msgspec.structs.replace(curve.network(), contention=contention)
+    best_s = min(
+        predict_iteration_s(
+            profile, network, Plan.merging("search", profile, network.workers, cuts)
+        )
+        for cuts in partitions(len(profile.gradients))
+    )
+    # Ready times are rounded on the way: a nanosecond a message.
+    least_ns = round(best_s * 1e9)
+    assert iteration_s(profile, network, Merge()) * 1e9 <= least_ns * 1.0001 + 8
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.network import PRESETS, Network
+from syncline.model.network import PRESETS, Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
@@ -173,9 +173,9 @@ def test_halves_may_be_sent_in_rows_as_well() -> None:
 
 
 @some.few
-@given(chains(), some.integer_curves(falls=True), st.floats(1, 3))
+@given(chains(), some.integer_curves(falls=True), some.contentions(3))
 def test_no_other_planner_is_better_under_contention(
-    profile: Profile, curve: some.IntegerCurve, contention: float
+    profile: Profile, curve: some.IntegerCurve, contention: Contention
 ) -> None:
     network = msgspec.structs.replace(curve.network(profile.workers), contention=contention)
     ours = predict_iteration_s(profile, network, Overlap().plan(profile, network))

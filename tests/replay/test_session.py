@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from syncline.errors import MismatchError, PeerError, UserError
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
@@ -60,7 +60,7 @@ def test_a_replay_of_names_that_torch_refuses() -> None:
     assert [plan.planner for plan in found.plans] == ["ddp", "tictac", "mine"]
     assert (replay.workers, replay.rounds, replay.iterations) == (2, 2, 2)
     assert replay.network == found.network.name == "emulated cluster, probed"
-    assert found.network.contention == 1  # what waits slows nothing down
+    assert found.network.contention == Contention()  # what waits slows nothing down
     assert found.network.workers == 2
     for entry, plan, forecast in zip(replay.entries, found.plans, found.forecasts, strict=True):
         assert entry.predicted_s == forecast.prediction.iteration_s

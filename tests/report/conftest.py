@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.network import Link, Measurement, Network
+from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline, Gradient, Operation, Profile
@@ -106,7 +106,7 @@ def make_network() -> Network:
         workers=WORKERS,
         all_reduce=curve,
         backend="gloo",
-        contention=1.08,
+        contention=Contention(computing=1.02, exchange=1.31, fitted=True),
         link=Link(alpha_s=1.21e-4, beta_s_per_byte=4.61e-9, gamma_s_per_byte=9.7e-11),
         points=points,
         fit_error=0.037,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
@@ -30,7 +30,7 @@ def _noisy(profile: Profile) -> Profile:
 def make_overlapped(planner: str = "p3", in_flight: int | None = None) -> Bundle:
     """Return the realistic report with a plan whose messages run on under the next forward pass."""
     profile = make_profile()
-    network = change(make_network(), contention=1.0)
+    network = change(make_network(), contention=Contention())
     slower = Network.line(workers=WORKERS, a_s=9e-4, b_s_per_byte=8.2e-9, name=network.name)
     plan = planner_named(planner).plan(profile, network)
     if in_flight is not None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import InternalError
-from syncline.model.network import Link, Network
+from syncline.model.network import Contention, Link, Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
 from syncline.simulator.analysis import PathStep, critical_path, critical_tasks, path_parts
@@ -168,7 +168,7 @@ behaviours = st.builds(
 @given(
     profile=iterations(),
     line=some.integer_curves(),
-    contention=st.sampled_from([1.0, 1.0, 1.4, 2.0]),
+    contention=st.just(Contention()) | some.contentions(2),
     planner=st.sampled_from(["wfbp", "merge", "single", "dear", "bytescheduler", "horovod"]),
     strategy=st.sampled_from(sorted(STRATEGIES)),
     loaders=st.integers(1, 3),
@@ -177,7 +177,7 @@ behaviours = st.builds(
 def test_the_path_is_as_long_as_what_it_spans(
     profile: Profile,
     line: some.IntegerCurve,
-    contention: float,
+    contention: Contention,
     planner: str,
     strategy: str,
     loaders: int,

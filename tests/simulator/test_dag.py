@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.link import Link, Stage
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.planners.wfbp import Single, Wfbp
@@ -483,7 +483,7 @@ def test_contention_with_iterations_to_come(slow: float) -> None:
         ),
         gradients=(Gradient(name="g", elements=1000, ready_after=3, needed_by=1),),
     )
-    network = msgspec.structs.replace(line(0, 12), contention=2.0)
+    network = msgspec.structs.replace(line(0, 12), contention=Contention.of_both(2.0))
     workers = Workers(stragglers=((1, slow),)) if slow > 1 else Workers()
     plan = plan_of(profile, [(0, 1000)], wait="need")
     loop = STRATEGIES["loop"]

@@ -41,10 +41,10 @@ def test_lanes_contend_by_name() -> None:
     graph = TaskGraph()
     graph.add_lane("a")
     graph.add_lane("b")
-    graph.add_contention("a", "b", 2.0)
+    graph.add_contention("a", "b", 2.0, 4.0)
     graph.add_task("a", 10)
     graph.add_task("b", 10)
-    assert listed(graph) == ([0, 0], [20, 20])
+    assert listed(graph) == ([0, 0], [20, 25])  # b has done 5 by then
 
 
 def test_credits() -> None:

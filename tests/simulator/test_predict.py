@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import MismatchError, UserError
-from syncline.model.network import PRESETS, Network
+from syncline.model.network import PRESETS, Contention, Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Gradient, Operation, Phase, Profile
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
@@ -181,9 +181,7 @@ def any_plan(data: st.DataObject, profile: Profile, workers: int) -> Plan:
 def test_no_iteration_is_below_the_bound(
     profile: Profile, curve: some.IntegerCurve, data: st.DataObject
 ) -> None:
-    network = msgspec.structs.replace(
-        curve.network(), contention=data.draw(st.sampled_from([1.0, 1.3, 2.0]))
-    )
+    network = msgspec.structs.replace(curve.network(), contention=data.draw(some.contentions(2)))
     plan = any_plan(data, profile, network.workers)
     row = predict(profile, network, plan).prediction
     bound_s = max(profile.computation_s, curve.curve().cheapest_s(profile.gradient_bytes))
@@ -239,9 +237,7 @@ def test_a_slower_network_is_never_faster(
 def test_two_runs_are_equal_and_on_whole_nanoseconds(
     profile: Profile, curve: some.IntegerCurve, data: st.DataObject
 ) -> None:
-    network = msgspec.structs.replace(
-        curve.network(), contention=data.draw(st.floats(1, 4, exclude_min=True))
-    )
+    network = msgspec.structs.replace(curve.network(), contention=data.draw(some.contentions(4)))
     plan = any_plan(data, profile, network.workers)
     first, second = (predict(profile, network, plan) for _ in range(2))
     assert first == second
@@ -260,7 +256,7 @@ def by_lane(timeline: Timeline) -> dict[str, list[Span]]:
 def test_the_timeline_obeys_the_rules(
     profile: Profile, curve: some.IntegerCurve, data: st.DataObject
 ) -> None:
-    contention = data.draw(st.sampled_from([1.0, 1.0, 1.5, 2.0]))
+    contention = data.draw(st.just(Contention()) | some.contentions(2))
     network = msgspec.structs.replace(curve.network(), contention=contention)
     plan = any_plan(data, profile, network.workers)
     timeline = predict(profile, network, plan).timeline
@@ -285,8 +281,8 @@ def test_the_timeline_obeys_the_rules(
     for span, operation in zip(computing, profile.operations, strict=True):
         alone = round(operation.duration_s * 1e9)
         took = span.stop_ns - span.start_ns
-        assert alone <= took <= math.ceil(alone * contention * 1.0001) + 2
-        assert contention > 1 or took == alone
+        assert alone <= took <= math.ceil(alone * contention.computing * 1.0001) + 2
+        assert contention.computing > 1 or took == alone
 
 
 def test_finalize_and_update_wait_for_all_messages() -> None:
@@ -320,7 +316,7 @@ def test_contention_of_one_is_none(
 ) -> None:
     plan = any_plan(data, profile, 4)
     without = predict(profile, curve.network(), plan)
-    nearly = msgspec.structs.replace(curve.network(), contention=1 + 1e-9)
+    nearly = msgspec.structs.replace(curve.network(), contention=Contention.of_both(1 + 1e-9))
     # The second takes the other path, in which tasks may change their speed.
     slowed = predict(profile, nearly, plan)
     assert slowed.timeline.iteration_ns == without.timeline.iteration_ns
@@ -346,6 +342,26 @@ def overlapping(transfer_ns: int, compute_ns: int, a_ns: int = 0) -> tuple[Profi
 
 
 @pytest.mark.parametrize(
+    ("transfer_ns", "compute_ns", "computing", "exchange", "expected_ns"),
+    [
+        (1000, 3000, 2.0, 1.0, 3500),  # the message takes 1000, in which 500 are computed
+        (3000, 1000, 2.0, 1.0, 3000),
+        (1000, 3000, 1.0, 2.0, 3000),
+        (3000, 1000, 1.0, 2.0, 3500),  # computed at 1000, with 2500 of the message left
+        (1000, 1000, 4.0, 2.0, 2500),  # the message takes 2000, in which 500 are computed
+        (1000, 1000, 2.0, 4.0, 2500),
+    ],
+)
+def test_each_has_its_own_factor(
+    transfer_ns: int, compute_ns: int, computing: float, exchange: float, expected_ns: int
+) -> None:
+    profile, network, plan = overlapping(transfer_ns, compute_ns)
+    contention = Contention(computing=computing, exchange=exchange)
+    slow = msgspec.structs.replace(network, contention=contention)
+    assert predict(profile, slow, plan).timeline.iteration_ns == expected_ns
+
+
+@pytest.mark.parametrize(
     ("transfer_ns", "compute_ns", "a_ns", "contention", "expected_ns"),
     [
         (1000, 1000, 0, 2.0, 2000),  # fully overlapped: the sum
@@ -362,7 +378,7 @@ def test_contention_by_hand(
     transfer_ns: int, compute_ns: int, a_ns: int, contention: float, expected_ns: int
 ) -> None:
     profile, network, plan = overlapping(transfer_ns, compute_ns, a_ns)
-    slow = msgspec.structs.replace(network, contention=contention)
+    slow = msgspec.structs.replace(network, contention=Contention.of_both(contention))
     found = predict(profile, slow, plan).timeline.iteration_ns
     assert found == pytest.approx(expected_ns, abs=2 if contention == 1.5 else 0)
 
@@ -371,7 +387,7 @@ def test_contention_by_hand(
 @given(st.integers(0, 10**6).map(lambda n: 4 * n), st.integers(0, 4 * 10**6))
 def test_contention_of_two_gains_nothing_by_overlapping(transfer_ns: int, compute_ns: int) -> None:
     profile, network, plan = overlapping(transfer_ns, compute_ns)
-    slow = msgspec.structs.replace(network, contention=2.0)
+    slow = msgspec.structs.replace(network, contention=Contention.of_both(2.0))
     assert predict(profile, slow, plan).timeline.iteration_ns == transfer_ns + compute_ns
 
 

@@ -16,7 +16,7 @@ from syncline.measure.sparse import sparse_speeds
 from syncline.measure.statistics import lower_quartile, median
 from syncline.model.cost import CostCurve
 from syncline.model.fit import fit_cost_curve, fit_pipelined, relative_line
-from syncline.model.network import Link, Measurement, Network
+from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.sparse_costs import SparseSpeeds
 
 __all__ = ["between_powers", "probe", "probe_sizes"]
@@ -63,6 +63,7 @@ def probe(
     largest_bytes: int = LARGEST_BYTES,
     seconds: float = 1.0,
     pipelined: bool = True,
+    contention: bool = True,
     name: str = "measured",
 ) -> Network:
     """Measure the network under a process group. All its ranks must call; all get the same result.
@@ -83,6 +84,8 @@ def probe(
         seconds: sweep for about this long, but at least 4 times (twice above 8 MiB), at most 15.
         pipelined: measure rows of messages, too: with two under way at once, and one after the
             other.
+        contention: guess by how much computing and communicating slow each other, from products of
+            matrices beside a message; a training's own iterations tell it better.
         name: name of the resulting network.
 
     Raises:
@@ -107,7 +110,7 @@ def probe(
         following = session.rows(FOLLOWING_BYTES, in_flight=1) if pipelined else []
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
-        contention = session.contention()
+        slowdown = session.contention() if contention else 1.0
         # Elements are selected where the tensors are, but not on a GPU.
         sparse = session.sparse() if session.device.type == "cpu" else None
     except RuntimeError as error:
@@ -123,7 +126,7 @@ def probe(
         all_reduce=fit.curve,
         pipelined=fit_pipelined(two_at_once, fit.curve) if two_at_once else None,
         issue_gap_s=median(longer) if longer else 0.0,
-        contention=contention,
+        contention=Contention.of_both(slowdown),
         link=Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma),
         sparse=sparse,
         points=tuple(points),

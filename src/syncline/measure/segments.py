@@ -9,12 +9,11 @@ from typing import NamedTuple
 from syncline.measure.clock import Clock
 from syncline.measure.observer import AutogradGraph, Moment, ObservedEvent, ObservedIteration
 from syncline.measure.statistics import median
-from syncline.model.profile import Phase
+from syncline.model.profile import COMPUTING, Phase
 
 __all__ = ["ACCUMULATING", "Segment", "SegmentTrace", "median_trace", "read_iteration"]
 
 
-COMPUTING: tuple[Phase, ...] = ("forward", "backward")
 ACCUMULATING = "(earlier micro-batches)"
 """What lies between the forward passes of an iteration's first and last micro-batch."""
 LEAST_LEFT = 0.7

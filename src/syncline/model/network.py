@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
 from syncline.errors import UserError, quoted, unknown
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, SERVER_ALGORITHMS
 from syncline.model.cost import CostCurve, Measurement
-from syncline.model.document import Document
+from syncline.model.document import Document, Value
 from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
 from syncline.model.fit import fit_cost_curve
 from syncline.model.link import Link, Stage
@@ -25,7 +25,7 @@ from syncline.model.quantities import (
 from syncline.model.recipe import SPARSE_DEFAULT
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 
-__all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Link", "Measurement", "Network"]
+__all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement", "Network"]
 
 ETHERNET_LATENCY_S = 20e-6
 """Startup of a message on a link of which nothing was measured: TCP inside a rack."""
@@ -33,17 +33,53 @@ REFERENCE_BYTES = 64 * 1024 * 1024
 """A curve without measured points counts as the line from its startup to its cost at these."""
 
 
+class Contention(Value, frozen=True, kw_only=True):
+    """How many times slower computing and exchanging messages run while both do.
+
+    1: it does not notice the other, as on separate engines. 2 for both: they share one resource
+    evenly, so that overlapping them gains nothing, as on a host whose every core computes.
+
+    Raises:
+        UserError: on construction, for a factor below 1 or above 100.
+    """
+
+    computing: float = 1.0
+    """What messages under way do to computing."""
+    exchange: float = 1.0
+    """What computing does to messages."""
+    fitted: bool = False
+    """Fitted to iterations of a training; otherwise measured by the probe, or given."""
+
+    def __post_init__(self) -> None:
+        for name in ("computing", "exchange"):
+            if not 1 <= (factor := getattr(self, name)) <= LARGEST_CONTENTION:
+                raise UserError(
+                    f"network: contention must be at least 1 and at most {LARGEST_CONTENTION:g}, "
+                    f"found {factor} for {name}"
+                )
+
+    @classmethod
+    def of_both(cls, factor: float) -> Contention:
+        """Return one factor for computing and for messages."""
+        return cls(computing=factor, exchange=factor)
+
+    @property
+    def slows(self) -> bool:
+        """Whether one of them is slowed by the other."""
+        return max(self.computing, self.exchange) > 1
+
+
 class Network(Document, frozen=True, kw_only=True):
     """Worker count and communication costs.
 
     Raises:
-        UserError: on construction, for fewer than one worker, a contention below 1 or above 100,
-            a measured point that cannot be, a fit error or an issue gap that is negative or not
-            finite, or an exchange that cannot be (:class:`syncline.model.exchange.Exchange`).
+        UserError: on construction, for fewer than one worker, a measured point that
+            cannot be, a fit error or an issue gap that is negative or not finite, or an exchange
+            that cannot be (:class:`syncline.model.exchange.Exchange`).
     """
 
     KIND: ClassVar[str] = "network"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     name: str
     workers: int
@@ -57,12 +93,7 @@ class Network(Document, frozen=True, kw_only=True):
     noticed that one has arrived and issued the next. Files call it ``handing_over_s``."""
     backend: str = "unknown"
     """The communication library, such as ``"gloo"`` or ``"nccl"``."""
-    contention: float = 1.0
-    """How many times slower computing and communicating each run while both run.
-
-    1: independent (separate engines). 2: they share one resource evenly, so that overlapping them
-    gains nothing, as on a host whose every core computes.
-    """
+    contention: Contention = Contention()
     link: Link | None = None
     """Between two workers, or between two hosts where there are hosts."""
     algorithm: str = "ring"
@@ -94,11 +125,6 @@ class Network(Document, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _require_workers(self.workers)
-        if not 1 <= self.contention <= LARGEST_CONTENTION:
-            raise UserError(
-                f"network: contention must be at least 1 and at most {LARGEST_CONTENTION:g}, "
-                f"found {self.contention}"
-            )
         _require_points(self.points)
         require_time("network: handing_over_s", self.issue_gap_s)
         require_exchange(self.algorithm)
@@ -115,6 +141,16 @@ class Network(Document, frozen=True, kw_only=True):
         for field in ("fit_error", "fit_error_max"):
             if (value := getattr(self, field)) is not None:
                 require_finite(f"network: {field}", value)
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, msgspec.Raw], source: str) -> Self:
+        if bytes(fields.get("version", b"")) == b"1":  # which had one factor for both
+            fields = {**fields, "version": msgspec.Raw(b"2")}
+            if "contention" in fields:
+                factor = bytes(fields["contention"])
+                both = b'{"computing":%b,"exchange":%b}' % (factor, factor)
+                fields["contention"] = msgspec.Raw(both)
+        return super()._from_fields(fields, source)
 
     @classmethod
     def line(

@@ -19,8 +19,10 @@ from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element, require_time
 
 __all__ = [
+    "COMPUTING",
     "PEERS",
     "STREAMS",
+    "WAIT",
     "Baseline",
     "Gradient",
     "Norm",
@@ -35,6 +37,8 @@ __all__ = [
 Norm = Literal["1", "2", "inf"]
 """The order p of a norm ``(sum |x|^p)^(1/p)``; ``inf`` is the largest absolute value."""
 
+WAIT = "wait for the slowest worker"
+"""Name of the operation that holds what an exchange took longer than its messages cost."""
 Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """What an operation is part of.
 
@@ -42,6 +46,7 @@ Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 ``backward`` (t_b); ``finalize``: unpacking exchanged gradients, after the last message;
 ``update``: the optimizer (t_u). Symbols: dag-model, Table I.
 """
+COMPUTING: tuple[Phase, ...] = ("forward", "backward")
 
 
 Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers"]

@@ -18,7 +18,8 @@ from syncline.planners import planner_named
 from syncline.planners.auto import Auto, choose
 from syncline.planners.compressed import choose_compressed
 from syncline.planners.ddp import Ddp
-from syncline.simulator.predict import calibrate_contention, predict
+from syncline.simulator.contention import Measured, fit_contention
+from syncline.simulator.predict import predict
 
 __all__ = ["Forecasts", "forecast"]
 
@@ -69,7 +70,7 @@ def forecast(
     profile: Profile,
     network: Network,
     settings: Settings,
-    measured: Sequence[tuple[Plan, float]] = (),
+    measured: Sequence[Measured] = (),
     *,
     defers: bool = False,
 ) -> Forecasts:
@@ -79,16 +80,15 @@ def forecast(
         profile: the profile.
         network: the network as probed or given.
         settings: what the user asked for.
-        measured: plans that were tried, with their measured seconds an iteration; the network's
-            contention is then fitted to them.
+        measured: stock DDP and the plans that were tried; the network's contention is then fitted
+            to them.
         defers: whether an optimizer's update can wait for the next forward pass.
 
     O(N^2) for N tensors.
     """
+    network = fit_contention(profile, network, measured)
     if settings.compression is not None:
         return _compressed(profile, network, settings, settings.compression, defers=defers)
-    if measured:
-        network = calibrate_contention(profile, network, measured)
     others = () if settings.planner == Auto.NAME else (planner_named(settings.planner),)
     choice = choose(profile, network, ddp=settings.ddp, others=others, defers=defers)
     comparison = choice.comparison

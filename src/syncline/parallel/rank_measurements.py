@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +19,17 @@ from syncline.measure.profiler import (
     profile_from_trace,
     unpack_seconds,
 )
-from syncline.measure.segments import SegmentTrace, median_trace
+from syncline.measure.segments import ACCUMULATING, SegmentTrace, median_trace
 from syncline.measure.statistics import median, standard_error
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
-from syncline.model.profile import Norm, Profile
+from syncline.model.profile import COMPUTING, WAIT, Norm, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.recipe import Compression
 from syncline.model.run import Rate
 from syncline.parallel.engine.recording import Recorded
 from syncline.parallel.wrapped import Wrapped
+from syncline.planners.auto import CONFIDENCE
 from syncline.planners.ddp import Ddp
 from syncline.planners.wfbp import Single
 
@@ -79,6 +81,8 @@ class StageResult:
     quiet_ns: list[int] = field(default_factory=list)
     """Durations of iterations in which nothing was observed."""
     recorded: list[tuple[ObservedIteration, Recorded]] = field(default_factory=list)
+    computing_s: list[float] = field(default_factory=list)
+    """Seconds of forward and backward pass together, of iterations that the reducer has timed."""
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did."""
     flushed: str | None = None
@@ -110,8 +114,32 @@ class RankMeasurements:
             iterations=len(result.iteration_s),
         )
 
-    def network(self, iteration_s: float) -> Network:
-        """Probe the network with messages up to the size of all gradients."""
+    def excess_s(self, result: StageResult, profile: Profile) -> float | None:
+        """Return how much longer forward and backward pass took than the profile says, seconds.
+
+        0 where the difference is noise, negative where they were faster beside messages than alone;
+        the profile's error counts as large as that of the stage.
+        None if some rank's reducer has not timed them.
+        """
+        times_s = result.computing_s
+        everyone = self.gather([median(times_s), standard_error(times_s)] if times_s else None)
+        if None in everyone:
+            return None
+        # The reducer's timers begin with the last micro-batch.
+        alone_s = math.fsum(
+            operation.duration_s
+            for operation in profile.operations
+            if operation.phase in COMPUTING and operation.name != ACCUMULATING
+        )
+        excess_s = median([value for value, _ in everyone]) - alone_s
+        noise_s = math.sqrt(2) * median([error for _, error in everyone])
+        return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
+
+    def network(self, iteration_s: float, *, contention: bool = False) -> Network:
+        """Probe the network with messages up to the size of all gradients.
+
+        Contention is only guessed where no iterations will tell it.
+        """
         largest = min(max(self.gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
         found = probe(
             self._job.group,
@@ -119,6 +147,7 @@ class RankMeasurements:
             largest_bytes=1 << (largest - 1).bit_length(),
             seconds=min(iteration_s * PROBE_ITERATIONS, PROBE_S),
             pipelined=self._job.can_defer,
+            contention=contention,
         )
         return Network.from_json(self.shared(found.to_json))
 
@@ -145,7 +174,7 @@ class RankMeasurements:
                 workers=self.workers,
                 iterations=len(result.lean),
                 exchange=(
-                    ("wait for the slowest worker", waiting_s),
+                    (WAIT, waiting_s),
                     ("unpack gradients", unpack_s),
                 ),
             ).to_json()

@@ -18,7 +18,7 @@ from syncline.parallel.engine.recording import Recorded
 from syncline.parallel.rank_measurements import Stage, StageResult
 from syncline.parallel.reducer import ReducerBuckets
 from syncline.parallel.tuning import Tuning
-from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch
+from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch, PaceSample
 from syncline.parallel.wrapped import Wrapped
 
 __all__ = ["StageRunner"]
@@ -61,6 +61,8 @@ class StageRunner:
         """Whether no forward pass of that iteration has begun whose gradients will be exchanged."""
         self._noted: tuple[ObservedIteration, Recorded] | None = None
         """The last observed iteration, and its exchange."""
+        self._timed: PaceSample | None = None
+        """What the reducer's timers said last."""
         self._history: deque[float] = deque(maxlen=HISTORY)
         self.measuring_s = 0.0
         """Time spent in iterations before the steady state and on what was done between them.
@@ -175,6 +177,9 @@ class StageRunner:
         self._done += 1
         self.tuning.iteration += 1
         self._stamps.append((self._start, stamp))
+        if stage.plan is None and not stage.observe:
+            self._note_computing()
+            stamp = self._clock.stamp()
         self._start = stamp
         if self._noted is not None:
             self._read_noted(*self._noted)
@@ -196,6 +201,18 @@ class StageRunner:
         self.measuring_s += usual_s * measured
         self.measuring_iterations += measured
         self._advance()
+
+    def _note_computing(self) -> None:
+        """Keep what the reducer's timers say of computing beside DDP's own buckets.
+
+        They time only some iterations, each of which is known in the next one.
+        """
+        pace = self._buckets.pace(0.0)
+        if pace is None or pace == self._timed:
+            return
+        self._timed = pace
+        if self._done > self.stage.warmup + 1:
+            self._result.computing_s.append(pace.computation_s)
 
     def _read_noted(self, finished: ObservedIteration, recorded: Recorded) -> None:
         self._clock.settle()

@@ -35,6 +35,7 @@ from syncline.parallel.wrapped import Wrapped
 from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.compressed import compressed, compressing
 from syncline.planners.ddp import Ddp
+from syncline.simulator.contention import Measured, as_under_stock
 
 __all__ = ["Tuning"]
 
@@ -169,7 +170,9 @@ class Tuning:
             missing = self._compared - COMPARED_ITERATIONS
             more = yield Stage(name="baseline", plan=None, warmup=0, iterations=missing)
             more.iteration_s += result.iteration_s
-            self.baseline = self._measurements.rate("stock DDP", more)
+            more.computing_s += result.computing_s
+            result = more
+            self.baseline = self._measurements.rate("stock DDP", result)
         if settings.plan is not None:
             deferred = self._flushes.defers
             trial = yield from self._try(self._flushes.as_it_can_run(settings.plan), None)
@@ -178,7 +181,14 @@ class Tuning:
             yield from self._judge([trial], None)
             return
         profile, network = yield from self._measure(self.baseline)
-        first = forecasts = self._forecast(profile, network, [])
+        own = _measured(
+            settings.ddp.plan(profile, network),
+            self.baseline,
+            self._measurements.excess_s(result, profile),
+        )
+        profile, own = as_under_stock(own, profile, network)
+        self.profile = profile
+        first = forecasts = self._forecast(profile, network, [own])
         if forecasts.held_back:
             self._flushes.say_held_back(settings.planner)
         trials: list[_Trial | None] = []
@@ -188,17 +198,16 @@ class Tuning:
             if (self._flushes.defers, self._norm) != known:
                 # Nothing of what was expected and tried can run any more: once more from here.
                 profile = self.profile = msgspec.structs.replace(profile, norm=self._norm)
-                first = forecasts = self._forecast(profile, network, [])
+                first = forecasts = self._forecast(profile, network, [own])
                 trials.clear()
                 continue
             trials.append(trial)
             if trial is None or settings.planner != Auto.NAME or settings.compression is not None:
                 break
             tried = [t for t in trials if t is not None]
-            own = (settings.ddp.plan(profile, network), self.baseline.iteration_s)
-            measured = [own, *((t.plan, t.rate.iteration_s) for t in tried)]
+            measured = [own, *(_measured(t.plan, t.rate) for t in tried)]
             forecasts = self._forecast(profile, network, measured)
-            best_s = min(seconds for _, seconds in measured)
+            best_s = min(m.iteration_s for m in measured)
             name = forecasts.comparison.chosen
             if name in {t.plan.planner for t in tried}:
                 break
@@ -223,7 +232,7 @@ class Tuning:
             )
             # All ranks must probe for equally long.
             iteration_s = self._measurements.rate("profiling", result).iteration_s
-            network = network or self._measurements.network(iteration_s)
+            network = network or self._measurements.network(iteration_s, contention=True)
             costs = compressing(network, compression)
             profile = profile or self._measurements.profile(result, costs)
         self.profile, self.network = profile, network
@@ -261,9 +270,7 @@ class Tuning:
         self.profile, self.network = profile, network
         return profile, network
 
-    def _forecast(
-        self, profile: Profile, network: Network, measured: list[tuple[Plan, float]]
-    ) -> Forecasts:
+    def _forecast(self, profile: Profile, network: Network, measured: list[Measured]) -> Forecasts:
         return Forecasts.from_shared(
             profile,
             self._measurements.shared(
@@ -434,6 +441,11 @@ class Tuning:
 def _warmup(plan: Plan | None) -> int:
     """Return how many iterations pass under a plan until one is like all that follow."""
     return DEFERRED if plan is not None and plan.wait == "need" else REBUILT
+
+
+def _measured(plan: Plan, rate: Rate, excess_s: float | None = None) -> Measured:
+    noise_s = CONFIDENCE * rate.noise_s
+    return Measured(plan, rate.iteration_s, noise_s, excess_s)
 
 
 def _mean(one: Rate, other: Rate) -> Rate:

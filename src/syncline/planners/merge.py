@@ -22,9 +22,10 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
 
     because a prefix that finishes earlier never delays what follows it. Exact for any
     non-decreasing cost function ``T``, among plans that send whole tensors in ready order on one
-    channel; computation is taken as undisturbed by communication. Where the network's curve falls,
-    its running maximum is taken instead, so the last message may finish earlier than planned but
-    not later. O(N^2) at worst.
+    channel, if messages do not slow computing. Where computing slows messages, times before the end
+    of the backward pass count as what a message can transmit in them, which keeps their order.
+    Where the network's curve falls, its running maximum is taken instead, so the last message may
+    finish earlier than planned but not later. O(N^2) at worst.
     """
 
     NAME: ClassVar[str] = "merge"
@@ -32,12 +33,16 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the last tensor of each message of an optimal merge."""
+        contention = network.contention
+        # What a message transmits while the device computes for a nanosecond beside it.
+        pace = contention.computing / contention.exchange
         ready: list[int] = []
         sizes: list[int] = []
         last: list[int] = []
         for index, (gradient, now) in enumerate(
             zip(profile.gradients, profile.ready_ns(), strict=True)
         ):
+            now = round(now * pace)
             # A tensor without elements goes with the one before it, and so do what follows leading
             # ones: no plan can send it by itself, but the message that holds it waits for it.
             if sizes and (gradient.size_bytes == 0 or sizes[-1] == 0):

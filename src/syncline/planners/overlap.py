@@ -194,7 +194,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         # The search knows nothing of contention, nor of rounds that mix, nor of falling costs.
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         unknown = (
-            network.contention > 1
+            network.contention.slows
             or curve.never_falling() != curve
             or profile.norm is not None
             or not profile.is_one_round_after_another

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from syncline.errors import UserError
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
@@ -82,7 +82,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
             network = ask(ProbeJob(largest_bytes=largest_bytes), PROBE_S).network
             assert network is not None
         # What waits takes no core from the exchange, so nothing slows down beside it.
-        network = msgspec.structs.replace(network, contention=1.0)
+        network = msgspec.structs.replace(network, contention=Contention())
         tell("planning", 0, 1)
         plans = (
             *(planner_named(name).plan(request.profile, network) for name in request.planners),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from syncline.model.document import Value
+from syncline.model.network import Contention
 from syncline.model.profile import Phase
 from syncline.model.run import Decision, Event, Rate
 
@@ -106,7 +107,7 @@ class NetworkFacts(Value, frozen=True):
     alpha_s: float | None
     beta_s_per_byte: float | None
     gamma_s_per_byte: float | None
-    contention: float
+    contention: Contention
     fit_error: float | None
     fit_error_max: float | None
     points: tuple[FittedPoint, ...]

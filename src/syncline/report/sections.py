@@ -199,8 +199,11 @@ def _network_terms(facts: NetworkFacts) -> Html:
     if facts.fit_error_max is not None:
         why = "at the point that it fits worst"
         terms.append(("worst", units.percent(facts.fit_error_max), why))
-    why = "how many times slower computing and communicating each run while both run; 1: not at all"
-    terms.append(("contention", f"{facts.contention:.2f}", why))
+    known = ", as fitted to measured iterations" if facts.contention.fitted else ""
+    why = f"how many times slower computing runs while messages are under way{known}; 1: not at all"
+    terms.append(("slowed computing", f"{facts.contention.computing:.2f}", why))
+    why = f"how many times slower messages run while computing{known}; 1: not at all"
+    terms.append(("slowed messages", f"{facts.contention.exchange:.2f}", why))
     columns = [Column(title="Term"), Column(title="Value", numeric=True), Column(title="Meaning")]
     return table(columns, terms, caption="Terms of the network's cost")
 

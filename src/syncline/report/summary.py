@@ -42,7 +42,7 @@ class Summary(Document, frozen=True):
     """The content of a report. Spans are not repeated: they stand in the timelines' own files."""
 
     KIND: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     verdict: Verdict
     figures: tuple[KeyFigure, ...] = ()

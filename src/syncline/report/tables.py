@@ -131,7 +131,14 @@ def network_table(network: Network) -> RenderableType:
     if facts.fit_error is not None and facts.fit_error_max is not None:
         worst = units.percent(facts.fit_error_max)
         pairs.append(("fit error", f"{units.percent(facts.fit_error)} mean, {worst} at worst"))
-    pairs.append(("contention", f"{facts.contention:.2f} while computing and communicating"))
+    known = ", fitted to measured iterations" if facts.contention.fitted else ""
+    pairs.append(
+        (
+            "contention",
+            f"computing {facts.contention.computing:.2f} and messages "
+            f"{facts.contention.exchange:.2f} times slower at once{known}",
+        )
+    )
     cells = [
         (
             units.size(p.size_bytes),

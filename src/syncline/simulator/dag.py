@@ -145,10 +145,13 @@ def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list
         limit = capacity_of.get(task.lane)
         in_order = task.lane in ("channel", "startup")
         lanes[task.lane] = [graph.add_lane(task.lane, capacity=limit, in_order=in_order)]
-    if network.contention > 1:
+    contention = network.contention
+    if contention.slows:
         for wire in ("channel", "push", "pull"):
             for index in range(len(dag.classes) if wire in lanes and "device" in lanes else 0):
-                graph.add_contention(f"device[{index}]", wire, network.contention)
+                graph.add_contention(
+                    f"device[{index}]", wire, contention.computing, contention.exchange
+                )
     return lanes
 
 

@@ -36,7 +36,7 @@ class TaskGraph:
         self.lanes: list[Lane] = []
         """The resources, by index."""
         self._lane_index: dict[str, int] = {}
-        self._contentions: list[tuple[int, int, float]] = []
+        self._contentions: list[tuple[int, int, float, float]] = []
         self._count = 0
         self._task_lanes = _Column(np.int32)
         self._durations_ns = _Column(np.int64)
@@ -59,9 +59,12 @@ class TaskGraph:
         self.lanes.append(Lane(capacity or 0, in_order))
         return self._lane_index[name]
 
-    def add_contention(self, lane_a: str, lane_b: str, slowdown: float) -> None:
-        """Make both lanes ``slowdown`` times slower while both are busy."""
-        self._contentions.append((self._lane_index[lane_a], self._lane_index[lane_b], slowdown))
+    def add_contention(
+        self, lane_a: str, lane_b: str, slowdown_a: float, slowdown_b: float
+    ) -> None:
+        """Make each lane slower by its factor while both are busy."""
+        lanes = self._lane_index[lane_a], self._lane_index[lane_b]
+        self._contentions.append((*lanes, slowdown_a, slowdown_b))
 
     def add_task(self, lane: str, duration_ns: int, after: Iterable[int] = ()) -> int:
         """Add a task to a lane and return its index.

@@ -10,7 +10,7 @@ or, where the plan says so, each parameter's just before the next forward pass n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -36,7 +36,6 @@ from syncline.simulator.workers import ALIKE, Workers
 __all__ = [
     "DEFAULT_STRATEGY",
     "Forecast",
-    "calibrate_contention",
     "predict",
     "predict_computation_s",
     "predict_iteration_s",
@@ -310,43 +309,3 @@ def _message_label(plan: Plan, task: MessageTask, tensors: range) -> str:
         return f"{task.lane} {label}"
     collective = plan.messages[task.message].collective
     return label if collective == "all-reduce" else f"{collective} {label}"
-
-
-LARGEST = 4.0
-STEPS = 40
-
-
-def calibrate_contention(
-    profile: Profile, network: Network, measured: Sequence[tuple[Plan, float]]
-) -> Network:
-    """Return the network with the contention that fits measured iterations best.
-
-    The profile's operations were timed with nothing in flight and the network's messages with
-    nothing computed. Where both overlap, an iteration takes longer than the simulation says: on a
-    host whose cores all compute, the exchange takes cores from the computation. One factor between
-    1 and 4, by which they slow each other, explains that. It minimises the squared relative error
-    over the measured plans (golden-section search on a fine grid of the simulator).
-
-    Args:
-        profile: the profile.
-        network: the network; its own contention is replaced.
-        measured: plans with their measured seconds an iteration.
-    """
-
-    def error(contention: float) -> float:
-        candidate = msgspec.structs.replace(network, contention=contention)
-        return math.fsum(
-            (predict_iteration_s(profile, candidate, plan) / seconds - 1) ** 2
-            for plan, seconds in measured
-        )
-
-    low, high = 1.0, LARGEST
-    shrink = (math.sqrt(5) - 1) / 2
-    for _ in range(STEPS):
-        left, right = high - shrink * (high - low), low + shrink * (high - low)
-        if error(left) <= error(right):
-            high = right
-        else:
-            low = left
-    best = min((1.0, (low + high) / 2), key=error)
-    return msgspec.structs.replace(network, contention=round(best, 4))

@@ -85,7 +85,7 @@ def steady_state(
             ends_ns = np.array([stop_ns.max(initial=0)])
             return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0, True)
         # Under contention an iteration is slowed by those after it, which the last ones lack.
-        known_ns = ends_ns[: len(ends_ns) // 2] if network.contention > 1 else ends_ns
+        known_ns = ends_ns[: len(ends_ns) // 2] if network.contention.slows else ends_ns
         last = (known_ns[round_of:] - known_ns[:-round_of])[-AGREEING:]
         agree = len(last) == AGREEING and int(last.max() - last.min()) <= 1e-6 * float(last[-1])
         if agree and not workers.jitter:

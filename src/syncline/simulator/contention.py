@@ -1,0 +1,157 @@
+"""What computing and messages do to each other, fitted to measured iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from syncline.model.network import Contention, Network
+from syncline.model.plan import Plan
+from syncline.model.profile import COMPUTING, WAIT, Operation, Profile
+from syncline.model.quantities import NS_PER_S
+from syncline.simulator.predict import DEFAULT_STRATEGY, predict_iteration_s, simulate_plan
+
+__all__ = ["LARGEST", "Measured", "as_under_stock", "fit_contention"]
+
+LARGEST = 4.0
+"""A larger factor is an error of the model and no contention."""
+EXACT = 1e-3
+"""Share of an iteration below which a difference is the error of a bisection."""
+STEPS = 13
+"""Halvings of the interval from 1 to :data:`LARGEST`: to 0.0002."""
+
+
+class Measured(NamedTuple):
+    """Iterations of a training under one plan."""
+
+    plan: Plan
+    iteration_s: float
+    noise_s: float = 0.0
+    """A smaller difference from a prediction is noise."""
+    excess_s: float | None = None
+    """How much longer forward and backward pass took than in the profile, with nothing under way,
+    seconds; 0 where that is noise, None where it was not measured."""
+
+
+def as_under_stock(stock: Measured, profile: Profile, network: Network) -> tuple[Profile, Measured]:
+    """Return the profile with what stock DDP's iterations tell of it, and these beside it.
+
+    The machine may have been faster or slower while the profile was measured. If forward and
+    backward pass took less time beside messages than alone, or more than contention explains, they
+    are scaled to what was timed beside messages. The wait for the slowest worker, which every plan
+    has, becomes as long as it was under stock DDP: shorter if the iteration was faster than
+    predicted without contention, and longer if it was slower by no more than noise, or by more than
+    contention explains.
+
+    Args:
+        stock: iterations under DDP's own buckets.
+        profile: measured before or after them.
+        network: what messages cost; its contention is left out.
+    """
+    contention = fit_contention(profile, network, [stock]).contention
+    if stock.excess_s and (stock.excess_s < 0 or contention.computing == LARGEST):
+        alone_s = profile.phase_s(*COMPUTING)
+        factor = max(alone_s + stock.excess_s, 0.0) / alone_s
+        profile = _changed(profile, lambda o: o.phase in COMPUTING, lambda s: s * factor)
+        stock = stock._replace(excess_s=0.0)
+        contention = fit_contention(profile, network, [stock]).contention
+    if 1 < contention.exchange < LARGEST:
+        return profile, stock
+    computing = 1.0 if stock.excess_s is None else contention.computing
+    slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
+    over_s = predict_iteration_s(profile, slowed, stock.plan) - stock.iteration_s
+    return _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - over_s, 0.0)), stock
+
+
+def _changed(
+    profile: Profile, chosen: Callable[[Operation], bool], change: Callable[[float], float]
+) -> Profile:
+    """Return the profile with other durations of some operations."""
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=change(o.duration_s)) if chosen(o) else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations)
+
+
+def fit_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> Network:
+    """Return the network with the contention that explains measured iterations.
+
+    The profile's operations were timed with nothing under way, and the network's messages with
+    nothing computed. Where both overlap, an iteration takes longer than they say. What messages do
+    to computing follows from how much longer the passes took; what computing does to messages, from
+    what the iterations still take longer, in the mean of the relative differences. Where the passes
+    were not timed under any plan, both factors are the same. Each is between 1 and 4.
+
+    Args:
+        profile: what a worker computes.
+        network: what messages cost; its own contention is replaced if anything was measured.
+        measured: iterations under some plans.
+
+    Two nested bisections: 200 simulations of each plan.
+    """
+    if not measured:
+        return network
+    timed = [(m.plan, max(m.excess_s, 0.0)) for m in measured if m.excess_s is not None]
+    wanted_s = math.fsum(excess_s for _, excess_s in timed)
+
+    def with_factors(computing: float, exchange: float) -> Network:
+        contention = Contention(computing=computing, exchange=exchange, fitted=True)
+        return msgspec.structs.replace(network, contention=contention)
+
+    def given(exchange: float) -> Network:
+        """Return the network with the computing factor that goes with one of the exchange."""
+        if not timed:
+            return with_factors(exchange, exchange)
+
+        def excess_s(computing: float) -> float:
+            slowed = with_factors(computing, exchange)
+            return math.fsum(_excess_s(profile, slowed, plan) for plan, _ in timed) - wanted_s
+
+        return with_factors(_root(excess_s), exchange)
+
+    def differences(exchange: float) -> list[float]:
+        candidate = given(exchange)
+        return [predict_iteration_s(profile, candidate, m.plan) - m.iteration_s for m in measured]
+
+    def mean(exchange: float) -> float:
+        pairs = zip(differences(exchange), measured, strict=True)
+        return math.fsum(seconds / m.iteration_s for seconds, m in pairs)
+
+    found = differences(1.0)
+    noise_s = [max(m.noise_s, EXACT * m.iteration_s) for m in measured]
+    if all(abs(seconds) <= noise for seconds, noise in zip(found, noise_s, strict=True)):
+        return given(1.0)
+    return given(_root(mean))
+
+
+def _root(increasing: Callable[[float], float]) -> float:
+    """Return where a function of a factor crosses 0, or the end of the range nearest to that."""
+    low, high = 1.0, LARGEST
+    if increasing(low) >= 0:
+        return low
+    if increasing(high) <= 0:
+        return high
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if increasing(middle) < 0:
+            low = middle
+        else:
+            high = middle
+    return round((low + high) / 2, 4)
+
+
+def _excess_s(profile: Profile, network: Network, plan: Plan) -> float:
+    """Return how much longer forward and backward pass take than with nothing under way."""
+    steady = simulate_plan(profile, network, plan, strategy=DEFAULT_STRATEGY)
+    excess_ns = 0
+    for index, slot in enumerate(steady.dag.layout.slots):
+        if slot.operation is None or slot.gate:
+            continue
+        if profile.operations[slot.operation].phase in COMPUTING:
+            task = int(steady.dag.slot_tasks(index)[steady.window, 0])
+            excess_ns += int(steady.stop_ns[task] - steady.start_ns[task]) - slot.duration_ns
+    return excess_ns / NS_PER_S
