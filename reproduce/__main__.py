@@ -27,8 +27,10 @@ SCRIPTS = (
     "pace_fig8",
     "pace_fig9",
     "pace_fig10",
+    "pace_measured",
     "pipeline_table1",
     "pipeline_fig4",
+    "pipeline_measured",
 )
 """One a figure or table."""
 
