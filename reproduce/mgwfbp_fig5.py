@@ -67,7 +67,7 @@ def compute() -> Result:
 
 def draw(result: Result) -> Figure:
     """Draw the distribution of sizes, and what one message of that size costs."""
-    made, (axis,) = figure(1, 1, width=7.6, height=4.3)
+    made, (axis,) = figure(1, 1, width=9.6, height=4.3)
     colours = (BLUE, SKY, ORANGE, RED, GREEN, PURPLE, "#555555", "#aaaa00")
     looks = itertools.product(("-", "--"), colours)
     for (style, colour), (name, model) in zip(looks, result["models"].items(), strict=False):
@@ -88,7 +88,7 @@ def draw(result: Result) -> Figure:
     axis.set_xlabel("gradient tensor, bytes (32 bits an element)")
     axis.set_ylabel("tensors of at most this size, %")
     axis.set_title("How large gradient tensors are")
-    axis.legend(loc="upper left", fontsize=8)
+    made.legend(loc="outside right center", fontsize=8)
     return made
 
 

@@ -66,7 +66,7 @@ def draw(result: Result) -> Figure:
                 axis.bar(
                     x, total - computation, width=0.86, bottom=computation, color=COLOURS[planner]
                 )
-                axis.text(x, total, f"{total:.0f}", ha="center", va="bottom", fontsize=6.5)
+                axis.text(x, total, f"{total:.0f}", ha="center", va="bottom", fontsize=5.5)
                 ticks.append(x)
                 labels.append(short)
             axis.text(
@@ -77,7 +77,7 @@ def draw(result: Result) -> Figure:
                 va="top",
                 transform=axis.get_xaxis_transform(),
             )
-        axis.set_xticks(ticks, labels, fontsize=7)
+        axis.set_xticks(ticks, labels, fontsize=5)
         axis.tick_params(axis="x", length=0)
         axis.grid(axis="x", visible=False)
         axis.set_ylabel("iteration, ms")
