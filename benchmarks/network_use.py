@@ -1,7 +1,8 @@
 """PACE's Fig. 10 measured: what passes a host's network interface in every 5 ms of a replay.
 
-ResNet-50 is replayed between emulated hosts, on the links and with the network that ``step_time``
-probed for its peers. Rank 0 reads its interface's counter in a thread of its own.
+ResNet-50 is replayed between emulated hosts, with plans for a ring over their
+links. Links are slow and computation as much slower, so that processors limit neither. Rank 0 reads
+its interface's counter in a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import RESULTS, save
+from benchmarks.common import save
+from benchmarks.step_cells import Cell
 from benchmarks.step_models import MODELS
-from benchmarks.step_results import Measured, load
+from syncline.model.network import Link, Network
 from syncline.planners import planner_named
 from syncline.planners.overlap import Overlap
 from syncline.replay.contest import planned, run_contest
@@ -27,16 +29,13 @@ from syncline.testbed import Cluster, Testbed
 from syncline.testbed.cluster import DEVICE
 
 STEP_S = 5e-3
-ITERATIONS, WARM_UP = 5, 2
+CELL = Cell(model="resnet50", workers=4, rate="200mbit")
+STARTUP_S = 1e-4
+"""Of a message between two hosts."""
+ITERATIONS, WARM_UP = 4, 1
 PLANS = ("horovod", "pace", "overlap")
 MARK = "network_use: "
 TIMEOUT_S = 300.0
-
-
-def cell() -> Measured:
-    """Return where the peers were measured."""
-    (found,) = load(RESULTS / "step_time_peers.json").cells
-    return found
 
 
 def main() -> None:
@@ -46,10 +45,9 @@ def main() -> None:
     if arguments.plan is not None:
         work(arguments.plan)
         return
-    at = cell()
     measured = {}
     for name in PLANS:
-        with Testbed(Cluster.of(hosts=at.workers, rate=at.rate)) as bed:
+        with Testbed(Cluster.of(hosts=CELL.workers, rate=CELL.rate)) as bed:
             command = [sys.executable, "-m", "benchmarks.network_use", "--plan", name]
             result = bed.run(command, timeout_s=TIMEOUT_S)
         lines = [line for line in result.stdout[0].splitlines() if line.startswith(MARK)]
@@ -60,10 +58,10 @@ def main() -> None:
     save(
         "network_use",
         {
-            "model": at.model,
-            "workers": at.workers,
-            "rate": at.rate,
-            "rate_bytes_per_s": at.cell.rate_bytes_per_s,
+            "model": CELL.model,
+            "workers": CELL.workers,
+            "rate": CELL.rate,
+            "rate_bytes_per_s": CELL.rate_bytes_per_s,
             "step_s": STEP_S,
             "measured": measured,
         },
@@ -74,10 +72,11 @@ def work(name: str) -> None:
     """Replay one plan; rank 0 prints the iteration, and the bytes sent in every step."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo")
-    at = cell()
-    profile = at.cell.profile()
+    profile = CELL.profile()
+    link = Link(alpha_s=STARTUP_S, beta_s_per_byte=1 / CELL.rate_bytes_per_s, gamma_s_per_byte=0.0)
+    network = Network.of_link(link, workers=CELL.workers)
     planner = Overlap() if name == Overlap.NAME else planner_named(name)
-    contestant = planned(planner.plan(profile, at.network))
+    contestant = planned(planner.plan(profile, network))
     sampler = Sampler()
     laps = run_contest(
         profile,
@@ -85,7 +84,7 @@ def work(name: str) -> None:
         rounds=1,
         iterations=ITERATIONS,
         warmup=WARM_UP,
-        shapes=MODELS[at.model].shapes(),
+        shapes=MODELS[CELL.model].shapes(),
     )
     (lap,) = laps[contestant.name]
     samples = sampler.stop()

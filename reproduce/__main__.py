@@ -28,6 +28,7 @@ SCRIPTS = (
     "pace_fig9",
     "pace_fig10",
     "pace_measured",
+    "pace_use",
     "pipeline_table1",
     "pipeline_fig4",
     "pipeline_measured",

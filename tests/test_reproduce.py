@@ -44,6 +44,7 @@ SELF_CONTAINED = (
     "pipeline_table1",
     "pipeline_fig4",
     "pace_measured",
+    "pace_use",
     "pipeline_measured",
 )
 """Quick, and without any trace of others."""
