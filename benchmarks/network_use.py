@@ -24,6 +24,7 @@ from benchmarks.step_models import MODELS
 from syncline.model.network import Link, Network
 from syncline.planners import planner_named
 from syncline.planners.overlap import Overlap
+from syncline.processes import run_folder
 from syncline.replay.contest import planned, run_contest
 from syncline.testbed import Cluster, Testbed
 from syncline.testbed.cluster import DEVICE
@@ -34,26 +35,27 @@ STARTUP_S = 1e-4
 """Of a message between two hosts."""
 ITERATIONS, WARM_UP = 4, 1
 PLANS = ("horovod", "pace", "overlap")
-MARK = "network_use: "
 TIMEOUT_S = 300.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--plan", help="work as a rank of a replay, with this plan")
+    parser.add_argument("--to", type=Path, help="where rank 0 then writes what it found")
     arguments = parser.parse_args()
     if arguments.plan is not None:
-        work(arguments.plan)
+        work(arguments.plan, arguments.to)
         return
     measured = {}
     for name in PLANS:
-        with Testbed(Cluster.of(hosts=CELL.workers, rate=CELL.rate)) as bed:
+        with run_folder() as folder:
+            found = folder / "found.json"
             command = [sys.executable, "-m", "benchmarks.network_use", "--plan", name]
-            result = bed.run(command, timeout_s=TIMEOUT_S)
-        lines = [line for line in result.stdout[0].splitlines() if line.startswith(MARK)]
-        if not lines:
-            raise SystemExit(f"{name}: the replay failed: {''.join(result.stderr)}")
-        measured[name] = json.loads(lines[-1].partition(MARK)[2])
+            with Testbed(Cluster.of(hosts=CELL.workers, rate=CELL.rate)) as bed:
+                result = bed.run([*command, "--to", str(found)], timeout_s=TIMEOUT_S)
+            if not found.exists():
+                raise SystemExit(f"{name}: the replay failed: {''.join(result.stderr)}")
+            measured[name] = json.loads(found.read_text())
         print(f"{name}: {measured[name]['iteration_s']:.2f} s an iteration", flush=True)
     save(
         "network_use",
@@ -68,8 +70,8 @@ def main() -> None:
     )
 
 
-def work(name: str) -> None:
-    """Replay one plan; rank 0 prints the iteration, and the bytes sent in every step."""
+def work(name: str, to: Path) -> None:
+    """Replay one plan; rank 0 writes the iteration, and the bytes sent in every step."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo")
     profile = CELL.profile()
@@ -89,8 +91,10 @@ def work(name: str) -> None:
     (lap,) = laps[contestant.name]
     samples = sampler.stop()
     if dist.get_rank() == 0:
-        found = {"iteration_s": lap.iteration_s, "sent_bytes": sent_in_steps(samples)}
-        print(MARK + json.dumps(found), flush=True)
+        # The iterations measured, without those before.
+        steps = round(ITERATIONS * lap.iteration_s / STEP_S)
+        found = {"iteration_s": lap.iteration_s, "sent_bytes": sent_in_steps(samples)[-steps:]}
+        to.write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 

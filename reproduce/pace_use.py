@@ -31,9 +31,10 @@ def compute() -> Result:
         sent = row["sent_bytes"]
         # After the last iteration the hosts only say goodbye.
         end = max(index for index, count in enumerate(sent) if count > IDLE * most_bytes) + 1
-        busy = [min(count / most_bytes, 1.0) for count in sent[max(end - steps, 0) : end]]
-        idle_s = step_s * sum(share < IDLE for share in busy) / SHOWN
-        found[name] = {"iteration_s": row["iteration_s"], "idle_s": idle_s, "busy": busy}
+        shares = [min(count / most_bytes, 1.0) for count in sent[max(end - steps, 0) : end]]
+        idle_s = step_s * sum(share < IDLE for share in shares) / SHOWN
+        busy = [round(100 * share) for share in shares]
+        found[name] = {"iteration_s": row["iteration_s"], "idle_s": idle_s, "busy_percent": busy}
     return {
         "source": f"PACE, Fig. 10; measured: benchmarks/results/{MEASURED.name}",
         **{key: measured[key] for key in ("date", "model", "workers", "rate", "step_s")},
@@ -47,8 +48,8 @@ def draw(result: Result) -> Figure:
     made, axes = figure(len(plans), 1, width=8.4, height=5.0, sharex=True, sharey=True)
     for axis, (name, found) in zip(axes, plans.items(), strict=True):
         axis.fill_between(
-            [index * result["step_s"] for index in range(len(found["busy"]))],
-            [100 * share for share in found["busy"]],
+            [index * result["step_s"] for index in range(len(found["busy_percent"]))],
+            found["busy_percent"],
             step="post",
             color=COLOURS[name],
         )
