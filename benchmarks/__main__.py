@@ -10,6 +10,8 @@ BENCHMARKS = (
     "planning_time",
     "simulator_throughput",
     "chunk_simulation",
+    "pipeline_hosts",
+    "network_use",
     "trace_replay",
     "overlap_optimality",
     "testbed_rates",

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from reproduce.chunks import TransferOrder, simulate_chunks
+from reproduce.fabric import Fabric, FabricWire, Slowdown
 from rich.console import Console
 from rich.table import Table
 
 from syncline.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
 from syncline.model.collective_costs import all_reduce_line
 from syncline.model.pipeline_costs import pipeline_curve
-from syncline.simulator.chunks import TransferOrder, simulate_chunks
-from syncline.simulator.fabric import Fabric, FabricWire, Slowdown
 
 RUNS = 5
 ALGORITHMS = (

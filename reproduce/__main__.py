@@ -27,11 +27,14 @@ SCRIPTS = (
     "pace_fig8",
     "pace_fig9",
     "pace_fig10",
+    "pace_measured",
+    "pace_use",
     "pipeline_table1",
     "pipeline_fig4",
     "gtopk_fig5",
     "gtopk_fig9",
     "gtopk_table7",
+    "pipeline_measured",
 )
 """One a figure or table."""
 

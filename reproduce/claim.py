@@ -10,7 +10,7 @@ from reproduce.common import RESULTS, Result, load
 
 __all__ = ["Claim", "Finding", "Verdict", "differs", "not_here", "percent"]
 
-Verdict = Literal["reproduced", "differs", "not reproducible here"]
+Verdict = Literal["reproduced", "differs", "not comparable", "not reproducible here"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

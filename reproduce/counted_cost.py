@@ -53,7 +53,7 @@ def derived_cost(schedule: Schedule) -> Cost:
     most of all.
 
     Ranks that do not wait for the others at each step are no slower, and often a little faster: see
-    :func:`~syncline.simulator.chunks.simulate_chunks`.
+    :func:`~reproduce.chunks.simulate_chunks`.
 
     Source: linear-pipeline, section 3.2; Thakur, Rabenseifner and Gropp (2005), section 3.
     """

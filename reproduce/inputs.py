@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from tests.trace_files import ESPRESSO, PIPEDREAM, TRACES, read_espresso, read_pipedream
 
+from reproduce.architectures import NETWORKS, millions_of_macs, trained
 from reproduce.common import FOLDER, absent, scaled, without_reading
 from syncline.model.network import PRESETS, Measurement
 from syncline.model.profile import Gradient, Operation, Profile
@@ -23,8 +24,10 @@ __all__ = [
     "CLUSTER_1",
     "K80_BACKWARD_S",
     "TABLE_VI",
+    "V100_BACKWARD_S",
     "alexnet",
     "chain",
+    "described",
     "messages_as_measured",
     "own_traces",
     "resnet50_k80",
@@ -40,6 +43,17 @@ CLUSTER_1 = PRESETS["10gbe-k80"]
 """16 GK210 GPUs on 10 Gbit/s Ethernet: a = 0.972 ms, b = 1.97 ns a byte (MG-WFBP, Fig. 4(a))."""
 K80_BACKWARD_S = 0.243
 """Backward pass of ResNet-50, batch 32, on a K80. Source: dag-model, section V-C."""
+V100_BACKWARD_S = 0.0625
+"""The same on a V100. Source: dag-model, section V-C."""
+BATCH_SIZES = {
+    "GoogleNet": 64,
+    "ResNet-50": 32,
+    "ResNet-152": 128,
+    "DenseNet-161": 64,
+    "DenseNet-201": 64,
+    "Inception-v4": 128,
+}
+"""Examples a GPU. Source: MG-WFBP, Table 4."""
 
 TABLE_VI = """\
 Id	Name	Forward	Backward	Comm.	Size
@@ -178,6 +192,20 @@ def resnet50_k80() -> Profile | None:
         return None
     trace = without_reading(found["resnet50"])
     return scaled(trace, K80_BACKWARD_S / trace.phase_s("backward"), model="ResNet-50 on a K80")
+
+
+def described(model: str, resnet50_backward_s: float) -> Profile:
+    """Return a network of MG-WFBP's Table 4 as a GPU computes it.
+
+    The backward pass is longer than that of ResNet-50 by the multiplications of the batch, and is
+    divided among the layers by theirs: an assumption. Times of their layers are not printed.
+
+    Args:
+        model: its name in the table.
+        resnet50_backward_s: what the GPU takes for ResNet-50's batch.
+    """
+    work, known = (BATCH_SIZES[n] * millions_of_macs(NETWORKS[n]) for n in (model, "ResNet-50"))
+    return trained(model, NETWORKS[model], resnet50_backward_s * work / known)
 
 
 def own_traces() -> dict[str, Profile]:

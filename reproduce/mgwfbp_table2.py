@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
+from reproduce.chunks import simulate_chunks
 from reproduce.common import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Result, figure, run
+from reproduce.fabric import Fabric
 from syncline.collectives import best_blocks, program
 from syncline.model.collective_costs import all_reduce_line
-from syncline.simulator.chunks import simulate_chunks
-from syncline.simulator.fabric import Fabric
 
 NAME = "mgwfbp_table2"
 WORKERS = (2, 4, 8, 16, 32, 64, 128)

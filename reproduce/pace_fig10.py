@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from reproduce.common import COLOURS, LABELS, Result, figure, planner, run
-from reproduce.pace_speed import TITLES, WORKERS, link, models
-from syncline.model.network import Network
+from reproduce.common import COLOURS, LABELS, Result, figure, run
+from reproduce.pace_speed import STARTUPS_S, TITLES, USUAL, WORKERS, models, network, plan
 from syncline.simulator.predict import predict
 
 NAME = "pace_fig10"
@@ -21,11 +20,10 @@ def compute() -> Result:
     """Simulate, and sample the channel as often as the paper does."""
     found: Result = {}
     for name, profile in models().items():
-        network = Network.of_link(link(GIGABITS), workers=WORKERS)
+        on = network(GIGABITS, WORKERS, STARTUPS_S[USUAL])
         found[name] = {}
         for which in PLANNERS:
-            plan = planner(which).plan(profile, network)
-            timeline = predict(profile, network, plan).timeline
+            timeline = predict(profile, on, plan(which, profile, on)).timeline
             period = timeline.iteration_ns / 1e6
             busy = np.zeros(int(np.ceil(SHOWN * period / STEP_MS)) + 1)
             for again in range(SHOWN):
@@ -53,7 +51,7 @@ def draw(result: Result) -> Figure:
     """Draw the share of time in which the network is busy."""
     count = len(result["models"])
     made, axes = figure(
-        len(PLANNERS), count, width=4.8 * count, height=4.6, sharex="col", sharey=True
+        len(PLANNERS), count, width=max(3.1 * count, 6.4), height=5.2, sharex="col", sharey=True
     )
     for column, (name, found) in enumerate(result["models"].items()):
         for row, which in enumerate(PLANNERS):
@@ -66,14 +64,12 @@ def draw(result: Result) -> Figure:
                 color=COLOURS[which],
             )
             axis.set_title(
-                f"{TITLES.get(name, name)}, {LABELS[which]}: idle {found[which]['idle_ms']:.0f} "
+                f"{TITLES[name]}, {LABELS[which]}:\nidle {found[which]['idle_ms']:.0f} "
                 f"of {found[which]['iteration_ms']:.0f} ms"
             )
             if column == 0:
                 axis.set_ylabel("busy, %")
-        axes[(len(PLANNERS) - 1) * count + column].set_xlabel(
-            "time, ms (steps of 5 ms, three iterations)"
-        )
+        axes[(len(PLANNERS) - 1) * count + column].set_xlabel("time, ms (three iterations)")
     return made
 
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from reproduce.common import COLOURS, LABELS, Result, figure, run, scaled
-from reproduce.pace_speed import TITLES, WORKERS, draw_speed, gains, link, models, speeds
-from syncline.model.network import Network
+from reproduce.pace_speed import (
+    COMPARED,
+    PLANNERS,
+    STARTUPS_S,
+    TITLES,
+    USUAL,
+    WORKERS,
+    draw_speed,
+    gains,
+    models,
+    network,
+    speeds,
+)
 
 NAME = "pace_fig9"
 GIGABITS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 25)
@@ -15,22 +26,26 @@ AT_GIGABITS = 10
 
 
 def compute() -> Result:
-    """Simulate every bandwidth, and at one bandwidth slower and faster GPUs."""
+    """Simulate every bandwidth with both startups, and at one slower and faster GPUs."""
     found = {}
     for name, profile in models().items():
-        rows = []
-        for gigabits in GIGABITS:
-            planners = speeds(profile, Network.of_link(link(gigabits), workers=WORKERS))
-            rows.append({"gbit": gigabits, "planners": planners, "pace_over": gains(planners)})
-        network = Network.of_link(link(AT_GIGABITS), workers=WORKERS)
+        by_startup = {}
+        for startup, startup_s in STARTUPS_S.items():
+            names = PLANNERS if startup == USUAL else (*COMPARED, "overlap")
+            rows = []
+            for gigabits in GIGABITS:
+                planners = speeds(profile, network(gigabits, WORKERS, startup_s), names)
+                rows.append({"gbit": gigabits, "planners": planners, "pace_over": gains(planners)})
+            by_startup[startup] = rows
+        at = network(AT_GIGABITS, WORKERS, STARTUPS_S[USUAL])
         stretched = []
         for stretch in STRETCHES:
             here = scaled(profile, stretch)
-            planners = speeds(here, network)
+            planners = speeds(here, at, COMPARED)
             stretched.append({"computation_s": here.computation_s, "pace_over": gains(planners)})
         found[name] = {
             "computation_s": profile.computation_s,
-            "rows": rows,
+            "rows": by_startup,
             "by_computation": stretched,
         }
     return {"source": "PACE, Fig. 9 and section VI-D", "workers": WORKERS, "models": found}
@@ -39,19 +54,21 @@ def compute() -> Result:
 def draw(result: Result) -> Figure:
     """Draw the speed, and PACE's gain."""
     count = len(result["models"])
-    made, axes = figure(3, count, width=4.7 * count, height=9.2)
+    made, axes = figure(3, count, width=max(3.1 * count, 6.4), height=9.2)
     for column, (name, found) in enumerate(result["models"].items()):
         speed, gain, by_gpu = (axes[column + row * count] for row in range(3))
-        draw_speed(speed, found["rows"], "gbit")
+        rows = found["rows"][USUAL]
+        draw_speed(speed, rows, "gbit")
+        if column == 0:
+            speed.set_ylabel("batches a second and worker")
         speed.set_xlabel("bandwidth, Gbit/s")
-        speed.set_ylabel("batches a second and worker")
         speed.set_title(
-            f"{TITLES.get(name, name)}, 12 workers, computing {found['computation_s'] * 1e3:.0f} ms"
+            f"{TITLES[name]}, 12 workers,\ncomputing {found['computation_s'] * 1e3:.0f} ms"
         )
         for base, style in (("wfbp", "o-"), ("horovod", "s--"), ("tictac", "^-")):
             gain.plot(
-                [row["gbit"] for row in found["rows"]],
-                [100 * row["pace_over"][base] for row in found["rows"]],
+                [row["gbit"] for row in rows],
+                [100 * row["pace_over"][base] for row in rows],
                 style,
                 color=COLOURS[base],
                 label=f"over {LABELS[base]}",
@@ -64,11 +81,12 @@ def draw(result: Result) -> Figure:
                 label=f"over {LABELS[base]}",
             )
         gain.set_xlabel("bandwidth, Gbit/s")
-        by_gpu.set_xlabel(f"computing, ms an iteration ({AT_GIGABITS} Gbit/s)")
+        by_gpu.set_xlabel(f"computing, ms an iteration\n({AT_GIGABITS} Gbit/s)")
         by_gpu.set_xscale("log")
         for axis in (gain, by_gpu):
             axis.axhline(0, color="#777777", linewidth=0.8)
-            axis.set_ylabel("PACE is faster by, %")
+            if column == 0:
+                axis.set_ylabel("PACE is faster by, %")
         ticks = [round(1e3 * row["computation_s"]) for row in found["by_computation"]][::2]
         by_gpu.set_xticks(ticks, [str(t) for t in ticks])
         by_gpu.minorticks_off()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
+from reproduce.chunks import simulate_chunks
 from reproduce.common import GREY, PURPLE, RED, SKY, Result, figure, run
+from reproduce.fabric import Fabric, FabricWire
 from reproduce.pipeline_table1 import (
     ALGORITHMS,
     BETA,
@@ -19,8 +21,6 @@ from reproduce.pipeline_table1 import (
     make,
 )
 from syncline.collectives import Collective, program
-from syncline.simulator.chunks import simulate_chunks
-from syncline.simulator.fabric import Fabric, FabricWire
 
 NAME = "pipeline_fig4"
 RANKS = (2, 3, 4, 6, 8, 16, 32, 64)

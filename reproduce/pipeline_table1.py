@@ -12,12 +12,12 @@ from fractions import Fraction
 
 from matplotlib.figure import Figure
 
+from reproduce.chunks import simulate_chunks
 from reproduce.common import BLUE, GREEN, ORANGE, Result, figure, run
 from reproduce.counted_cost import Cost, derived_cost
+from reproduce.fabric import Fabric
 from syncline.collectives import Collective, Schedule, program
 from syncline.model.collective_costs import doubling_rounds
-from syncline.simulator.chunks import simulate_chunks
-from syncline.simulator.fabric import Fabric
 
 NAME = "pipeline_table1"
 RANKS = range(2, 65)

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": BOTTOM,
     "traces": DATA,
     "collectives": CORE,
-    "simulator": CORE | {"collectives"},
+    "simulator": CORE,
     "groups": CORE | {"collectives"},
     "planners": EXACT,
     "sparse": TOOLS | {"measure", "torch_private"},

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from reproduce.dependencies import dependencies
 
 from syncline.collectives import Schedule, Step, program
-from syncline.collectives.dependencies import dependencies
 from syncline.model.pipeline_costs import pipeline_steps
 from tests.collectives.programs import each
 from tests.collectives.proof import verify

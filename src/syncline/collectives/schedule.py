@@ -37,7 +37,7 @@ class Schedule:
     step it sends its blocks as they were before the step, while it receives; received blocks
     replace its own (copy) or are added to them (reduce). Transfers of one step are
     independent of each other. A rank need not wait for other ranks to reach the step: it waits for
-    the data only (see :func:`~syncline.collectives.dependencies.dependencies`).
+    the data only.
 
     Each transfer is one row of the arrays, which are sorted by step and read-only; so every send
     has its receive by construction. A ring over 1,024 ranks has 2.1 million rows of 21 bytes.

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reproduce.fabric import Fabric, FabricWire, Slowdown
 
 from syncline.errors import UserError
-from syncline.simulator.fabric import Fabric, FabricWire, Slowdown
 
 INSIDE = FabricWire(alpha_s=1e-6, beta_s_per_byte=1e-10)
 BETWEEN = FabricWire(alpha_s=1e-5, beta_s_per_byte=1e-9)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reproduce.chunks import ChunkTimes, simulate_chunks
 from reproduce.counted_cost import derived_cost
+from reproduce.fabric import Fabric, FabricWire, Slowdown
 
 from syncline.collectives import PROGRAMS, Collective, Schedule, best_blocks
 from syncline.errors import MismatchError, UserError
 from syncline.model.collective_costs import all_reduce_line
-from syncline.simulator.chunks import ChunkTimes, simulate_chunks, simulated_curve
-from syncline.simulator.fabric import Fabric, FabricWire, Slowdown
 from tests.collectives.programs import NAMES, PIPELINED, every_pipelined, every_program, make
 from tests.strategies import few
 
@@ -380,27 +380,3 @@ def most_at_once(times: ChunkTimes, rows: Iterable[int]) -> int:
         running += change
         most = max(most, running)
     return most
-
-
-class TestCurves:
-    def test_a_straight_line_comes_back(self) -> None:
-        curve = simulated_curve(all_reduce("recursive-doubling", 8), flat(8), [0, 1 << 20, 1 << 24])
-        line = all_reduce_line(
-            "recursive-doubling",
-            workers=8,
-            alpha_s=ALPHA_S,
-            beta_s_per_byte=BETA,
-            gamma_s_per_byte=GAMMA,
-        )
-        for size_bytes in (0, 1000, 1 << 20, 1 << 22, 1 << 28):
-            assert curve.seconds(size_bytes) == pytest.approx(line.seconds(size_bytes), rel=1e-5)
-
-    def test_contention_is_in_the_curve(self) -> None:
-        hosts = Fabric.of_hosts(2, 4, inside=WIRE, between=WIRE)
-        curve = simulated_curve(all_reduce("recursive-doubling", 8), hosts, [0, 1 << 20])
-        assert curve.seconds(1 << 20) == pytest.approx(6 * alone_s(1 << 20))
-
-    @pytest.mark.parametrize("sizes", [[], [0], [1, 2], [0, 2, 2], [0, 3, 2]])
-    def test_sizes_that_make_no_curve(self, sizes: list[int]) -> None:
-        with pytest.raises(UserError, match="at least two increasing sizes that begin with 0"):
-            simulated_curve(all_reduce("ring", 2), flat(2), sizes)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.dependencies import dependencies
+from reproduce.dependencies import dependencies
+from reproduce.fabric import Fabric
 from syncline.collectives.schedule import Schedule
 from syncline.errors import MismatchError, UserError, quoted, require_known
-from syncline.model.cost import CostCurve, CostSegment
 from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
-from syncline.simulator.fabric import Fabric
 from syncline.simulator.graph import TaskGraph, Times
 
-__all__ = ["ChunkTimes", "TransferOrder", "simulate_chunks", "simulated_curve"]
+__all__ = ["ChunkTimes", "TransferOrder", "simulate_chunks"]
 
 TransferOrder = Literal["ready", "program"]
 """In which order a port takes its transfers; see :func:`simulate_chunks`."""
@@ -56,7 +54,7 @@ def simulate_chunks(
     """Run a schedule for a vector of ``size_bytes`` on a fabric.
 
     A transfer begins once its sender has the data and every resource that it needs is free (see
-    :class:`~syncline.simulator.fabric.Fabric`). What is to be reduced comes into a buffer; the
+    :class:`~reproduce.fabric.Fabric`). What is to be reduced comes into a buffer; the
     receiver then adds it in ``gamma M``, one reduction at a time, while its ports go on. What is to
     be copied comes in place, so that the transfer waits until the receiver has sent what was there.
     All ranks start at 0. A block of no bytes is sent all the same and costs alpha.
@@ -129,45 +127,6 @@ def simulate_chunks(
         stop_ns=stop[: len(schedule)],
         done_ns=stop[result],
         busy_ns=lanes.busy_ns(np.concatenate([transfers_ns, reductions_ns])),
-    )
-
-
-def simulated_curve(
-    schedule: Schedule,
-    fabric: Fabric,
-    sizes_bytes: Sequence[int],
-    *,
-    order: TransferOrder = "ready",
-) -> CostCurve:
-    """Return the cost of a collective as planners read it, from simulations of several sizes.
-
-    It is linear between the sizes, and goes on beyond the last with the last slope. So a network
-    with a shared card, a slow link or an oversubscribed switch can be planned for: ``Network(...,
-    all_reduce=simulated_curve(...))``.
-
-    Args:
-        schedule: the program.
-        fabric: what it runs on.
-        sizes_bytes: at least two increasing sizes, the first of them 0.
-        order: how ports choose among transfers.
-
-    Raises:
-        UserError: there are fewer sizes, or they do not increase from 0.
-    """
-    sizes = list(sizes_bytes)
-    if len(sizes) < 2 or sizes[0] != 0 or sorted(set(sizes)) != sizes:
-        raise UserError(f"expected at least two increasing sizes that begin with 0, found {sizes}")
-    costs_s = [
-        simulate_chunks(schedule, fabric, size_bytes=size, order=order).total_s for size in sizes
-    ]
-    # In rare cases a larger vector is faster, because its transfers are ordered more favourably.
-    costs_s = np.maximum.accumulate(costs_s).tolist()
-    slopes = np.diff(costs_s) / np.diff(sizes)
-    return CostCurve(
-        segments=tuple(
-            CostSegment(start_bytes=size, cost_s=cost, s_per_byte=float(slope))
-            for size, cost, slope in zip(sizes, costs_s, slopes, strict=False)
-        )
     )
 
 

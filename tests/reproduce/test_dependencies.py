@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from reproduce.dependencies import Pairs, dependencies
 
 from syncline.collectives import Collective, Schedule, program
-from syncline.collectives.dependencies import Pairs, dependencies
 from tests.collectives.interpreter import run_arrays
 from tests.collectives.programs import NAMES, each, make
 

@@ -1,0 +1,144 @@
+"""PACE's Fig. 10 measured: what passes a host's network interface in every 5 ms of a replay.
+
+ResNet-50 is replayed between emulated hosts, with plans for a ring over their
+links. Links are slow and computation as much slower, so that processors limit neither. Rank 0 reads
+its interface's counter in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.common import save
+from benchmarks.step_cells import Cell
+from benchmarks.step_models import MODELS
+from syncline.model.network import Link, Network
+from syncline.planners import planner_named
+from syncline.planners.overlap import Overlap
+from syncline.processes import run_folder
+from syncline.replay.contest import planned, run_contest
+from syncline.testbed import Cluster, Testbed
+from syncline.testbed.cluster import DEVICE
+
+STEP_S = 5e-3
+CELL = Cell(model="resnet50", workers=4, rate="200mbit")
+STARTUP_S = 1e-4
+"""Of a message between two hosts."""
+ITERATIONS, WARM_UP = 4, 1
+PLANS = ("horovod", "pace", "overlap")
+TIMEOUT_S = 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plan", help="work as a rank of a replay, with this plan")
+    parser.add_argument("--to", type=Path, help="where rank 0 then writes what it found")
+    arguments = parser.parse_args()
+    if arguments.plan is not None:
+        work(arguments.plan, arguments.to)
+        return
+    measured = {}
+    for name in PLANS:
+        with run_folder() as folder:
+            found = folder / "found.json"
+            command = [sys.executable, "-m", "benchmarks.network_use", "--plan", name]
+            with Testbed(Cluster.of(hosts=CELL.workers, rate=CELL.rate)) as bed:
+                result = bed.run([*command, "--to", str(found)], timeout_s=TIMEOUT_S)
+            if not found.exists():
+                raise SystemExit(f"{name}: the replay failed: {''.join(result.stderr)}")
+            measured[name] = json.loads(found.read_text())
+        print(f"{name}: {measured[name]['iteration_s']:.2f} s an iteration", flush=True)
+    save(
+        "network_use",
+        {
+            "model": CELL.model,
+            "workers": CELL.workers,
+            "rate": CELL.rate,
+            "rate_bytes_per_s": CELL.rate_bytes_per_s,
+            "step_s": STEP_S,
+            "measured": measured,
+        },
+    )
+
+
+def work(name: str, to: Path) -> None:
+    """Replay one plan; rank 0 writes the iteration, and the bytes sent in every step."""
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    dist.init_process_group("gloo")
+    profile = CELL.profile()
+    link = Link(alpha_s=STARTUP_S, beta_s_per_byte=1 / CELL.rate_bytes_per_s, gamma_s_per_byte=0.0)
+    network = Network.of_link(link, workers=CELL.workers)
+    planner = Overlap() if name == Overlap.NAME else planner_named(name)
+    contestant = planned(planner.plan(profile, network))
+    sampler = Sampler()
+    laps = run_contest(
+        profile,
+        [contestant],
+        rounds=1,
+        iterations=ITERATIONS,
+        warmup=WARM_UP,
+        shapes=MODELS[CELL.model].shapes(),
+    )
+    (lap,) = laps[contestant.name]
+    samples = sampler.stop()
+    if dist.get_rank() == 0:
+        # The iterations measured, without those before.
+        steps = round(ITERATIONS * lap.iteration_s / STEP_S)
+        found = {"iteration_s": lap.iteration_s, "sent_bytes": sent_in_steps(samples)[-steps:]}
+        to.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Sampler:
+    """Reads what this host has sent, at short intervals, until it is stopped."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, int]] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(STEP_S / 2):
+            self._samples.append((time.monotonic(), sent_bytes()))
+
+    def stop(self) -> list[tuple[float, int]]:
+        """Return moments in seconds, and the bytes sent until then."""
+        self._stopped.set()
+        self._thread.join()
+        return self._samples
+
+
+def sent_bytes() -> int:
+    """Return the bytes that this host's interface has sent."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        device, _, counters = line.partition(":")
+        if device.strip() == DEVICE:
+            return int(counters.split()[8])
+    raise SystemExit(f"no interface {DEVICE} here; this must run on an emulated host")
+
+
+def sent_in_steps(samples: list[tuple[float, int]]) -> list[int]:
+    """Return the bytes sent in every step from the first sample on, by linear interpolation."""
+    moments = torch.tensor([moment for moment, _ in samples], dtype=torch.float64)
+    totals = torch.tensor([total for _, total in samples], dtype=torch.float64)
+    steps = torch.arange(float(moments[0]), float(moments[-1]), STEP_S, dtype=torch.float64)
+    after = torch.searchsorted(moments, steps).clamp(1, len(samples) - 1)
+    share = (steps - moments[after - 1]) / (moments[after] - moments[after - 1])
+    at = totals[after - 1] + share * (totals[after] - totals[after - 1])
+    found: list[int] = at.diff().round().long().tolist()
+    return found
+
+
+if __name__ == "__main__":
+    main()
