@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline.devices import device_group, pipeline
+from syncline.devices import DeviceGroup, device_group, pipeline
 from tests.devices.fake_device import FakeDevice, Ticket, World
-from tests.devices.fake_group import DeadlockError, Turns
+from tests.devices.fake_group import DeadlockError, FakeGroup, Turns
 from tests.devices.trials import Call, wrong_chain, wrong_results
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -85,6 +86,39 @@ def test_every_wait_is_needed(wait: tuple[str, int]) -> None:
         or wrong_chain(seed, dropped=wait)
         for seed in range(TRIALS)
     )
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_collectives_may_be_under_way_together(seed: int) -> None:
+    """The second is waited for first, on another stream; each reuses its memory after its wait."""
+    world, turns = World(seed), Turns(3, seed)
+    found: list[list[torch.Tensor]] = [[] for _ in range(3)]
+
+    def job(rank: int) -> None:
+        device = FakeDevice(world)
+        first, second = device.current, device.stream()
+        fake: Any = FakeGroup(turns, rank)
+        with DeviceGroup(fake, device, block_bytes=16, window=2) as group:
+            tensors = [torch.full((11,), torch.nan) for _ in range(2)]
+            works = []
+            for number, tensor in enumerate(tensors):
+                device.copy(first, torch.full_like(tensor, rank + 10.0 * number), tensor)
+                works.append(group.begin("all-reduce", tensor))
+            for number, stream in ((1, second), (0, first)):
+                device.current = stream
+                works[number].wait()
+                result = torch.full_like(tensors[number], torch.nan)
+                found[rank].append(result)
+                device.copy(stream, tensors[number], result)
+                device.copy(stream, torch.full_like(result, torch.nan), tensors[number])
+
+    for outcome in turns.run(job):
+        if outcome is not None:
+            raise outcome
+    world.finish()
+    for results in found:
+        assert [result.unique().tolist() for result in results] == [[33.0], [3.0]]
 
 
 # ---------------------------------------------------------------------- the fakes themselves

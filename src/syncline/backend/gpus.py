@@ -66,7 +66,7 @@ class Gpus:
         return self._others[kind]
 
     def _made(self, kind: str) -> Any:
-        owner = self._owner()
+        owner: Any = self._owner()
         if owner not in known_groups():
             backends = {"cuda": NAME}
         else:

@@ -616,11 +616,15 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ inside
 
-    def _other(self, tensors: Sequence[Tensor]) -> Any:
-        """Return the group of another backend that serves the device of these tensors, if any."""
+    def _other(self, tensors: Sequence[Tensor]) -> ProcessGroup | None:
+        """Return the group of another backend that serves the device of these tensors, if any.
+
+        It is torch's own, which has the same methods and returns works of its own.
+        """
         if not tensors or tensors[0].is_cpu:
             return None
-        return self._gpus.other(tensors[0].device)
+        found: ProcessGroup | None = self._gpus.other(tensors[0].device)
+        return found
 
     def _begun(
         self,

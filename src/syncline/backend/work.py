@@ -25,6 +25,9 @@ from syncline.torch_private import RecordFunction, end_range, tree_leaves, untra
 
 __all__ = ["BackendWork", "Completer", "Future", "profiled"]
 
+Device = int | str | torch.device
+"""As futures of torch take them."""
+
 
 @untraced
 class BackendWork(dist.Work):
@@ -147,7 +150,7 @@ class BackendWork(dist.Work):
                 return self._future
             # Whoever waits for the future has their streams wait for those of this thread.
             tensors = [each for each in tree_leaves(self._results) if torch.is_tensor(each)]
-            devices = list({tensor.device for tensor in tensors if not tensor.is_cpu})
+            devices: list[Device] = list({each.device for each in tensors if not each.is_cpu})
             future: torch.futures.Future[Any] = (
                 torch.futures.Future(devices=devices)
                 if self._completer is None
@@ -224,7 +227,7 @@ class Completer:
 class Future(torch.futures.Future[Any]):
     """A future whose callbacks run on its group's thread, even if it is complete already."""
 
-    def __init__(self, completer: Completer, devices: Sequence[torch.device] = ()) -> None:
+    def __init__(self, completer: Completer, devices: Sequence[Device] = ()) -> None:
         super().__init__(devices=list(devices))
         self._completer = completer
         self._devices = devices

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
+from syncline.devices import DeviceGroup
 from syncline.groups import Group
 from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
@@ -63,7 +64,10 @@ def train(
 
 
 def _prepare(
-    config: TrainingConfig, worker: Worker, group: Group | None, progress: TrainingProgress
+    config: TrainingConfig,
+    worker: Worker,
+    group: Group | DeviceGroup | None,
+    progress: TrainingProgress,
 ) -> _Training:
     """Load the data, build the twins and bring them to where the checkpoint was written."""
     task = task_of(config)

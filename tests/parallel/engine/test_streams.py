@@ -20,7 +20,6 @@ ROWS = [
     "Adam, foreach",
     "`clip_grad_norm_`",
     "gradient accumulation without `no_sync`",
-    "parameters read in every way after `step`",
 ]
 STYLES = {
     "messages": Style(),
