@@ -258,8 +258,6 @@ def test_a_trace_is_simulated_for_its_own_workers(run: Run, tmp_path: Path) -> N
 def test_what_a_parameter_server_does_not_count_is_said(run: Run, profile: Path) -> None:
     options = ("--strategy", "parameter-server", "--planner", "ddp")
     assert swept(run, profile, LINK, *options).notes == ()
-    hosts = swept(run, profile, "bandwidth=10gbit,hosts=4x8", *options)
-    assert "hosts do not count" in hosts.notes[0]
     trees = swept(run, profile, f"{LINK},algorithm=tree", *options)
     assert "the network's binary-tree does not count" in trees.notes[0]
     clipped = swept(run, profile, LINK, *options, "--clip")

@@ -307,6 +307,7 @@ def test_two_at_once_never_hide_less_than_nothing(
     two: list[tuple[int, float]], one: list[tuple[int, float]]
 ) -> None:
     alone = fit_cost_curve(points(one)).curve
+    two = list(zip(sorted(m for m, _ in two), sorted(t for _, t in two), strict=True))
     curve = fit_pipelined(points(two), alone)
     occupied = fit_cost_curve(points(two)).curve
     lifted = occupied.without_gain_from_cutting()
@@ -317,6 +318,16 @@ def test_two_at_once_never_hide_less_than_nothing(
         all(rest[m] == pytest.approx(c.seconds(m), rel=1e-6, abs=1e-12) for m in sizes)
         for c in (occupied, lifted)
     )
+
+
+def test_noise_of_small_messages_leaves_the_rate_of_large_ones() -> None:
+    # Measured on four emulated hosts at 1 Gbit/s.
+    sizes = [1 << n for n in (8, 10, 12, *range(14, 24))]
+    times_ms = (5.05, 3.24, 2.41, 3.28, 3.38, 4.33, 4.03, 4.44, 6.73, 13.07, 26.40, 52.54, 103.36)
+    two = [(size, ms / 1e3) for size, ms in zip(sizes, times_ms, strict=True)]
+    curve = fit_pipelined(points(two), CostCurve.line(0.0, 1.2e-8))
+    for size, seconds in two[-5:]:
+        assert curve.seconds(size) - curve.startup_s == pytest.approx(seconds, rel=0.05)
 
 
 def test_noise_makes_no_cut_free() -> None:

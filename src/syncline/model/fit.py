@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -117,10 +118,14 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     by ``CREDIBLE_GAIN``. The extra time of a message alone is the startup that the other message
     hides: its median over the sizes at which the startup is visible.
 
+    A larger message that took less is taken for noise, which rows of small messages have most of:
+    otherwise it would hide where the startup ends and the rate begins, and one line through both
+    promises a sixth less than large messages take.
+
     ``points`` are seconds a message, of messages two at a time; ``alone`` is the cost of one at a
     time. Errors are those of :func:`fit_cost_curve`.
     """
-    occupied = fit_cost_curve(points).curve
+    occupied = fit_cost_curve(_non_decreasing(points)).curve
     largest_bytes = max(p.size_bytes for p in points)
     cheapest = min(p.time_s / p.size_bytes for p in points if p.size_bytes)
     if cheapest * largest_bytes > occupied.seconds(largest_bytes) * (1 - CREDIBLE_GAIN):
@@ -137,6 +142,26 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
         rows.append((1, hidden_s + first.cost_s + first.s_per_byte, first.s_per_byte))
     rows += [(s.start_bytes, hidden_s + s.cost_s, s.s_per_byte) for s in others]
     return CostCurve.of_rows(rows)
+
+
+def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
+    """Return the points with times that never fall, nearest in absolute logarithms (isotonic).
+
+    Neighbours that are out of order take their (lower) median: a mean would let a single slow
+    measurement lift those after it.
+    """
+    ordered = sorted(points, key=lambda point: point.size_bytes)
+    pools: list[list[float]] = []  # each sorted; its value is its lower median
+    for point in ordered:
+        pool = [point.time_s]
+        while pools and _lower_median(pools[-1]) > _lower_median(pool):
+            pool = sorted(pools.pop() + pool)
+        pools.append(pool)
+    times = (_lower_median(pool) for pool in pools for _ in pool)
+    return [
+        msgspec.structs.replace(point, time_s=seconds)
+        for point, seconds in zip(ordered, times, strict=True)
+    ]
 
 
 def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
