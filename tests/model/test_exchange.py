@@ -154,6 +154,13 @@ def test_the_hosts_are_added_to_what_was_measured(
     assert found.seconds(size) == pytest.approx(curve.seconds(size) + size / rate)
 
 
+def test_a_slow_host_changes_nothing_of_a_measured_linear_pipeline() -> None:
+    curve = CostCurve.of_rows([(0, 0.0, 0.0), (1, 1.0, 0.0)])
+    before = exchange("linear-pipeline")
+    after = msgspec.structs.replace(before, stages=(Stage(at="host", bytes_per_s=1000.0),))
+    assert rescaled(curve, before, after, REFERENCE).seconds(1) == pytest.approx(1.001)
+
+
 @pytest.mark.parametrize("algorithm", EXCHANGES)
 def test_jobs_share_what_links_and_switches_transmit(algorithm: str) -> None:
     """Of two jobs each has half: twice the time for the bytes, and none for another startup."""

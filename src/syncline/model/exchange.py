@@ -212,11 +212,14 @@ class Exchange(Value, frozen=True, kw_only=True):
         """Return the cost as a function of the bytes of the dense message."""
         if self.algorithm in SERVER_ALGORITHMS:
             return CostCurve.in_turn((self.push_curve(), self.pull_curve()))
-        links, beside = self._links_curve(), self.computing_curve()
+        links, beside = self.links_curve(), self.computing_curve()
         return links if beside == _NOTHING else CostCurve.in_turn((links, beside))
 
-    def _links_curve(self) -> CostCurve:
-        """Return the part of an all-reduce or a sparse exchange that links and switches take."""
+    def links_curve(self) -> CostCurve:
+        """Return the part of the cost that links and switches take."""
+        if self.algorithm in SERVER_ALGORITHMS:
+            switches = tuple(stage for stage in self.stages if stage.at == "switch")
+            return msgspec.structs.replace(self, stages=switches).curve()
         if self.algorithm in SPARSE_ALGORITHMS:
             assert self.density is not None
             return sparse_line(
@@ -371,7 +374,7 @@ def rescaled(
 def _link_rescaled(
     curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
 ) -> CostCurve:
-    old, new = (each.curve().less(each.computing_curve()) for each in (before, after))
+    old, new = (each.links_curve() for each in (before, after))
     if old == new:
         return curve
     old_a_s, old_b = old.linearised(reference_bytes)
