@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
+from reproduce.architectures import Layer, trained
 from reproduce.common import (
     COLOURS,
     LABELS,
@@ -21,7 +22,7 @@ from reproduce.common import (
 )
 from reproduce.inputs import shared_traces
 from syncline.model.network import Network
-from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.profile import Profile
 
 NAME = "dag_resnet"
 CLUSTERS = {
@@ -39,30 +40,8 @@ TENSORS, TENSOR_BYTES = 161, 635_000
 
 def even() -> Profile:
     """Return a network of 161 equal layers of ResNet-50's bytes, half as long forward as back."""
-    forward = [
-        Operation(name=f"f{i}", phase="forward", duration_s=0.5, after=(i - 1,) if i else ())
-        for i in range(TENSORS)
-    ]
-    backward = [
-        Operation(name=f"b{i}", phase="backward", duration_s=1.0, after=(TENSORS + i - 1,))
-        for i in range(TENSORS)
-    ]
-    return Profile(
-        model="161 equal layers",
-        device="described",
-        workers=1,
-        iterations=1,
-        operations=(*forward, *backward),
-        gradients=tuple(
-            Gradient(
-                name=f"g{i}",
-                elements=TENSOR_BYTES // 4,
-                ready_after=TENSORS + i,
-                needed_by=TENSORS - 1 - i,
-            )
-            for i in range(TENSORS)
-        ),
-    )
+    layers = [Layer((TENSOR_BYTES // 4,), macs=1)] * TENSORS
+    return trained(f"{TENSORS} equal layers", layers, backward_s=float(TENSORS))
 
 
 def compute() -> Result:
