@@ -33,7 +33,7 @@ from syncline.planners.auto import CONFIDENCE
 from syncline.planners.ddp import Ddp
 from syncline.planners.wfbp import Single
 
-__all__ = ["RankMeasurements", "Settings", "Stage", "StageResult"]
+__all__ = ["RankMeasurements", "Settings", "Stage", "StageResult", "last_batch_s"]
 
 PROBE_ITERATIONS = 2.0
 """Iterations that the sweeps of the network probe may take."""
@@ -125,12 +125,7 @@ class RankMeasurements:
         everyone = self.gather([median(times_s), standard_error(times_s)] if times_s else None)
         if None in everyone:
             return None
-        # The reducer's timers begin with the last micro-batch.
-        alone_s = math.fsum(
-            operation.duration_s
-            for operation in profile.operations
-            if operation.phase in COMPUTING and operation.name != ACCUMULATING
-        )
+        alone_s = last_batch_s(profile)
         excess_s = median([value for value, _ in everyone]) - alone_s
         noise_s = math.sqrt(2) * median([error for _, error in everyone])
         return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
@@ -211,3 +206,11 @@ class RankMeasurements:
         if "error" in outcome:
             raise UserError(f"rank 0 could not plan: {outcome['error']}")
         return outcome["value"]
+
+
+def last_batch_s(profile: Profile) -> float:
+    """Return how long the passes of the last micro-batch take, which the reducer times."""
+    names = [operation.name for operation in profile.operations]
+    first = names.index(ACCUMULATING) + 1 if ACCUMULATING in names else 0
+    last = profile.operations[first:]
+    return math.fsum(o.duration_s for o in last if o.phase in COMPUTING)
