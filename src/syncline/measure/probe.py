@@ -81,7 +81,8 @@ def probe(
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds: sweep for about this long, but at least 4 times (twice above 8 MiB), at most 15.
+        seconds: sweep as often as a size and all smaller ones take about this long, but at least 4
+            times (twice above 8 MiB), at most 15: small messages vary most.
         pipelined: measure rows of messages, too: with two under way at once, and one after the
             other.
         contention: guess by how much computing and communicating slow each other, from products of
@@ -178,16 +179,18 @@ class _Session:
 
         times: dict[int, list[float]] = {size: [] for size in sizes}
         first = [exchange(size) for size in sizes]  # connects and warms up
-        cheap_s = 0.0
+        sweeps: dict[int, int] = {}
+        up_to_here_s = 0.0
         for size, own_s, slowest_s in zip(sizes, first, self._slowest(first), strict=True):
-            if size <= COSTLY_BYTES:
-                cheap_s += slowest_s
-            else:
+            up_to_here_s += slowest_s
+            fitting = round(seconds / max(up_to_here_s, 1e-6))
+            sweeps[size] = min(max(fitting, MIN_SWEEPS), MAX_SWEEPS)
+            if size > COSTLY_BYTES:
+                sweeps[size] = COSTLY_SWEEPS
                 times[size].append(own_s)
-        sweeps = min(max(round(seconds / max(cheap_s, 1e-6)), MIN_SWEEPS), MAX_SWEEPS)
-        for number in range(sweeps):
+        for number in range(max(sweeps.values())):
             for size in sizes:
-                if size <= COSTLY_BYTES or number < COSTLY_SWEEPS:
+                if number < sweeps[size]:
                     times[size].append(exchange(size))
         return self._measurements(times, lower_quartile)
 

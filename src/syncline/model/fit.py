@@ -47,13 +47,13 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     A library switches algorithm at certain sizes, so an all-reduce is no straight line over six
     decades; and least squares of seconds would let the largest message decide alone. The pieces
     are lines of least squared *relative* error, weighted by the logarithm of size, so that sizes
-    that were sampled densely do not decide for the others. Where the pieces begin is found exactly
-    by dynamic programming over the points, and how many there are by the Bayesian information
-    criterion. No piece falls, but the next may begin lower: a library may switch to an algorithm
+    that were sampled densely do not decide for the others. How many pieces there are and where they
+    begin is found exactly by dynamic programming over the points: the likeliest, each piece with
+    noise of its own. No piece falls, but the next may begin lower: a library may switch to an algorithm
     that is faster. Beyond the largest size the curve goes on with the mean cost a byte from a
     sixteenth of that size on.
 
-    Sizes may be repeated; their (lower) median counts. O(n^2 k) for n sizes and k pieces.
+    Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
 
     Raises:
         UserError: there are fewer than two sizes or more than 4,096, a size is below 0, or a time
@@ -200,28 +200,41 @@ def _best_pieces(
 ) -> list[int]:
     """Return the index of the first point of each piece."""
     count = len(sizes)
-    cost = _squared_errors(sizes, times, weights)
-    # best[j]: least squared error of the first j points in k pieces; cuts[k][j]: where the last of
-    # them begins.
-    best = np.full(count + 1, math.inf)
-    best[0] = 0.0
-    cuts: list[NDArray[np.intp]] = []
-    found = (math.inf, 0)
-    for pieces in range(1, count // POINTS_PER_SEGMENT + 1):
-        penalty = 3 * pieces * math.log(count)
-        if count * math.log(RESOLUTION**2) + penalty >= found[0]:
-            break  # not even a perfect fit would gain
-        with_last = best[:count, None] + cost
-        cuts.append(with_last.argmin(axis=0))
-        best = with_last.min(axis=0)
-        squared = max(float(best[count]), count * RESOLUTION**2)
-        found = min(found, (count * math.log(squared / count) + penalty, pieces))
+    criterion = _criterion(_squared_errors(sizes, times, weights), weights)
+    # best[j]: the criterion of the first j points; last[j]: where the last of their pieces begins.
+    best = np.zeros(count + 1)
+    last = np.zeros(count + 1, dtype=np.intp)
+    for j in range(1, count + 1):
+        ways = best[:j] + criterion[:j, j]
+        last[j] = ways.argmin()
+        best[j] = ways[last[j]]
     starts: list[int] = []
     j = count
-    for row in reversed(cuts[: found[1]]):
-        j = int(row[j])
+    while j:
+        j = int(last[j])
         starts.append(j)
     return starts[::-1]
+
+
+def _criterion(squared: NDArray[np.float64], weights: Sequence[float]) -> NDArray[np.float64]:
+    """Return, for points i to j - 1, -2 times the logarithm of how likely a piece makes them.
+
+    Every piece has noise of its own: that of small messages, which may be half of their time, says
+    nothing of how exactly a line fits large ones. The likelihood is integrated over the line's two
+    parameters, so two points, which every line fits, tell nothing, and each parameter costs
+    ``log(n)``, as in the Bayesian information criterion. Points that stand for more than their
+    share of the logarithmic scale count for more.
+    """
+    count = len(squared)
+    lengths = np.maximum(np.arange(count + 1)[None, :] - np.arange(count)[:, None], 0)
+    sums = np.concatenate([[0.0], np.cumsum(weights)])
+    enough = lengths >= POINTS_PER_SEGMENT
+    weight = np.where(enough, sums[None, :] - sums[:-1, None], 1.0)
+    freedom = np.maximum(lengths - 2, 0)
+    mean = np.where(enough, squared, 0.0) / weight
+    noise = np.maximum(mean * lengths / np.maximum(freedom, 1), RESOLUTION**2)
+    likelihood = freedom * np.maximum(weight / np.maximum(lengths, 1), 1.0) * np.log(noise)
+    return np.where(enough, likelihood + 2 * math.log(count), math.inf)
 
 
 def _squared_errors(

@@ -58,6 +58,28 @@ def test_two_under_way_pass_one_after_the_other() -> None:
     assert pacing.opens_ns() == 2200 * MS - LEAD  # it had the line from 1110 on
 
 
+def test_a_message_follows_once_the_transport_says_that_all_of_the_last_is_sent() -> None:
+    pacing = Pacing([10, 20, 10], [None, None, 0.01])
+    for number in range(2):  # however long it took before
+        pacing.sent(0, number * 1000 * MS)
+        assert pacing.opens_ns() == float("inf")
+        pacing.all_sent(0)
+        assert pacing.opens_ns() == 0
+        pacing.sent(1, number * 1000 * MS + MS)
+        assert pacing.opens_ns() == float("inf")
+        pacing.completed(0, number * 1000 * MS, number * 1000 * MS + 100 * MS)
+        assert pacing.opens_ns() == float("inf")
+        pacing.all_sent(0)  # not the last one
+        assert pacing.opens_ns() == float("inf")
+        pacing.completed(1, number * 1000 * MS + MS, number * 1000 * MS + 300 * MS)
+        assert pacing.opens_ns() == 0
+    # What follows is still behind both.
+    pacing.sent(1, 2000 * MS)
+    pacing.all_sent(1)
+    pacing.sent(2, 2001 * MS)
+    assert pacing.opens_ns() == (2000 + 200 + 100) * MS - LEAD
+
+
 def test_one_slow_round_of_several_changes_nothing() -> None:
     pacing = Pacing([10], [0.01])
     for number, took in enumerate((100, 100, 900, 100)):

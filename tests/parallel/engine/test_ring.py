@@ -100,6 +100,54 @@ def test_every_worker_ends_with_the_sums(
         assert own.equal(torch.stack(everyones).sum(0).to(dtype) * factor)
 
 
+def test_every_worker_gets_the_rows_of_all(each: Each) -> None:
+    def exchanged(rank: int, ring: Ring) -> list[torch.Tensor]:
+        own = [torch.full((2, 3), 10.0 * number + rank) for number in range(3)]
+        rows = [torch.zeros(ring.workers, 2, 3) for _ in own]
+        under_way = [ring.gather_rows(*pair) for pair in zip(own, rows, strict=True)]
+        for complete in under_way:
+            complete()
+        return rows
+
+    found = each(exchanged)
+    for rows in found:
+        for number, row in enumerate(rows):
+            expected = 10.0 * number + torch.arange(len(found))
+            assert row.equal(expected.view(-1, 1, 1).expand_as(row))
+
+
+@pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather"])
+def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind: str) -> None:
+    def exchanged(rank: int, ring: Ring) -> list[int]:
+        sent: list[int] = []
+        group = ring.group
+
+        class Counting:
+            """The group, which counts what is sent."""
+
+            def send(self, *arguments: Any) -> Any:
+                sent.append(1)
+                return group.send(*arguments)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(group, name)
+
+        counting = Ring(Counting())  # type: ignore[arg-type]
+        workers = ring.workers
+        shares = tuple(((10 * i, 10 * i + 10),) for i in range(workers))
+        said: list[int] = []
+        begin = counting.reduce_scatter if kind == "reduce-scatter" else counting.all_gather
+        own = torch.zeros(10 * workers)
+        begin(own, shares, on_sent=lambda: said.append(len(sent)))()
+        assert len(sent) == 3 * (workers - 1)
+        return said
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring_module, "SEGMENT_BYTES", 16)  # three segments a share
+        found = each(exchanged)
+    assert found == [[3 * (len(found) - 1)]] * len(found)
+
+
 def test_two_workers_add_as_an_all_reduce_does() -> None:
     """Also zeros, of which two negative ones stay negative."""
     store = dist.HashStore()

@@ -63,6 +63,8 @@ class DenseTransport:
 
     bounded = True
     """Whether messages occupy the host while under way, so that it must bound their number."""
+    halves_say_when_sent = False
+    """Whether ``on_sent`` of :meth:`send` is called for halves."""
 
     def mark(self) -> Any:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
@@ -89,6 +91,7 @@ class DenseTransport:
         collective: MessageCollective,
         shares: Shares,
         after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
+        on_sent: Callable[[], None],
     ) -> Work:
         """Begin to exchange a contiguous slice.
 
@@ -98,12 +101,14 @@ class DenseTransport:
             collective: what to do with it.
             shares: for halves, the workers' shares in it (:mod:`syncline.parallel.engine.layout`).
             after: the marks after which its content is complete.
+            on_sent: called, on any thread, once all that this worker sends for it has been given to
+                the backend, if :attr:`halves_say_when_sent`: what is sent then is behind it.
         """
         if collective == "all-reduce":
             return Work(self.group.allreduce([_given(buffer)]).wait)
         if collective == "reduce-scatter":
-            return self._scatter(buffer, shares)
-        return self._gather(buffer, shares)
+            return self._scatter(buffer, shares, on_sent)
+        return self._gather(buffer, shares, on_sent)
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
         """Begin to collect integers from every worker; the second result reads them afterwards."""
@@ -120,7 +125,12 @@ class DenseTransport:
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
         return Work(work.wait), rows
 
-    def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
+    def _scatter(
+        self,
+        buffer: torch.Tensor,
+        shares: Shares,
+        on_sent: Callable[[], None],  # noqa: ARG002 - the backend does not say
+    ) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
 
         As much is sent as in a ring. An all-to-all is what every backend has.
@@ -144,7 +154,12 @@ class DenseTransport:
 
         return Work(complete)
 
-    def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
+    def _gather(
+        self,
+        buffer: torch.Tensor,
+        shares: Shares,
+        on_sent: Callable[[], None],  # noqa: ARG002 - the backend does not say
+    ) -> Work:
         """Send every worker all shares, each padded to the longest."""
         longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
         sent = buffer.new_empty(longest)
@@ -166,6 +181,8 @@ class DenseTransport:
 class RingDenseTransport(DenseTransport):
     """Sends halves in a ring of point-to-point messages, which needs a backend that has these."""
 
+    halves_say_when_sent = True
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self._ring = Ring(group)
@@ -175,11 +192,19 @@ class RingDenseTransport(DenseTransport):
         if collective == "all-reduce":
             super().prepare(buffer, collective)
 
-    def _scatter(self, buffer: torch.Tensor, shares: Shares) -> Work:
-        return Work(self._ring.reduce_scatter(buffer, shares, self._share))
+    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect a row of numbers from every worker, directly."""
+        sent = own()
+        rows = sent.new_empty(self.workers, *sent.shape)
+        return Work(self._ring.gather_rows(sent, rows)), rows
 
-    def _gather(self, buffer: torch.Tensor, shares: Shares) -> Work:
-        return Work(self._ring.all_gather(buffer, shares))
+    def _scatter(
+        self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]
+    ) -> Work:
+        return Work(self._ring.reduce_scatter(buffer, shares, self._share, on_sent=on_sent))
+
+    def _gather(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
+        return Work(self._ring.all_gather(buffer, shares, on_sent=on_sent))
 
 
 class CudaDenseTransport(DenseTransport):
@@ -205,7 +230,12 @@ class CudaDenseTransport(DenseTransport):
         """Do nothing: on its stream everything has its turn, so that is part of sending."""
 
     def send(
-        self, buffer: torch.Tensor, collective: MessageCollective, shares: Shares, after: Any
+        self,
+        buffer: torch.Tensor,
+        collective: MessageCollective,
+        shares: Shares,
+        after: Any,
+        on_sent: Callable[[], None],
     ) -> Work:
         """Begin to exchange a slice once the device has reached the marks."""
         with torch.cuda.stream(self._stream):
@@ -213,7 +243,7 @@ class CudaDenseTransport(DenseTransport):
                 self._stream.wait_event(event)
             super().prepare(buffer, collective)
             # This makes the stream wait, not the host.
-            super().send(buffer, collective, shares, after).wait()
+            super().send(buffer, collective, shares, after, on_sent).wait()
             return self._all_of_stream()
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:

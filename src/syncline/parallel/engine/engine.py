@@ -15,6 +15,7 @@ completer through ``_issued_queue``.
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import threading
@@ -28,7 +29,7 @@ import torch
 
 from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
 from syncline.measure.exchange import describe_error
-from syncline.model.plan import Plan
+from syncline.model.plan import Message, Plan
 from syncline.parallel.engine.compression import Compressor
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.engine.layout import BucketLayout, shares_of
@@ -154,10 +155,9 @@ class Engine:
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
         self._in_flight = 0
-        steps = max(self.workers - 1, 1)
         self._pacing = Pacing(
             [message.stop - message.start for message in plan.messages],
-            [1 / (2 * steps if m.collective == "all-reduce" else steps) for m in plan.messages],
+            [self._last_step(message) for message in plan.messages],
         )
         self._awaited = -1
         """The message that the issuer waits to become ready."""
@@ -524,7 +524,11 @@ class Engine:
             work = self._compressor.send(number, elements, round_.marks[number])
         else:
             work = self._transport.send(
-                elements, message.collective, self._shares[number], round_.marks[number]
+                elements,
+                message.collective,
+                self._shares[number],
+                round_.marks[number],
+                functools.partial(self._all_sent, number),
             )
         with self._lock:
             round_.works[number] = work
@@ -534,6 +538,16 @@ class Engine:
                 self._for_trainer.notify_all()
         self._issued_queue.put(_Issued(round_, number, work, None))
         return True
+
+    def _last_step(self, message: Message) -> float | None:
+        """Return the share of its time that the last step of a message's ring takes.
+
+        None if the transport says when that step has begun.
+        """
+        steps = max(self.workers - 1, 1)
+        if message.collective == "all-reduce":
+            return 1 / (2 * steps)
+        return None if self._transport.halves_say_when_sent else 1 / steps
 
     def _issue_norms(self, round_: _Round) -> bool:
         """Exchange norms once all sums are complete; return False if the engine is closing."""
@@ -585,6 +599,12 @@ class Engine:
             self._for_issuer.wait_for(lambda: self._closing or self._in_flight < self._credits)
             self._keep_pace()
             return not self._closing
+
+    def _all_sent(self, number: int) -> None:
+        """Note that a message only waits for its peers."""
+        with self._lock:
+            self._pacing.all_sent(number)
+            self._for_issuer.notify()
 
     def _keep_pace(self) -> None:
         """Wait, holding the lock, until the next message may follow the one under way."""

@@ -21,19 +21,21 @@ class Pacing:
 
     Two messages under way hide each other's startup, but backends send both at once, at half the
     rate each. A small message behind a large one would then arrive about when the large one does.
-    So the second is sent shortly before the first should be complete, in the last step of its ring:
-    there all of the first is on its way, and the second queues behind it. When that is is estimated
-    from the last rounds, or from the largest message so far; until the very first message is
-    complete, no other follows it.
+    And what a worker has still to pass on in the first one's ring would queue behind its part of
+    the second, while the next worker waits for it. So the second is sent in the last step of the
+    first one's ring: there all of the first is on its way. Where the transport does not say when
+    that step begins, it is estimated from the last rounds, or from the largest message so far;
+    until the very first message is complete, no other follows it.
 
     Planners and the simulator assume the same: one channel, in the plan's order, startups hidden.
 
     Args:
         sizes: of the messages of a round, in any unit.
-        last_steps: of each message, the share of its time that the last step of its ring takes.
+        last_steps: of each message, the share of its time that the last step of its ring takes;
+            None if :meth:`all_sent` says when that step begins.
     """
 
-    def __init__(self, sizes: Sequence[int], last_steps: Sequence[float]) -> None:
+    def __init__(self, sizes: Sequence[int], last_steps: Sequence[float | None]) -> None:
         self._sizes = sizes
         self._last_steps = last_steps
         self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in sizes]
@@ -42,6 +44,8 @@ class Pacing:
         """The largest message of those complete."""
         self._last: int | None = None
         """The message sent last, if it is under way."""
+        self._last_is_sent = False
+        """Whether the last step of its ring is known to have begun."""
         self._sent_ns = 0
         self._finished_ns = 0
         """When the last message was complete."""
@@ -50,18 +54,24 @@ class Pacing:
 
     def opens_ns(self) -> float:
         """Return when the next message may be sent; infinity: once its predecessor is complete."""
-        if self._last is None:
+        if self._last is None or self._last_is_sent:
             return 0.0
-        if not math.isfinite(self._passed_ns):
-            return self._passed_ns
-        last_step_ns = self._last_steps[self._last] * self._expected_ns(self._last)
+        last_step = self._last_steps[self._last]
+        if last_step is None or not math.isfinite(self._passed_ns):
+            return math.inf
+        last_step_ns = last_step * self._expected_ns(self._last)
         return self._passed_ns - max(LEAD_S * 1e9, last_step_ns)
 
     def sent(self, message: int, now_ns: int) -> None:
         """Note that a message is under way."""
         begins_ns = max(now_ns, self._passed_ns) if self._last is not None else now_ns
-        self._last, self._sent_ns = message, now_ns
+        self._last, self._last_is_sent, self._sent_ns = message, False, now_ns
         self._passed_ns = begins_ns + self._expected_ns(message)
+
+    def all_sent(self, message: int) -> None:
+        """Note that the last step of a message's ring has begun."""
+        if message == self._last:
+            self._last_is_sent = True
 
     def completed(self, message: int, sent_ns: int, now_ns: int) -> None:
         """Note that a message is complete."""

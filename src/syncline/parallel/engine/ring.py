@@ -1,6 +1,7 @@
-"""Reduce-scatter and all-gather in place, as rings of point-to-point messages.
+"""Collectives of point-to-point messages: halves of an all-reduce as rings, rows directly.
 
-A worker sends to the next one only, as in Gloo's ring all-reduce, so links carry one flow each way.
+In a ring a worker sends to the next one only, as in Gloo's ring all-reduce, so links carry one flow
+each way.
 Gloo's own reduce-scatter is an all-reduce of which most is thrown away, and its all-to-all lets all
 peers send to one worker at once: there, on four hosts at 1 Gbit/s, a sum of halves takes a quarter
 longer than here.
@@ -33,13 +34,18 @@ class Ring:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._workers = group.size()
+        self.group = group
+        self.workers = group.size()
         self._rank = group.rank()
         self._begun = 0
 
     def reduce_scatter(
-        self, buffer: torch.Tensor, shares: Shares, factor: float = 1.0
+        self,
+        buffer: torch.Tensor,
+        shares: Shares,
+        factor: float = 1.0,
+        *,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
         """Begin to sum a buffer's elements over all workers, each worker its own share.
 
@@ -51,6 +57,8 @@ class Ring:
             shares: of each worker, the elements ``[start, stop)`` of which it gets the sum.
             factor: of every worker's elements. A segment is multiplied just before it is added,
                 which leaves it in the cache.
+            on_sent: called once all that this worker sends has been given to the backend, by the
+                thread that then runs here or in the returned function.
 
         Returns:
             A function that returns once this worker's share is complete. It carries the later
@@ -60,7 +68,7 @@ class Ring:
             RuntimeError: from the function, a peer failed or did not answer within the timeout.
         """
         # Its own share comes home last, from the worker before it, which got it from all others.
-        steps = [(self._rank - 1 - step) % self._workers for step in range(self._workers)]
+        steps = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
         arriving = [[torch.empty_like(part) for part in segments] for segments in parts[1:]]
 
@@ -72,27 +80,61 @@ class Ring:
             # opposite signs do not cancel, as they do in an all-reduce.
             part.mul_(factor).add_(arrived)
 
-        return self._pass_on(parts, arriving, add)
+        return self._pass_on(parts, arriving, add, on_sent)
 
-    def all_gather(self, buffer: torch.Tensor, shares: Shares) -> Callable[[], None]:
+    def all_gather(
+        self, buffer: torch.Tensor, shares: Shares, *, on_sent: Callable[[], None] = lambda: None
+    ) -> Callable[[], None]:
         """Begin to fill a buffer with the shares of all workers.
 
         Args:
             buffer: contiguous; holds this worker's own share.
             shares: of each worker.
+            on_sent: as for :meth:`reduce_scatter`.
 
         Returns:
             A function as that of :meth:`reduce_scatter`.
         """
-        steps = [(self._rank - step) % self._workers for step in range(self._workers)]
+        steps = [(self._rank - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
-        return self._pass_on(parts, parts[1:], lambda *_: None)
+        return self._pass_on(parts, parts[1:], lambda *_: None, on_sent)
+
+    def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
+        """Begin to collect a row of every worker, each sent directly to all others.
+
+        Rows are small. In a ring each of the later steps would queue behind what the larger
+        messages issued after this one have sent by then; here nothing has to be passed on.
+
+        Args:
+            own: this worker's row, contiguous.
+            rows: of shape ``(workers, *own.shape)``, contiguous; row r becomes worker r's.
+
+        Returns:
+            A function that returns once all rows are there.
+        """
+        tag = self._next_tag()
+        peers = [rank for rank in range(self.workers) if rank != self._rank]
+        works = [self.group.recv([keepalive(rows[peer])], peer, tag) for peer in peers]
+        works += [self.group.send([keepalive(own)], peer, tag) for peer in peers]
+        rows[self._rank] = own
+
+        def complete() -> None:
+            for work in works:
+                work.wait()
+
+        return complete
+
+    def _next_tag(self) -> int:
+        tag = self._begun % TAGS
+        self._begun += 1
+        return tag
 
     def _pass_on(
         self,
         parts: list[list[torch.Tensor]],
         arriving: list[list[torch.Tensor]],
         take: Callable[[torch.Tensor, torch.Tensor], None],
+        on_sent: Callable[[], None],
     ) -> Callable[[], None]:
         """Send the first parts, and each part after it once it has arrived and was taken.
 
@@ -100,28 +142,33 @@ class Ring:
             parts: of each step, the segments that are sent in it; those of the last one stay here.
             arriving: of each step but the first, where what the worker before sends arrives.
             take: is given a segment, and what has arrived for it.
+            on_sent: called once the last part has been sent.
         """
-        tag = self._begun % TAGS
-        self._begun += 1
-        after, before = (self._rank + 1) % self._workers, (self._rank - 1) % self._workers
+        tag = self._next_tag()
+        after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
 
         def send(part: torch.Tensor) -> Any:
-            return self._group.send([keepalive(part)], after, tag)
+            return self.group.send([keepalive(part)], after, tag)
 
         # What is expected is announced first: a sender that finds no receiver has to ask for one.
         receiving = [
-            (self._group.recv([keepalive(arrived)], before, tag), part, arrived, step)
+            (self.group.recv([keepalive(arrived)], before, tag), part, arrived, step)
             for step, segments in enumerate(arriving, 1)
             for part, arrived in zip(parts[step], segments, strict=True)
         ]
         sending = [send(part) for part in parts[0]]
+        unsent = sum(map(len, parts[1:-1]))
+        if not unsent:
+            on_sent()
 
         def complete() -> None:
-            for work, part, arrived, step in receiving:
+            for number, (work, part, arrived, step) in enumerate(receiving, 1):
                 work.wait()
                 take(part, arrived)
                 if step < len(parts) - 1:
                     sending.append(send(part))
+                    if number == unsent:
+                        on_sent()
             for work in sending:
                 work.wait()
 
