@@ -106,6 +106,23 @@ def test_a_link_without_limit_keeps_its_packets() -> None:
     assert list(host_links(Cluster(hosts=1), 0))[-1] == "link set dev eth0 up"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "processors", "shares"),
+    [
+        (2, [0, 1], [[0], [1]]),
+        (2, [0, 1, 2, 5, 6], [[0, 1], [2, 5]]),
+        (4, [0, 1], [[0], [1], [0], [1]]),
+        (3, [0, 1], [[0, 1]] * 3),
+        (1, [3], [[3]]),
+    ],
+)
+def test_hosts_have_equal_shares_of_the_processors(
+    hosts: int, processors: list[int], shares: list[list[int]]
+) -> None:
+    cluster = Cluster(hosts=hosts)
+    assert [cluster.processors_of(host, processors) for host in range(hosts)] == shares
+
+
 def test_shaping_in_bits_and_latency_inside_the_bucket() -> None:
     cluster = Cluster.of(hosts=2, rate="10gbit", latency="20us")
     assert list(shaping(cluster, 0, "port0")) == [

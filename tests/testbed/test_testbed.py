@@ -52,6 +52,13 @@ def asked(server: Place, client: Place) -> str:
     return answer.stdout.strip()
 
 
+def processors(place: Place) -> list[int]:
+    """Return the processors that a command in a place may use."""
+    result = place.run(python("import os; print(*sorted(os.sched_getaffinity(0)))"))
+    assert result.code == 0, result.stderr
+    return [int(number) for number in result.stdout.split()]
+
+
 def shown(place: Place, *command: str) -> Any:
     result = place.run(command)
     assert result.code == 0, result.stderr
@@ -123,6 +130,13 @@ def test_hosts_are_told_apart_and_share_no_memory(bed: Testbed) -> None:
     assert bed.hosts[1].run(["ls", "/dev/shm"]).stdout == ""
     assert set(bed.hosts[1].run(["ls", "/sys/class/net"]).stdout.split()) == {"lo", "eth0"}
     assert not Path("/dev/shm/here").exists()
+
+
+def test_commands_have_their_hosts_share_of_the_processors(bed: Testbed) -> None:
+    here = sorted(os.sched_getaffinity(0))
+    assert processors(bed.switch) == here
+    for number, host in enumerate(bed.hosts):
+        assert processors(host) == bed.cluster.processors_of(number, here)
 
 
 def test_commands_have_input_output_folder_and_environment(bed: Testbed) -> None:

@@ -31,8 +31,8 @@ Examples:
 
 COMMAND runs once for every worker, with the variables that torchrun sets: RANK, LOCAL_RANK,
 WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT. The hosts are
-network namespaces on this machine: they share its files, processors and GPUs, and reach each other
-and nothing else.
+network namespaces on this machine: they share its files, processors (in equal shares, where they
+can be cut) and GPUs, and reach each other and nothing else.
 
 Needs ip and tc of iproute2, and root or user namespaces.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import msgspec
@@ -159,6 +159,19 @@ class Cluster(Value, frozen=True, kw_only=True):
     def rate_of(self, host: int) -> float | None:
         """Return the rate of the host's link, in bytes/s, each direction; None is unlimited."""
         return self.host_rates_bytes_per_s.get(host, self.rate_bytes_per_s)
+
+    def processors_of(self, host: int, processors: Sequence[int]) -> list[int]:
+        """Return which of the machine's processors a host's commands may use.
+
+        Hosts have equal shares, each as long as the job lasts: where all may use all, the kernel
+        lets two workers share one processor for tens of milliseconds while a third has another to
+        itself, and the job waits for the slower ones. All may where equal shares cannot be cut.
+        """
+        count = len(processors)
+        if count >= self.hosts:
+            share = count // self.hosts
+            return list(processors[host * share : (host + 1) * share])
+        return list(processors) if self.hosts % count else [processors[host % count]]
 
     def burst_bytes(self, rate_bytes_per_s: float) -> int:
         """Return how much may pass a link at once after it was idle.

@@ -168,12 +168,14 @@ class Sandbox:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(START_S)
         rootless = not kernel.may_make_namespaces()
+        processors = sorted(os.sched_getaffinity(0))
         hosts = range(self._cluster.hosts)
         settings = {
             "rootless": rootless,
             "domain": self._cluster.domain,
             "names": [self._cluster.name_of(h) for h in hosts],
             "addresses": [self._cluster.address_of(h) for h in hosts],
+            "processors": [self._cluster.processors_of(h, processors) for h in hosts],
         }
         self._errors = tempfile.TemporaryFile()
         with theirs:

@@ -79,7 +79,7 @@ def main() -> int:
             places = _make_places(settings["names"], settings["addresses"])
             paths = [f"/proc/1/fd/{place[0]}" for place in places[1:]]
             connection.send(json.dumps({READY: paths}).encode())
-            _Server(connection, places).serve()
+            _Server(connection, places, settings["processors"]).serve()
             return 0
     except _Failure as failure:
         connection.send(json.dumps({FAILED: failure.args}).encode())
@@ -167,9 +167,13 @@ def _furnish(name: str, table: str) -> None:
 class _Server:
     """Starts commands in places, passes signals on to them, and says how they end."""
 
-    def __init__(self, connection: socket.socket, places: list[Place]) -> None:
+    def __init__(
+        self, connection: socket.socket, places: list[Place], processors: list[list[int]]
+    ) -> None:
         self._connection = connection
         self._places = places
+        self._processors = processors
+        """Of each host: those that its commands may use."""
         self._controls: dict[int, socket.socket] = {}
         """Process -> where its caller listens."""
         self._selector = selectors.DefaultSelector()
@@ -206,11 +210,14 @@ class _Server:
         return True
 
     def _start(self, wanted: dict[str, Any], control: socket.socket, streams: list[int]) -> None:
-        place = self._places[wanted["place"]]
+        number = wanted["place"]
+        place = self._places[number]
 
         def enter() -> None:
             for descriptor in place:
                 kernel.setns(descriptor)
+            if number != SWITCH_PLACE:
+                os.sched_setaffinity(0, self._processors[number - 1])
             os.chdir(wanted["folder"])  # another mount namespace begins at its root
             # A shell starts what runs in the background with this ignored, and so its children.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
