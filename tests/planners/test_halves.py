@@ -11,11 +11,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from syncline.model.cost import CostCurve
 from syncline.model.network import PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS
 from syncline.planners.dear import Dear
-from syncline.planners.halves import HalvesRound, Order, plan_in_halves
+from syncline.planners.halves import (
+    NEXT_TO_NOTHING,
+    HalvesRound,
+    Order,
+    plan_in_halves,
+    with_fewer_groups,
+)
 from syncline.planners.merge import Merge
 from syncline.planners.overlap import Overlap
 from syncline.planners.slices import plan_of, whole_tensors
@@ -47,14 +54,45 @@ flights = pytest.mark.parametrize("in_flight", [1, 2])
 def test_the_model_is_the_simulators(profile: Profile, network: Network, in_flight: int) -> None:
     profile = with_norm(profile)
     plan = plan_in_halves("x", profile, network, in_flight=in_flight)
-    lasts, order = round_of(profile, network, in_flight).search(60_000)
-    end_ns = round_of(profile, network, in_flight).end_ns(lasts, order)
+    round_ = round_of(profile, network, in_flight)
+    end_ns = round_.end_ns(*with_fewer_groups(round_, *round_.search(60_000)))
     expected_ns = max(terms(profile).base_ns, end_ns)
     found_ns = predict_iteration_s(profile, network, plan) * 1e9
     if any(m.collective == "all-reduce" for m in plan.messages):  # it pays one startup, not two
         assert found_ns <= expected_ns + len(plan.messages)
     else:
         assert found_ns == pytest.approx(expected_ns, abs=len(plan.messages))
+
+
+@flights
+@given(profile=chains(), network=networks)
+def test_fewer_groups_end_hardly_later(profile: Profile, network: Network, in_flight: int) -> None:
+    round_ = round_of(with_norm(profile), network, in_flight)
+    lasts, order = round_.search(60_000)
+    fewer, merged = with_fewer_groups(round_, lasts, order)
+    assert set(fewer) <= set(lasts)
+    # It raises where a group is not summed once and gathered once after that.
+    assert round_.end_ns(fewer, merged) <= round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
+
+
+def test_a_message_that_only_fills_an_idle_moment_goes_with_the_next() -> None:
+    """The small gradient is there before the large one, and gone before that is ready."""
+    round_ = HalvesRound(
+        ready_ns=[1000, 2000],
+        size_bytes=[4, 400_000],
+        tail_ns=[0, 0],
+        need=[1, 0],
+        half=CostCurve.line(1e-8, 1e-9),
+        gap_ns=0,
+        norm_ns=10,
+        in_flight=1,
+    )
+    separate: Order = [(0, 0, False), (1, 1, False), (1, 1, True), (0, 0, True)]
+    found = with_fewer_groups(round_, [0, 1], separate)
+    assert found == ([1], [(0, 0, False), (0, 0, True)])
+    # Not where it takes the channel's idle time to be done by then.
+    large = round_._replace(size_bytes=[100_000, 400_000], ready_ns=[1000, 100_000])
+    assert with_fewer_groups(large, [0, 1], separate) == ([0, 1], separate)
 
 
 @flights

@@ -14,12 +14,14 @@ from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.planners.slices import Slice, plan_of, whole_tensors
 
-__all__ = ["HalvesRound", "Order", "plan_in_halves"]
+__all__ = ["NEXT_TO_NOTHING", "HalvesRound", "Order", "plan_in_halves", "with_fewer_groups"]
 
 GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """Numbers of groups of equal size that the search begins with."""
 DEFAULT_BUDGET = 60_000
 """Orders that it looks at: 0.1 to 0.3 s."""
+NEXT_TO_NOTHING = 1 / 500
+"""Share of a round by which it may end later so that there are fewer messages."""
 
 Order = list[tuple[int, int, bool]]
 """Messages in the order of sending: groups ``[first, last]``, and whether they are gathered."""
@@ -35,7 +37,8 @@ def plan_in_halves(
     it in the order of need. Every message has a startup, so gradients are grouped: into parts of
     equal size, as the sums end earliest (the exact merge of reduce-scatters), or in any way if
     there are at most eight; then one boundary at a time is added or taken away. Of the best,
-    neighbouring gathers are merged, and moved. A reduce-scatter with its own gather right after it
+    neighbouring gathers are merged, and moved. Groups that gain next to nothing by being separate
+    are merged (:func:`with_fewer_groups`). A reduce-scatter with its own gather right after it
     becomes an all-reduce, but for the last, which the norm follows. The search is native and
     deterministic.
 
@@ -50,7 +53,7 @@ def plan_in_halves(
     if not tensors:
         return plan_of(name, profile, network.workers, [Message(start=0, stop=0)])
     round_ = HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
-    lasts, order = round_.search(budget)
+    lasts, order = with_fewer_groups(round_, *round_.search(budget))
     messages = _messages(tensors, lasts, order)
     return plan_of(name, profile, network.workers, messages, in_flight=in_flight)
 
@@ -123,6 +126,42 @@ class HalvesRound(NamedTuple):
                 if filled * count >= total_bytes * len(found):
                     found.add(index)
             yield sorted(found)
+
+
+def with_fewer_groups(
+    round_: HalvesRound, lasts: list[int], order: Order
+) -> tuple[list[int], Order]:
+    """Merge neighbouring groups, from the first on, while the round ends hardly later.
+
+    A message costs what no model here counts: processor time, and the wait until the slowest worker
+    has begun it. So a small one that only fills an idle moment delays those behind it.
+    """
+    latest_ns = round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
+    group = 0
+    while group < len(lasts) - 1:
+        fewer, merged = [*lasts[:group], *lasts[group + 1 :]], _merged(order, group)
+        if round_.end_ns(fewer, merged) <= latest_ns:
+            lasts, order = fewer, merged
+        else:
+            group += 1
+    return lasts, order
+
+
+def _merged(order: Order, group: int) -> Order:
+    """Return the order with a group and the next one merged, at the place of the later one."""
+    found: Order = []
+    earlier: tuple[int, int] | None = None
+    for first, last, gathered in order:
+        if not gathered and first == group:
+            continue
+        first_now, last_now = (number - (number > group) for number in (first, last))
+        if gathered and first <= group + 1 and last >= group and not first <= group < last:
+            if earlier is None:
+                earlier = first_now, last_now
+                continue
+            first_now, last_now = min(earlier[0], first_now), max(earlier[1], last_now)
+        found.append((first_now, last_now, gathered))
+    return found
 
 
 def _messages(tensors: Sequence[Slice], lasts: Sequence[int], order: Order) -> list[Message]:

@@ -198,9 +198,7 @@ class RingDenseTransport(DenseTransport):
         rows = sent.new_empty(self.workers, *sent.shape)
         return Work(self._ring.gather_rows(sent, rows)), rows
 
-    def _scatter(
-        self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]
-    ) -> Work:
+    def _scatter(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
         return Work(self._ring.reduce_scatter(buffer, shares, self._share, on_sent=on_sent))
 
     def _gather(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
