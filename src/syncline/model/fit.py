@@ -49,9 +49,9 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     are lines of least squared *relative* error, weighted by the logarithm of size, so that sizes
     that were sampled densely do not decide for the others. How many pieces there are and where they
     begin is found exactly by dynamic programming over the points: the likeliest, each piece with
-    noise of its own. No piece falls, but the next may begin lower: a library may switch to an algorithm
-    that is faster. Beyond the largest size the curve goes on with the mean cost a byte from a
-    sixteenth of that size on.
+    noise of its own. No piece falls, but the next may begin lower: a library may switch to an
+    algorithm that is faster. Beyond the largest size the curve goes on with the mean cost a byte
+    from a sixteenth of that size on.
 
     Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
 

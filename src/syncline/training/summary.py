@@ -54,7 +54,8 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
         rows.append(("suggestion", f"compression: {run.suggestion.sentence}"))
     rows.append(("report", str(report_path(config))))
     title = f"{config.model} on {config.data}, {run.workers} workers ({run.backend})"
-    return "\n".join([title, *(f"  {label:<{LABEL_WIDTH}}{text}" for label, text in rows)])
+    width = max(LABEL_WIDTH, *(len(label) + 1 for label, _ in rows))
+    return "\n".join([title, *(f"  {label:<{width}}{text}" for label, text in rows)])
 
 
 def summary_json(config: TrainingConfig, run: Run) -> str:
