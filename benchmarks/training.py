@@ -1,0 +1,94 @@
+"""A training that clips, with Syncline and stock DDP in turns, at several seeds.
+
+Only the links are emulated. ``syncline train --model transformer --baseline`` runs on hosts whose
+exchange and computing take about equally long: seconds an iteration, perplexity, and how far the
+prediction was off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import median, save, spread
+from syncline.model.run import Run
+from syncline.training.result import BASELINE, SYNCLINE
+
+METRIC = "validation perplexity"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", default="125mbit")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    rows = []
+    for seed in arguments.seeds:
+        row = measured(arguments, seed)
+        rows.append(row)
+        print(
+            f"seed {seed}: Syncline {row['syncline_s']:.4f} s, DDP {row['ddp_s']:.4f} s, "
+            f"{row['speed_up']:.3f} times as fast; perplexity {row['syncline_perplexity']:.4f} and "
+            f"{row['ddp_perplexity']:.4f}; predicted {row['predicted_s']:.4f} s "
+            f"({row['prediction_error']:+.1%})",
+            flush=True,
+        )
+    print(f"times as fast as DDP: {spread([row['speed_up'] for row in rows])}")
+    print(f"prediction off by {median([abs(r['prediction_error']) for r in rows]):.1%} (median)")
+    settings = {"hosts": arguments.hosts, "rate": arguments.rate, "steps": arguments.steps}
+    save("training", {"settings": settings, "rows": rows})
+
+
+def measured(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Train once and return the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        syncline = str(Path(sys.executable).with_name("syncline"))
+        job = [syncline, "train", "--model", "transformer", "--data", "text", "--baseline"]
+        job += ["--steps", str(arguments.steps), "--seed", str(seed), "--report", folder]
+        hosts = ["--hosts", str(arguments.hosts), "--rate", arguments.rate]
+        subprocess.run(
+            [syncline, "emulate", *hosts, "--", *job],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        return row_of(Run.load(Path(folder) / "run.json"), seed)
+
+
+def row_of(run: Run, seed: int) -> dict[str, Any]:
+    """Return the figures of a training that has ended.
+
+    Raises:
+        SystemExit: it ended before both had been measured, or no plan was kept.
+    """
+    seconds = {rate.name: rate for rate in run.rates}
+    predicted_s = run.predicted_planned_s
+    if run.decision != "planned" or predicted_s is None or run.steady is None or len(seconds) < 2:
+        raise SystemExit(f"error: seed {seed}: {run.decision}: {run.reason}; take more --steps")
+    ours, stock = seconds[SYNCLINE], seconds[BASELINE]
+    return {
+        "seed": seed,
+        "syncline_s": ours.iteration_s,
+        "syncline_noise_s": ours.noise_s,
+        "ddp_s": stock.iteration_s,
+        "ddp_noise_s": stock.noise_s,
+        "iterations": ours.iterations,
+        "speed_up": stock.iteration_s / ours.iteration_s,
+        "predicted_s": predicted_s,
+        "steady_s": run.steady.iteration_s,
+        "prediction_error": predicted_s / run.steady.iteration_s - 1,
+        "syncline_perplexity": run.results[METRIC],
+        "ddp_perplexity": run.results[f"{BASELINE} {METRIC}"],
+        "largest_parameter_difference": run.results["largest parameter difference"],
+    }
+
+
+if __name__ == "__main__":
+    main()
