@@ -280,6 +280,7 @@ class HeldTransport:
         self._threads = ThreadPoolExecutor(MOST_MESSAGES)
         self._sent = self._allowed = self._under_way = self._most = 0
         self.bounded = inner.bounded
+        self.halves_say_when_sent = inner.halves_say_when_sent
         self.workers, self.rank = inner.workers, inner.rank
 
     def mark(self) -> Any:
