@@ -200,12 +200,18 @@ def _best_pieces(
 ) -> list[int]:
     """Return the index of the first point of each piece."""
     count = len(sizes)
-    criterion = _criterion(_squared_errors(sizes, times, weights), weights)
+    squared = _squared_errors(sizes, times, weights)
+    sums = np.concatenate([[0.0], np.cumsum(weights)])
     # best[j]: the criterion of the first j points; last[j]: where the last of their pieces begins.
-    best = np.zeros(count + 1)
+    best = np.full(count + 1, math.inf)
+    best[0] = 0.0
     last = np.zeros(count + 1, dtype=np.intp)
-    for j in range(1, count + 1):
-        ways = best[:j] + criterion[:j, j]
+    for j in range(POINTS_PER_SEGMENT, count + 1):
+        until = j - POINTS_PER_SEGMENT + 1
+        own = _unlikelihood(
+            squared[:until, j], sums[j] - sums[:until], j - np.arange(until, dtype=np.float64)
+        )
+        ways = best[:until] + own + 2 * math.log(count)
         last[j] = ways.argmin()
         best[j] = ways[last[j]]
     starts: list[int] = []
@@ -216,25 +222,27 @@ def _best_pieces(
     return starts[::-1]
 
 
-def _criterion(squared: NDArray[np.float64], weights: Sequence[float]) -> NDArray[np.float64]:
-    """Return, for points i to j - 1, -2 times the logarithm of how likely a piece makes them.
+def _unlikelihood(
+    squared: NDArray[np.float64], weight: NDArray[np.float64], lengths: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return, for pieces, -2 times the logarithm of how likely each makes its points.
 
     Every piece has noise of its own: that of small messages, which may be half of their time, says
     nothing of how exactly a line fits large ones. The likelihood is integrated over the line's two
-    parameters, so two points, which every line fits, tell nothing, and each parameter costs
-    ``log(n)``, as in the Bayesian information criterion. Points that stand for more than their
-    share of the logarithmic scale count for more.
+    parameters, so two points, which every line fits, tell nothing; for each parameter ``log(n)`` is
+    added, as in the Bayesian information criterion. Points that stand for more than their share of
+    the logarithmic scale count for more.
+
+    Args:
+        squared: weighted squared errors.
+        weight: sums of the points' weights.
+        lengths: numbers of points, at least 2.
     """
-    count = len(squared)
-    lengths = np.maximum(np.arange(count + 1)[None, :] - np.arange(count)[:, None], 0)
-    sums = np.concatenate([[0.0], np.cumsum(weights)])
-    enough = lengths >= POINTS_PER_SEGMENT
-    weight = np.where(enough, sums[None, :] - sums[:-1, None], 1.0)
-    freedom = np.maximum(lengths - 2, 0)
-    mean = np.where(enough, squared, 0.0) / weight
-    noise = np.maximum(mean * lengths / np.maximum(freedom, 1), RESOLUTION**2)
-    likelihood = freedom * np.maximum(weight / np.maximum(lengths, 1), 1.0) * np.log(noise)
-    return np.where(enough, likelihood + 2 * math.log(count), math.inf)
+    freedom = lengths - 2
+    noise = np.maximum(squared / weight * lengths / np.maximum(freedom, 1), RESOLUTION**2)
+    counted = freedom * np.maximum(weight / lengths, 1.0)
+    found: NDArray[np.float64] = counted * np.log(noise)
+    return found
 
 
 def _squared_errors(

@@ -122,8 +122,11 @@ class DenseTransport:
         """
         sent = own()
         rows = sent.new_empty(self.workers, *sent.shape)
+        return self._gather_rows(sent, rows), rows
+
+    def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
-        return Work(work.wait), rows
+        return Work(work.wait)
 
     def _scatter(
         self,
@@ -192,11 +195,8 @@ class RingDenseTransport(DenseTransport):
         if collective == "all-reduce":
             super().prepare(buffer, collective)
 
-    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
-        """Begin to collect a row of numbers from every worker, directly."""
-        sent = own()
-        rows = sent.new_empty(self.workers, *sent.shape)
-        return Work(self._ring.gather_rows(sent, rows)), rows
+    def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
+        return Work(self._ring.gather_rows(sent, rows))
 
     def _scatter(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
         return Work(self._ring.reduce_scatter(buffer, shares, self._share, on_sent=on_sent))
