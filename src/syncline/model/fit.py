@@ -23,6 +23,8 @@ MOST_SIZES = 4096
 """Time and memory grow with the square of the number of sizes: 4,096 take some seconds."""
 POINTS_PER_SEGMENT = 2
 """Fewest points that a piece of the curve rests on."""
+KNOWN_BEFOREHAND = 0.15
+"""Relative width within which a new piece's two values are expected before they are measured."""
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise: keeps the number of pieces finite."""
 TAIL_FACTOR = 16
@@ -229,9 +231,9 @@ def _unlikelihood(
 
     Every piece has noise of its own: that of small messages, which may be half of their time, says
     nothing of how exactly a line fits large ones. The likelihood is integrated over the line's two
-    parameters, so two points, which every line fits, tell nothing; for each parameter ``log(n)`` is
-    added, as in the Bayesian information criterion. Points that stand for more than their share of
-    the logarithmic scale count for more.
+    parameters, so two points, which every line fits, are as likely as values within
+    ``KNOWN_BEFOREHAND``; for each parameter ``log(n)`` is added, as in the Bayesian information
+    criterion. Points that stand for more than their share of the logarithmic scale count for more.
 
     Args:
         squared: weighted squared errors.
@@ -241,7 +243,7 @@ def _unlikelihood(
     freedom = lengths - 2
     noise = np.maximum(squared / weight * lengths / np.maximum(freedom, 1), RESOLUTION**2)
     counted = freedom * np.maximum(weight / lengths, 1.0)
-    found: NDArray[np.float64] = counted * np.log(noise)
+    found: NDArray[np.float64] = counted * np.log(noise) + 4 * math.log(KNOWN_BEFOREHAND)
     return found
 
 
