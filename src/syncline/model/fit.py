@@ -27,6 +27,8 @@ KNOWN_BEFOREHAND = 0.15
 """Relative width within which a new piece's two values are expected before they are measured."""
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise: keeps the number of pieces finite."""
+JITTER = 0.05
+"""Noise of every time as a share of the shortest: what the start of a message varies by."""
 TAIL_FACTOR = 16
 """Beyond the largest size, the cost a byte is the mean over sizes down to this part of it."""
 CREDIBLE_GAIN = 0.1
@@ -51,9 +53,10 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     are lines of least squared *relative* error, weighted by the logarithm of size, so that sizes
     that were sampled densely do not decide for the others. How many pieces there are and where they
     begin is found exactly by dynamic programming over the points: the likeliest, each piece with
-    noise of its own. No piece falls, but the next may begin lower: a library may switch to an
-    algorithm that is faster. Beyond the largest size the curve goes on with the mean cost a byte
-    from a sixteenth of that size on.
+    noise of its own. Its line then follows long messages more closely, whose start varies by less
+    of their time. No piece falls, but the next may begin lower: a library may switch to an algorithm
+    that is faster. Beyond the largest size the curve goes on with the mean cost a byte from a
+    sixteenth of that size on.
 
     Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
 
@@ -79,8 +82,8 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
             "leave some out"
         )
     times = _without_spikes(sizes, [_lower_median(ordered) for ordered in repeated.values()])
-    weights = _octaves(sizes)
-    curve = _join(sizes, times, weights, _best_pieces(sizes, times, weights))
+    octaves = _octaves(sizes)
+    curve = _join(sizes, times, octaves, _best_pieces(sizes, times, octaves))
     errors = [abs(curve.seconds(p.size_bytes) / p.time_s - 1) for p in points]
     return Fit(curve, math.fsum(errors) / len(errors), max(errors))
 
@@ -287,10 +290,14 @@ def _squared_errors(
 
 
 def _join(
-    sizes: Sequence[int], times: Sequence[float], weights: Sequence[float], starts: Sequence[int]
+    sizes: Sequence[int], times: Sequence[float], octaves: Sequence[float], starts: Sequence[int]
 ) -> CostCurve:
     """Build the curve of the pieces that begin at these points, and what follows the last."""
     segments: list[CostSegment] = []
+    jitter_s = min(times) * JITTER
+    weights = [
+        w / (RESOLUTION**2 + (jitter_s / t) ** 2) for w, t in zip(octaves, times, strict=True)
+    ]
     for start, stop in zip(starts, [*starts[1:], len(sizes)], strict=True):
         own = slice(start, stop)
         a, b = relative_line(sizes[own], times[own], weights[own])
