@@ -54,8 +54,8 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     that were sampled densely do not decide for the others. How many pieces there are and where they
     begin is found exactly by dynamic programming over the points: the likeliest, each piece with
     noise of its own. Its line then follows long messages more closely, whose start varies by less
-    of their time. No piece falls, but the next may begin lower: a library may switch to an algorithm
-    that is faster. Beyond the largest size the curve goes on with the mean cost a byte from a
+    of their time. No piece falls, but the next may begin lower: a library may switch to a faster
+    algorithm. Beyond the largest size the curve goes on with the mean cost a byte from a
     sixteenth of that size on.
 
     Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
