@@ -63,3 +63,11 @@ def test_what_has_arrived_already_is_not_waited_for() -> None:
     engine, landings, _ = waiting(5, 0)
     engine._wait_for(lambda: True, ())
     assert landings.waits_s == []
+
+
+def test_nothing_to_wait_for_waits_for_no_norm() -> None:
+    """The end of the backward pass comes before the norms, which clipping waits for."""
+    engine, landings, round_ = waiting(5, 0)
+    round_.has_norms = False
+    engine.wait([])
+    assert landings.waits_s == []

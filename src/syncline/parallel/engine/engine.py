@@ -264,9 +264,9 @@ class Engine:
         """
         self.check()
         round_ = self._round
-        if round_ is None:
-            return
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
+        if round_ is None or not messages:
+            return
         self._require_ready(round_, messages)
         self._wait_for(
             lambda: all(self._settled(round_, m) for m in messages) and round_.has_norms,
