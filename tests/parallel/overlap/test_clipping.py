@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from syncline.model.profile import Norm
-from syncline.parallel.overlap.clipping import Change, clipped
+from syncline.parallel.overlap.clipping import Change, clipped, make_changes
 from syncline.torch_private import foreach_div_, foreach_mul_, foreach_norm, unscale_
 
 
@@ -132,3 +132,40 @@ def test_unscaling(finite: bool) -> None:
     assert bool(found) is not finite
     assert owner.changes[0].factor == inverse
     assert asks(Owner(None), unscale_, GRADIENTS, found, inverse) is None
+
+
+def multiply(factor: Any) -> Change:
+    return Change(foreach_mul_, (factor,), {}, True, factor)
+
+
+@pytest.mark.parametrize(
+    ("factors", "passes"),
+    [
+        ((2.0**-16, 0.3), 1),
+        ((2.0**-16, 0.5, 0.3), 1),
+        ((0.3, 2.0**-16), 2),
+        ((0.3, 0.7), 2),
+        ((1.0, 1.0), 0),
+    ],
+)
+def test_a_power_of_two_goes_with_the_next_factor(
+    factors: tuple[float, ...], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+    monkeypatch.setattr(
+        Change, "make", lambda change, _: change.factor == 1.0 or made.append(change.factor)
+    )
+    make_changes([multiply(torch.tensor(factor)) for factor in factors], [torch.ones(3)])
+    assert len(made) == passes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_changes_together_give_the_bits_of_one_after_another(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(10_000).to(dtype) * 1e4
+    factors = [torch.tensor(2.0**-16), torch.tensor(0.123).to(torch.float32)]
+    one, other = values.clone(), values.clone()
+    make_changes([multiply(factor) for factor in factors], [one])
+    for factor in factors:
+        foreach_mul_([other], factor)
+    assert torch.equal(one, other)

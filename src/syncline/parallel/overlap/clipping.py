@@ -24,7 +24,7 @@ from syncline.torch_private import (
     unscale_,
 )
 
-__all__ = ["CLIPPING", "Change", "Clipped", "clipped"]
+__all__ = ["CLIPPING", "Change", "Clipped", "clipped", "make_changes"]
 
 
 class Change(NamedTuple):
@@ -65,6 +65,24 @@ class Change(NamedTuple):
         return math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == 0.5
 
 
+def make_changes(changes: Sequence[Change], gradients: list[torch.Tensor]) -> None:
+    """Change gradients that have arrived, in as few passes over memory as give the same.
+
+    A factor that is a power of two, as loss scales are, goes with the factor after it: only what is
+    too small for a normal number is then rounded once instead of twice.
+    """
+    merges = all(g.device.type == "cpu" and g.dtype in MERGING for g in gradients)
+    left = list(changes)
+    while left:
+        change = left.pop(0)
+        while merges and left and change.is_exact and (following := left[0].factor) is not None:
+            assert change.factor is not None
+            factor = float(change.factor) * float(following)
+            change = Change(foreach_mul_, (factor,), {}, True, factor)
+            left.pop(0)
+        change.make(gradients)
+
+
 class Clipped(Protocol):
     """An object that has pending gradients, by index."""
 
@@ -98,6 +116,9 @@ FOREACH: dict[Any, str] = {
 NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
 CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
 """The functions that :func:`clipped` knows."""
+
+MERGING = (torch.float32, torch.float64)
+"""Types of gradients whose factors may be multiplied; others round coarsely, and underflow."""
 
 Group = tuple[Clipped, list[int], list[torch.Tensor]]
 """Pending gradients of one owner, with their indices."""

@@ -16,7 +16,7 @@ from syncline.errors import SynclineError
 from syncline.model.profile import Norm
 from syncline.parallel.engine.engine import Engine
 from syncline.parallel.engine.recording import GateTimes
-from syncline.parallel.overlap.clipping import Change
+from syncline.parallel.overlap.clipping import Change, make_changes
 from syncline.parallel.overlap.deferred_step import DeferredStep, TorchState
 from syncline.parallel.overlap.guard import Guard, lift
 from syncline.parallel.overlap.pending import (
@@ -350,13 +350,14 @@ class Deferral:
 
     def _make_changes(self, indices: Iterable[int]) -> None:
         """Make what is due to be done to gradients that have arrived."""
-        due: dict[int, tuple[Change, list[torch.Tensor]]] = {}
+        due: dict[tuple[int, ...], tuple[list[Change], list[torch.Tensor]]] = {}
         for index in indices:
-            for change in self._changes.pop(index, ()):
-                due.setdefault(id(change), (change, []))[1].append(self._gradients[index])
+            changes = self._changes.pop(index, [])
+            alike = due.setdefault(tuple(map(id, changes)), (changes, []))
+            alike[1].append(self._gradients[index])
         with torch.no_grad():
-            for change, gradients in due.values():
-                change.make(gradients)
+            for changes, gradients in due.values():
+                make_changes(changes, gradients)
 
     def zero_gradients(self, indices: list[int]) -> None:
         """Set gradients to zero: those whose update is due once that is made."""
@@ -525,8 +526,7 @@ class _Orphans:
             gradient = reference()
             if gradient is not None and is_pending(gradient):
                 release(gradient)
-                for change in self._changes.get(index, ()):
-                    change.make([gradient])
+                make_changes(self._changes.get(index, ()), [gradient])
 
     def norms(self, indices: Sequence[int], norm: Norm) -> None:
         """Return None: they are not exchanged any more."""
