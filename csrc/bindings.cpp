@@ -206,7 +206,12 @@ nb::tuple simulate(const std::vector<std::tuple<std::int32_t, bool>>& lanes,
                    const std::vector<Pair>& contentions, const Array<std::int32_t>& task_lanes,
                    const Array<std::int64_t>& durations_ns, const Array<std::int32_t>& tasks,
                    const Array<std::int32_t>& before, const Array<std::int32_t>& holders,
-                   const Array<std::int32_t>& held_lanes) {
+                   const Array<std::int32_t>& held_lanes, const std::vector<double>& stages,
+                   const Array<std::int32_t>& users, const Array<std::int32_t>& used,
+                   const Array<double>& shares) {
+    if (users.shape(0) != used.shape(0) || users.shape(0) != shares.shape(0)) {
+        throw std::invalid_argument("as many stages and shares as users are needed");
+    }
     if (task_lanes.shape(0) != durations_ns.shape(0)) {
         throw std::invalid_argument("as many lanes as durations are needed");
     }
@@ -222,6 +227,10 @@ nb::tuple simulate(const std::vector<std::tuple<std::int32_t, bool>>& lanes,
     fill_table(tasks, before, graph.tasks.size(), graph.offsets, graph.predecessors);
     if (holders.shape(0)) {
         fill_table(holders, held_lanes, graph.tasks.size(), graph.extra_offsets, graph.extra_lanes);
+    }
+    graph.stages = stages;
+    for (std::size_t i = 0; i < users.shape(0); ++i) {
+        graph.uses.push_back({users.data()[i], used.data()[i], shares.data()[i]});
     }
     syncline::Schedule schedule;
     {
@@ -261,6 +270,7 @@ NB_MODULE(_native, module) {
                "Return the last tensors of groups, and an order in which such a round ends early.");
     module.def("simulate", &simulate, nb::arg("lanes"), nb::arg("contentions"),
                nb::arg("task_lanes"), nb::arg("durations_ns"), nb::arg("tasks"), nb::arg("before"),
-               nb::arg("holders"), nb::arg("held_lanes"),
+               nb::arg("holders"), nb::arg("held_lanes"), nb::arg("stages"), nb::arg("users"),
+               nb::arg("used"), nb::arg("shares"),
                "Run a task graph and return the start and stop of every task in nanoseconds.");
 }

@@ -83,6 +83,21 @@ void check(const TaskGraph& graph) {
         contends[static_cast<std::size_t>(pair.lane_a)] = true;
         contends[static_cast<std::size_t>(pair.lane_b)] = true;
     }
+    std::vector<bool> uses(count, false);
+    for (const Use& use : graph.uses) {
+        if (use.task < 0 || static_cast<std::size_t>(use.task) >= count || use.stage < 0 ||
+            static_cast<std::size_t>(use.stage) >= graph.stages.size()) {
+            throw std::invalid_argument("a stage or its user does not exist");
+        }
+        const double capacity = graph.stages[static_cast<std::size_t>(use.stage)];
+        if (!(use.share > 0.0 && use.share <= capacity && std::isfinite(capacity))) {
+            throw std::invalid_argument("a task's share of a stage is not above 0, or too large");
+        }
+        if (uses[static_cast<std::size_t>(use.task)]) {
+            throw std::invalid_argument("a task uses two stages");
+        }
+        uses[static_cast<std::size_t>(use.task)] = true;
+    }
     if (graph.extra_offsets.empty() && graph.extra_lanes.empty()) return;
     check_table(graph.extra_offsets, graph.extra_lanes.size(), count, "extra lane");
     for (std::size_t task = 0; task < count; ++task) {
@@ -112,7 +127,8 @@ bool is_sweepable(const TaskGraph& graph) {
     const auto plain = [](const Lane& lane) {
         return lane.capacity == 0 || (lane.capacity == 1 && lane.in_order);
     };
-    if (!graph.contentions.empty() || !std::ranges::all_of(graph.lanes, plain)) return false;
+    const bool varies = !graph.contentions.empty() || !graph.uses.empty();
+    if (varies || !std::ranges::all_of(graph.lanes, plain)) return false;
     for (std::size_t task = 0; task < graph.tasks.size(); ++task) {
         for (const std::int32_t before : row(graph.offsets, graph.predecessors, task)) {
             if (static_cast<std::size_t>(before) >= task) return false;
@@ -148,16 +164,24 @@ class Engine {
   public:
     explicit Engine(const TaskGraph& graph)
         : graph_(graph),
-          contends_(!graph.contentions.empty()),
+          varies_(!graph.contentions.empty() || !graph.uses.empty()),
           shares_(!graph.extra_lanes.empty()) {
         const std::size_t count = graph.tasks.size();
         schedule_.start_ns.assign(count, -1);
         schedule_.stop_ns.assign(count, -1);
         waiting_for_.resize(count);
-        if (contends_) {
+        if (varies_) {
             remaining_.resize(count);
             since_ns_.resize(count);
             version_.assign(count, 0);
+            speed_.assign(count, full_speed);
+            stage_of_.assign(count, no_stage);
+            share_.resize(count);
+        }
+        stages_.resize(graph.stages.size());
+        for (const Use& use : graph.uses) {
+            stage_of_[static_cast<std::size_t>(use.task)] = static_cast<Index>(use.stage);
+            share_[static_cast<std::size_t>(use.task)] = use.share;
         }
         lanes_.resize(graph.lanes.size());
         for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
@@ -175,7 +199,7 @@ class Engine {
         for (std::size_t task = 0; task < count; ++task) {
             waiting_for_[task] =
                 static_cast<std::int32_t>(graph.offsets[task + 1] - graph.offsets[task]);
-            if (contends_) remaining_[task] = graph.tasks[task].duration_ns * full_speed;
+            if (varies_) remaining_[task] = graph.tasks[task].duration_ns * full_speed;
             if (waiting_for_[task] == 0) make_ready(static_cast<Index>(task));
         }
     }
@@ -190,7 +214,7 @@ class Engine {
                 const Event event = events_.top();
                 events_.pop();
                 // An event of an older version is void: its lane has changed speed since.
-                if (!contends_ || event.version == version_[event.task]) finish(event.task);
+                if (!varies_ || event.version == version_[event.task]) finish(event.task);
             }
             start_what_can();
         }
@@ -213,6 +237,11 @@ class Engine {
         std::multiset<double> slowdowns = {};  // of the rivals that are busy
         bool was_busy = false;                 // when the speeds were last set
         std::int64_t speed = full_speed;
+    };
+    static constexpr Index no_stage = UINT32_MAX;
+    struct StageState {
+        std::vector<Index> running = {};
+        bool changed = false;  // who runs, or how fast it could
     };
     struct Event {
         std::int64_t time_ns;
@@ -294,7 +323,7 @@ class Engine {
             }
         }
         if (shares_) start_sharing();
-        if (contends_) set_speeds();
+        if (varies_) set_speeds();
         touched_.clear();
         for (const Index task : started_) push_event(task);
         started_.clear();
@@ -336,9 +365,14 @@ class Engine {
         for (const std::int32_t lane : extra_lanes_of(task)) {
             take(lanes_[static_cast<std::size_t>(lane)]);
         }
-        if (contends_) {
+        if (varies_) {
             since_ns_[task] = now_;
+            speed_[task] = state.speed;
             if (!state.rivals.empty()) state.running.push_back(task);
+            if (const Index stage = stage_of_[task]; stage != no_stage) {
+                stages_[stage].running.push_back(task);
+                touch_stage(stage);
+            }
         }
         started_.push_back(task);
     }
@@ -374,26 +408,69 @@ class Engine {
             const auto speed =
                 std::max<std::int64_t>(1, std::llround(static_cast<double>(full_speed) / slowdown));
             if (speed == state.speed) continue;
-            for (const Index task : state.running) {
-                if (version_[task] == 0) continue;  // just started: it has no event yet
-                const std::int64_t done = (now_ - since_ns_[task]) * state.speed;
-                remaining_[task] = std::max<std::int64_t>(0, remaining_[task] - done);
-                since_ns_[task] = now_;
-                restarted_.push_back(task);
-            }
             state.speed = speed;
+            for (const Index task : state.running) {
+                if (const Index stage = stage_of_[task]; stage != no_stage) {
+                    touch_stage(stage);
+                } else {
+                    set_speed(task, speed);
+                }
+            }
         }
         changed_.clear();
+        for (const Index stage : changed_stages_) share_out(stage);
+        changed_stages_.clear();
         started_.insert(started_.end(), restarted_.begin(), restarted_.end());
         restarted_.clear();
     }
 
+    void touch_stage(Index stage) {
+        if (stages_[stage].changed) return;
+        stages_[stage].changed = true;
+        changed_stages_.push_back(stage);
+    }
+
+    // Who wants least is served first: it gets that, or an equal part of what is left.
+    void share_out(Index stage) {
+        StageState& state = stages_[stage];
+        state.changed = false;
+        wanted_.clear();
+        for (const Index task : state.running) {
+            const std::int64_t speed = lanes_[lane_of(task)].speed;
+            wanted_.emplace_back(share_[task] * static_cast<double>(speed), task);
+        }
+        std::ranges::sort(wanted_);
+        double left = graph_.stages[stage] * static_cast<double>(full_speed);
+        std::size_t users = wanted_.size();
+        for (const auto& [wanted, task] : wanted_) {
+            const double part = left / static_cast<double>(users--);
+            std::int64_t speed = lanes_[lane_of(task)].speed;
+            if (wanted > part) {
+                speed = std::clamp<std::int64_t>(std::llround(part / share_[task]), 1, speed);
+            }
+            left -= std::min(wanted, part);
+            set_speed(task, speed);
+        }
+    }
+
+    // A task that has just started has no event yet; of another, the work done so far is settled.
+    void set_speed(Index task, std::int64_t speed) {
+        if (speed == speed_[task]) return;
+        if (version_[task] != 0) {
+            const std::int64_t done = (now_ - since_ns_[task]) * speed_[task];
+            remaining_[task] = std::max<std::int64_t>(0, remaining_[task] - done);
+            since_ns_[task] = now_;
+            restarted_.push_back(task);
+        }
+        speed_[task] = speed;
+    }
+
     void push_event(Index task) {
-        if (!contends_) {
+        if (!varies_) {
             events_.push({now_ + graph_.tasks[task].duration_ns, task, 0});
             return;
         }
-        const std::int64_t speed = lanes_[lane_of(task)].speed;
+        const std::int64_t speed = speed_[task];
         const std::int64_t left_ns = (remaining_[task] + speed - 1) / speed;
         events_.push({now_ + left_ns, task, ++version_[task]});
     }
@@ -404,9 +481,13 @@ class Engine {
         const Index lane = lane_of(task);
         give_back(lane);
         for (const std::int32_t other : extra_lanes_of(task)) give_back(static_cast<Index>(other));
-        if (contends_) {
+        if (varies_) {
             ++version_[task];
             if (!lanes_[lane].rivals.empty()) std::erase(lanes_[lane].running, task);
+            if (const Index stage = stage_of_[task]; stage != no_stage) {
+                std::erase(stages_[stage].running, task);
+                touch_stage(stage);
+            }
         }
         const auto begin = static_cast<std::size_t>(successors_at_[task]);
         const auto end = static_cast<std::size_t>(successors_at_[task + 1]);
@@ -416,7 +497,7 @@ class Engine {
     }
 
     const TaskGraph& graph_;
-    const bool contends_;
+    const bool varies_;  // tasks may change their speed
     const bool shares_;  // tasks hold several lanes
     Schedule schedule_;
     std::int64_t now_ = 0;
@@ -425,6 +506,12 @@ class Engine {
     std::vector<std::int64_t> remaining_;  // parts of work left at since_ns_
     std::vector<std::int64_t> since_ns_;
     std::vector<Index> version_;  // of the task's event that counts; 0: none yet
+    std::vector<std::int64_t> speed_;
+    std::vector<Index> stage_of_;
+    std::vector<double> share_;  // that a task at full speed takes of its stage
+    std::vector<StageState> stages_;
+    std::vector<Index> changed_stages_;
+    std::vector<std::pair<double, Index>> wanted_;
     std::vector<std::int64_t> successors_at_;
     std::vector<Index> successors_;
     std::vector<Index> order_;

@@ -31,6 +31,15 @@ struct Task {
     std::int64_t duration_ns;  // at most longest_ns
 };
 
+// A task that takes a share of a stage's capacity while it runs at full speed, such as a message
+// that transmits half of the time on a link. Where running tasks want more than the capacity, it is
+// shared max-min fairly: each gets what it wants, or as much as any other, and runs slower by that.
+struct Use {
+    std::int32_t task;
+    std::int32_t stage;
+    double share;  // above 0, at most the capacity
+};
+
 // The task graph: task i starts after every task in predecessors[offsets[i] .. offsets[i + 1]).
 //
 // A task may hold further lanes, extra_lanes[extra_offsets[i] .. extra_offsets[i + 1]), all at
@@ -44,6 +53,8 @@ struct TaskGraph {
     std::vector<std::int32_t> predecessors;
     std::vector<std::int64_t> extra_offsets = {};
     std::vector<std::int32_t> extra_lanes = {};
+    std::vector<double> stages = {};  // their capacities
+    std::vector<Use> uses = {};       // at most one of a task
 };
 
 struct Schedule {
@@ -56,9 +67,9 @@ struct Schedule {
 // Throws std::invalid_argument for an index out of range, a negative duration or an impossible
 // lane, and std::runtime_error when tasks can never start (a cycle of dependencies and orders).
 // Memory is linear in tasks and dependencies. O(tasks + dependencies) where all lanes are in order
-// with a capacity of 1, or unlimited, nothing contends and dependencies are listed before what
-// waits for them; else O((tasks + dependencies) log tasks), and a further log for each change of a
-// speed.
+// with a capacity of 1, or unlimited, nothing contends or shares a stage and dependencies are
+// listed before what waits for them; else O((tasks + dependencies) log tasks), and a further log
+// for each change of a speed.
 [[nodiscard]] Schedule simulate(const TaskGraph& graph);
 
 }  // namespace syncline

@@ -82,10 +82,15 @@ def simulate(
     before: NDArray[np.int32],
     holders: NDArray[np.int32],
     held_lanes: NDArray[np.int32],
+    stages: Sequence[float],
+    users: NDArray[np.int32],
+    used: NDArray[np.int32],
+    shares: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Run a task graph and return the start and stop of every task in nanoseconds.
 
     ``tasks[k]`` waits for ``before[k]``; ``holders[k]`` holds ``held_lanes[k]`` beside its own.
+    ``stages`` are capacities: ``users[k]`` takes ``shares[k]`` of stage ``used[k]``.
     """
 
 def move(to: int, source: int, size_bytes: int) -> None:

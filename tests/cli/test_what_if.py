@@ -77,6 +77,22 @@ def test_points_are_what_single_simulations_say(run: Run, profile: Path, network
         assert alone["iteration_s"] == point.best.iteration_s
 
 
+def test_jobs_that_share_the_links(run: Run, profile: Path) -> None:
+    slow = "bandwidth=1gbit,workers=4"
+    made = swept(run, profile, slow, "--jobs", "1,2,3", "--planner", "merge")
+    assert made.swept == ("jobs",)
+    found = [point.best for point in made.points]
+    assert [p.sharing.jobs if p.sharing else 1 for p in found] == [1, 2, 3]
+    assert found[0].slowdown == 1 < found[1].slowdown < found[2].slowdown < 3
+    assert found[1].sharing is not None
+    assert found[1].sharing.alone_s == found[0].iteration_s
+    assert "means over how they are offset" in made.notes[0]
+    result = run("simulate", profile, f"{slow},jobs=2", "--planner", "merge")
+    assert f"{found[1].slowdown:.2f} times as long as alone" in " ".join(result.out.split())
+    result = run("simulate", profile, slow, "--jobs", "1,2")
+    assert (result.code, "jobs" in result.out) == (0, True)
+
+
 def test_the_table(run: Run, profile: Path) -> None:
     result = run(
         "simulate", profile, LINK, "--workers", "4,8,...,32", "--bandwidth", "1gbit,10gbit"
@@ -292,6 +308,8 @@ def test_what_a_parameter_server_does_not_count_is_said(run: Run, profile: Path)
         (("--seed", "3"), "--seed has nothing to draw"),
         (("--seed", "3", "--spread", "0"), "--seed has nothing to draw"),
         (("--seed", "x", "--spread", "0.1"), "cannot read 'x'"),
+        (("--jobs", "0"), "jobs must be at least 1 and at most 64, found 0"),
+        (("--jobs", "1,x"), "cannot read 'x'; an example: --jobs 1,2"),
         (("--strategy", "lop"), "did you mean 'loop'?"),
         (("--strategy", "all,loop"), "--strategy all stands alone"),
         (("--strategy", "parameter-server", "--algorithm", "ring"), "would do nothing"),

@@ -13,12 +13,15 @@ def simulate(
     durations: Sequence[int],
     before: Sequence[Sequence[int]],
     extra: Sequence[Sequence[int]] | None = None,
+    stages: Sequence[Fraction] = (),
+    uses: Sequence[tuple[int, int, Fraction]] = (),
 ) -> tuple[list[Fraction], list[Fraction]] | None:
     """Return the start and stop of every task, or None if some never start.
 
     Instant by instant: first everything that is done stops, then whatever may start does, in the
     lane's order or the lowest index first. Work left is exact, in fractions. A capacity of 0 is
-    unlimited; ``extra`` are the lanes that each task holds beside its own.
+    unlimited; ``extra`` are the lanes that each task holds beside its own; a use is
+    (task, stage, share).
     """
     count = len(durations)
     held = [[task_lanes[i], *(extra[i] if extra else ())] for i in range(count)]
@@ -52,17 +55,36 @@ def simulate(
         if not running:
             break
         busy_lanes = {task_lanes[i] for i in running}
-        speed = {}
+        lane_speed = {}
         for lane in busy_lanes:
             both = [(a, b, s) for a, b, s, _ in contentions] + [
                 (b, a, s) for a, b, _, s in contentions
             ]
             met = [s for slowed, by, s in both if slowed == lane and by in busy_lanes]
-            speed[lane] = 1 / max(met, default=Fraction(1))
-        step = min(left[i] / speed[task_lanes[i]] for i in running)
+            lane_speed[lane] = 1 / max(met, default=Fraction(1))
+        speed = {i: lane_speed[task_lanes[i]] for i in running}
+        for stage, capacity in enumerate(stages):
+            users = {i: share for i, used, share in uses if used == stage and i in speed}
+            level = _level(capacity, [speed[i] * share for i, share in users.items()])
+            for i, share in users.items():
+                speed[i] = min(speed[i], level / share)
+        step = min(left[i] / speed[i] for i in running)
         now += step
         for task in running:
-            left[task] -= step * speed[task_lanes[task]]
+            left[task] -= step * speed[task]
     if any(time is None for time in stop):
         return None
     return [t for t in start if t is not None], [t for t in stop if t is not None]
+
+
+def _level(capacity: Fraction, wanted: Sequence[Fraction]) -> Fraction:
+    """Return the most that each may have so that all together have the capacity, or all want."""
+    level = Fraction(0)
+    more = sorted(wanted)
+    while more:
+        step = min(more[0] - level, capacity / len(more))
+        level, capacity = level + step, capacity - step * len(more)
+        if capacity == 0:
+            return level
+        more = [w for w in more if w > level]
+    return level

@@ -25,8 +25,13 @@ def simulate(
     durations: Any,
     edges: Sequence[tuple[int, int]] = (),
     held: Sequence[tuple[int, int]] = (),
+    stages: Sequence[float] = (),
+    uses: Sequence[tuple[int, int, float]] = (),
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Call the native engine with plain lists; an edge is (task, what it waits for)."""
+    """Call the native engine with plain lists.
+
+    An edge is (task, what it waits for), a use (task, stage, share).
+    """
     return _native.simulate(
         lanes,
         contentions,
@@ -34,6 +39,9 @@ def simulate(
         np.array(durations, np.int64),
         *_columns(edges),
         *_columns(held),
+        stages,
+        *_columns([(task, stage) for task, stage, _ in uses]),
+        np.array([share for *_, share in uses], np.float64),
     )
 
 
@@ -50,12 +58,22 @@ class Graph(NamedTuple):
     extra: list[list[int]] | None = None
 
     def run(
-        self, contentions: list[tuple[int, int, float, float]] | None = None
+        self,
+        contentions: Sequence[tuple[int, int, float, float]] = (),
+        stages: Sequence[float] = (),
+        uses: Sequence[tuple[int, int, float]] = (),
     ) -> tuple[list[int], list[int]]:
         edges = [(task, before) for task, tasks in enumerate(self.before) for before in tasks]
         held = [(task, lane) for task, lanes in enumerate(self.extra or []) for lane in lanes]
         start, stop = simulate(
-            self.lanes, contentions or [], self.task_lanes, self.durations, edges, held
+            self.lanes,
+            contentions,
+            self.task_lanes,
+            self.durations,
+            edges,
+            held,
+            stages,
+            uses,
         )
         return start.tolist(), stop.tolist()
 
@@ -148,6 +166,63 @@ def test_contention_against_brute_force(graph: Graph, data: st.DataObject) -> No
     for times, exact_times in zip(found, exact, strict=True):
         for time, exact_time in zip(times, exact_times, strict=True):
             assert abs(time - exact_time) <= 4 * len(long.durations)
+
+
+@some.many
+@given(graphs(), st.data())
+def test_shared_stages_against_brute_force(graph: Graph, data: st.DataObject) -> None:
+    """With contention beside them: a slowed task wants less of its stage."""
+    stages = data.draw(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=2))
+    drawn = st.none() | st.tuples(
+        st.integers(0, len(stages) - 1), st.sampled_from([0.25, 0.5, 1.0])
+    )
+    wishes = [data.draw(drawn) for _ in graph.durations]
+    uses = [(task, *wish) for task, wish in enumerate(wishes) if wish]
+    contentions = [(0, 1, 2, 4)] if len(graph.lanes) > 1 and data.draw(st.booleans()) else []
+    long = graph._replace(durations=[1_000_000 * d for d in graph.durations])
+    exact = reference.simulate(
+        long.lanes,
+        [(a, b, Fraction(s), Fraction(t)) for a, b, s, t in contentions],
+        long.task_lanes,
+        long.durations,
+        long.before,
+        stages=[Fraction(c) for c in stages],
+        uses=[(task, stage, Fraction(share)) for task, stage, share in uses],
+    )
+    assert exact is not None
+    found = long.run([(a, b, float(s), float(t)) for a, b, s, t in contentions], stages, uses)
+    last = float(max(exact[1], default=0))
+    for times, exact_times in zip(found, exact, strict=True):
+        for time, exact_time in zip(times, exact_times, strict=True):
+            # A third of the speed is rounded to a part of 65,536.
+            assert abs(time - float(exact_time)) <= 1e-3 * last + 4 * len(long.durations)
+
+
+def test_tasks_on_a_stage_share_it_fairly() -> None:
+    graph = Graph([(0, False)], [0] * 3, [1000, 1000, 300], [[], [], []])
+    # The third wants a fifth and gets it; the others have two fifths each until it ends.
+    assert graph.run(stages=[1.0], uses=[(0, 0, 1.0), (1, 0, 1.0), (2, 0, 0.2)])[1] == (
+        pytest.approx([2060, 2060, 300], abs=2)
+    )
+    # Where there is enough for all nothing changes.
+    enough = graph.run(stages=[1.0], uses=[(0, 0, 0.5), (1, 0, 0.25), (2, 0, 0.25)])
+    assert enough == graph.run()
+
+
+@some.many
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=8))
+def test_a_stage_never_rests_while_there_is_work(jobs: list[tuple[int, int]]) -> None:
+    """Fluid sharing ends its last task when one at a time would: bytes are neither lost nor won."""
+    count = len(jobs)
+    delays, sends = [delay for delay, _ in jobs], [send for _, send in jobs]
+    graph = Graph(
+        [(0, False)], [0] * 2 * count, delays + sends, [[]] * count + [[i] for i in range(count)]
+    )
+    _, stop = graph.run(stages=[1.0], uses=[(count + i, 0, 1.0) for i in range(count)])
+    end = 0
+    for delay, send in sorted(jobs):
+        end = max(end, delay) + send
+    assert max(stop) == pytest.approx(end, rel=1e-3, abs=3 * count)
 
 
 @some.few
@@ -251,6 +326,13 @@ FREE = [(1, False)]
         ((ONE + FREE, [], [0], [1], [], [(0, 1)]), "needs them limited"),
         (([(0, False), (1, False)], [], [0], [1], [], [(0, 1)]), "needs them limited"),
         ((FREE * 2, [(0, 1, 2.0, 2.0)], [0], [1], [], [(0, 1)]), "needs them limited"),
+        ((ONE, [], [0], [1], [], [], [1.0], [(1, 0, 1.0)]), "its user does not exist"),
+        ((ONE, [], [0], [1], [], [], [1.0], [(0, 1, 1.0)]), "its user does not exist"),
+        ((ONE, [], [0], [1], [], [], [1.0], [(0, -1, 1.0)]), "its user does not exist"),
+        ((ONE, [], [0], [1], [], [], [1.0], [(0, 0, 0.0)]), "not above 0, or too large"),
+        ((ONE, [], [0], [1], [], [], [1.0], [(0, 0, 1.5)]), "not above 0, or too large"),
+        ((ONE, [], [0], [1], [], [], [float("nan")], [(0, 0, 1.0)]), "not above 0, or too large"),
+        ((ONE, [], [0], [1], [], [], [1.0], [(0, 0, 0.5)] * 2), "uses two stages"),
     ],
 )
 def test_what_is_no_graph(arguments: tuple[Any, ...], message: str) -> None:
@@ -262,7 +344,18 @@ def test_columns_of_unequal_length() -> None:
     none = np.empty(0, np.int32)
     with pytest.raises(ValueError, match="two equal columns"):
         _native.simulate(
-            ONE, [], none, np.empty(0, np.int64), np.zeros(1, np.int32), none, none, none
+            ONE,
+            [],
+            none,
+            np.empty(0, np.int64),
+            np.zeros(1, np.int32),
+            none,
+            none,
+            none,
+            [],
+            none,
+            none,
+            np.empty(0),
         )
 
 

@@ -226,6 +226,7 @@ settings = st.builds(
     latency_s=st.sampled_from([None, 0.0]),
     algorithm=st.none(),
     density=st.sampled_from([None, 0.01]),
+    jobs=st.sampled_from([None, 1, 2]),
     wire=st.sampled_from([None, "bfloat16"]),
     compute_scale=st.sampled_from([0.5, 1.0, 2.0]),
     behaviour=st.sampled_from([ALIKE, Workers(spread=0.2), Workers(stragglers=((0, 1.5),))]),

@@ -69,7 +69,7 @@ NETWORK_HELP = (
     "inside-bandwidth=12GB/s and inside-latency=5us inside a host; servers=4 with "
     "algorithm=parameter-server; staging=250MB/s where messages pass a host's memory or PCIe lane "
     "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
-    "send at the same time. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
+    "share the links. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
     "unless given. 'points=FILE,workers=8' takes measured all-reduces from a text or CSV file of "
     "two columns, bytes and seconds (or with a unit, as in 44.2us); algorithm=NAME says by which "
     "the curve is scaled to other worker counts, else ring."

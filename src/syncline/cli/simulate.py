@@ -75,6 +75,7 @@ def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None
     "SHARE,...",
     "only this share of the elements travels, by gtopk unless named; none: all of them.",
 )
+@_what_if("--jobs", "N,...", "this many equal jobs share the links.")
 @_what_if("--compute-scale", "FACTOR,...", "the device takes this many times as long; 0.5: half.")
 @_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
 @_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")

@@ -15,6 +15,7 @@ from syncline.errors import UserError, unknown
 from syncline.model.collective_costs import SERVER_ALGORITHMS
 from syncline.model.quantities import (
     BYTES_PER_ELEMENT,
+    LARGEST_JOBS,
     parse_bandwidth,
     parse_duration,
     parse_workers,
@@ -39,6 +40,7 @@ class Asked(NamedTuple):
     latency: str | None = None
     algorithm: str | None = None
     density: str | None = None
+    jobs: str | None = None
     wire: str | None = None
     compute_scale: str | None = None
     straggler: str | None = None
@@ -92,6 +94,7 @@ class Asked(NamedTuple):
             latencies_s=_values("--latency", self.latency, parse_duration, "5us,20us"),
             algorithms=self.algorithms(),
             densities=_values("--density", self.density, _density, "none,0.001"),
+            jobs=_values("--jobs", self.jobs, _jobs, "1,2"),
             wires=_values("--wire", self.wire, _wire, "fp32,bf16"),
             compute_scales=_values("--compute-scale", self.compute_scale, _number, "1,0.5"),
             behaviours=self._behaviours(own_workers),
@@ -156,6 +159,13 @@ def _wire(text: str) -> str:
 
 def _density(text: str) -> float | None:
     return None if text == "none" else density_of(text)
+
+
+def _jobs(text: str) -> int:
+    jobs = int(text)
+    if not 1 <= jobs <= LARGEST_JOBS:
+        raise UserError(f"jobs must be at least 1 and at most {LARGEST_JOBS}, found {text}")
+    return jobs
 
 
 def _stragglers(text: str) -> tuple[tuple[int, float], ...]:

@@ -167,9 +167,6 @@ class Exchange(Value, frozen=True, kw_only=True):
     """Of ``parameter-server``: how many share every message evenly; None: one."""
     stages: tuple[Stage, ...] = ()
     """What the bytes pass beside the links."""
-    jobs: int = 1
-    """How many equal jobs send over the links and switches at the same time, this one included.
-    Each has an equal share of what they transmit; startups, adding and hosts are its own."""
 
     def __post_init__(self) -> None:
         require_exchange(self.algorithm)
@@ -191,8 +188,6 @@ class Exchange(Value, frozen=True, kw_only=True):
                 )
             if self.servers < 1:
                 raise UserError(f"parameter servers: at least 1 is needed, found {self.servers}")
-        if self.jobs < 1:
-            raise UserError(f"at least 1 job uses a link, found {self.jobs}")
         if self.hosts is None:
             return
         if self.hosts < 1 or self.workers % self.hosts:
@@ -226,7 +221,7 @@ class Exchange(Value, frozen=True, kw_only=True):
                 self.algorithm,
                 workers=self.workers,
                 alpha_s=self.link.alpha_s,
-                beta_s_per_byte=self._shared_link.beta_s_per_byte,
+                beta_s_per_byte=self.link.beta_s_per_byte,
                 density=self.density,
                 index_bytes=self.index_bytes,
                 switch_bytes_per_s=self._switch_bytes_per_s,
@@ -235,14 +230,14 @@ class Exchange(Value, frozen=True, kw_only=True):
             return all_reduce_curve(
                 self.algorithm,
                 self.workers,
-                self._shared_link,
+                self.link,
                 switch_bytes_per_s=self._switch_bytes_per_s,
             )
         return hierarchical_all_reduce(
             hosts=self.hosts,
             workers_a_host=self.workers // self.hosts,
             inside=self.inside,
-            between=self._shared_link,
+            between=self.link,
             algorithm=self.algorithm,
             switch_bytes_per_s=self._switch_bytes_per_s,
         )
@@ -273,7 +268,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         sharded = self.algorithm == "sharded-parameter-server"
         ends = self.hosts or self.workers
         servers = ends if sharded else self.servers or 1
-        alpha, beta = self.link.alpha_s, self._shared_link.beta_s_per_byte
+        alpha, beta = self.link.alpha_s, self.link.beta_s_per_byte
         if gamma is None:
             way = pull_line(ends, alpha, beta, servers=servers)
         else:
@@ -291,16 +286,9 @@ class Exchange(Value, frozen=True, kw_only=True):
         return CostCurve.in_turn(parts)
 
     @property
-    def _shared_link(self) -> Link:
-        """This job's share of the link."""
-        beta = self.link.beta_s_per_byte * self.jobs
-        return msgspec.structs.replace(self.link, beta_s_per_byte=beta)
-
-    @property
     def _switch_bytes_per_s(self) -> float | None:
-        """This job's share of what passes the bytes of all workers; None: no limit."""
-        rates = (s.bytes_per_s / self.jobs for s in self.stages if s.at == "switch")
-        return min(rates, default=None)
+        """What passes the bytes of all workers; None: no limit."""
+        return min((s.bytes_per_s for s in self.stages if s.at == "switch"), default=None)
 
     @property
     def _host_s_per_byte(self) -> float:
@@ -309,6 +297,16 @@ class Exchange(Value, frozen=True, kw_only=True):
             return 0.0
         users = 1 if self.hosts is None else self.workers // self.hosts
         return math.fsum(users / s.bytes_per_s for s in self.stages if s.at == "host")
+
+    def transmitting(self) -> Exchange:
+        """Return the exchange whose :meth:`links_curve` is how long links and switches are busy.
+
+        Without startups, adding and what happens inside hosts.
+        """
+        link = msgspec.structs.replace(self.link, alpha_s=0.0, gamma_s_per_byte=0.0)
+        inside = None if self.inside is None else _FREE
+        stages = tuple(stage for stage in self.stages if stage.at == "switch")
+        return msgspec.structs.replace(self, link=link, inside=inside, stages=stages)
 
     def of_every_element(self, algorithm: str, *, servers: int | None = None) -> Exchange:
         """Return the exchange of every element between the same workers, by a dense algorithm."""
@@ -339,6 +337,7 @@ class Exchange(Value, frozen=True, kw_only=True):
 
 
 _NOTHING = CostCurve.line(0.0, 0.0)
+_FREE = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
 
 
 def require_exchange(algorithm: str) -> None:
@@ -425,8 +424,6 @@ def difference(before: Exchange, after: Exchange, *, inferred: bool) -> str:
         details.append(f"{after.hosts} hosts")
     if after.servers is not None:
         details.append(f"{after.servers} servers")
-    if after.jobs > 1:
-        details.append(f"shared by {after.jobs} jobs")
     if after.link.beta_s_per_byte != before.link.beta_s_per_byte:
         details.append(f"{8e-9 / after.link.beta_s_per_byte:.3g} Gbit/s")
     if after.link.alpha_s != before.link.alpha_s:

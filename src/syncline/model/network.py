@@ -18,6 +18,7 @@ from syncline.model.link import Link, Stage
 from syncline.model.quantities import (
     LARGEST_BYTES,
     LARGEST_CONTENTION,
+    LARGEST_JOBS,
     LARGEST_WORKERS,
     require_finite,
     require_time,
@@ -109,7 +110,9 @@ class Network(Document, frozen=True, kw_only=True):
     stages: tuple[Stage, ...] = ()
     """What the bytes of an exchange pass beside the links; see :class:`Stage`."""
     jobs: int = 1
-    """How many equal jobs send over the links at the same time; the curve is of one of them."""
+    """How many equal jobs share the links and switches, each with its own servers, if any. The
+    curve is that of one alone: what the others do to it depends on when they send, so that only
+    the simulator knows."""
     sparse: SparseSpeeds | None = None
     """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
     then includes it."""
@@ -132,12 +135,16 @@ class Network(Document, frozen=True, kw_only=True):
             _ = self.exchange  # checks itself
         else:
             known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
-            beside = self.hosts or self.density or self.stages or self.jobs != 1
+            beside = self.hosts or self.density or self.stages
             if beside or self.algorithm not in known:
                 raise UserError(
                     f"network: without a link the curve must be of one of {', '.join(known)}, "
-                    "without hosts, density, stages or other jobs"
+                    "without hosts, density or stages"
                 )
+        if not 1 <= self.jobs <= LARGEST_JOBS:
+            raise UserError(
+                f"network: at least 1 job and at most {LARGEST_JOBS} share it, found {self.jobs}"
+            )
         for field in ("fit_error", "fit_error_max"):
             if (value := getattr(self, field)) is not None:
                 require_finite(f"network: {field}", value)
@@ -251,10 +258,9 @@ class Network(Document, frozen=True, kw_only=True):
             speeds=None if density is None else sparse,
             servers=servers,
             stages=stages,
-            jobs=jobs,
         )
         whole = None if density is None else exchange.of_every_element("ring").curve()
-        return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole)
+        return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole, jobs=jobs)
 
     @classmethod
     def _of(cls, exchange: Exchange, curve: CostCurve, **others: Any) -> Network:
@@ -269,7 +275,6 @@ class Network(Document, frozen=True, kw_only=True):
             inside=exchange.inside,
             servers=exchange.servers,
             stages=exchange.stages,
-            jobs=exchange.jobs,
             **others,
         )
 
@@ -331,7 +336,7 @@ class Network(Document, frozen=True, kw_only=True):
             servers: of ``parameter-server``.
             stages: instead of the network's; the cost of those of hosts is added to what was
                 measured, as none of it was.
-            jobs: how many equal ones send over the links at the same time, this one included.
+            jobs: how many equal ones share the links, this one included.
 
         Raises:
             UserError: there is no link and none can be inferred, or the change is impossible.
@@ -348,6 +353,21 @@ class Network(Document, frozen=True, kw_only=True):
         kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
         if kept and bandwidth_bytes_per_s is None and latency_s is None and inside is None:
             return self
+        if jobs is not None and jobs != self.jobs:
+            others = self.with_(
+                workers=workers,
+                bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+                latency_s=latency_s,
+                algorithm=algorithm,
+                density=density,
+                hosts=hosts,
+                inside=inside,
+                servers=servers,
+                stages=stages,
+            )
+            return msgspec.structs.replace(
+                others, jobs=jobs, name=f"{others.name} shared by {jobs} jobs"
+            )
         before = self.exchange
         link = before.link.with_(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
         count = self.workers if workers is None else workers
@@ -371,7 +391,6 @@ class Network(Document, frozen=True, kw_only=True):
             speeds=None if density is None else self.sparse,
             servers=servers,
             stages=self.stages if stages is None else stages,
-            jobs=self.jobs if jobs is None else jobs,
         )
         if after == before:
             return self
@@ -389,6 +408,7 @@ class Network(Document, frozen=True, kw_only=True):
             sparse=self.sparse,
             whole=self._whole_after(before, after),
             pipelined=pipelined,
+            jobs=self.jobs,
         )
 
     def _whole_after(self, before: Exchange, after: Exchange) -> CostCurve | None:
@@ -437,7 +457,6 @@ class Network(Document, frozen=True, kw_only=True):
             speeds=None if self.density is None else self.sparse,
             servers=self.servers,
             stages=self.stages,
-            jobs=self.jobs,
         )
 
     def _reference_bytes(self) -> int:

@@ -9,7 +9,7 @@ from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.quantities import NS_PER_S, require_finite
 
-__all__ = ["Comparison", "Prediction", "Suggestion", "of_planner"]
+__all__ = ["Comparison", "Prediction", "Sharing", "Suggestion", "of_planner"]
 
 LEAST_GAIN = 1.05
 """Least speed-up at which a lossy exchange is worth mentioning."""
@@ -74,6 +74,27 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
+class Sharing(Value, frozen=True, kw_only=True):
+    """What other jobs that share the links do to an iteration.
+
+    Raises:
+        UserError: on construction, if a time is not finite or negative.
+    """
+
+    jobs: int
+    """How many there are, all alike."""
+    alone_s: float
+    """Seconds an iteration without the others."""
+    shortest_s: float
+    """The iteration where the jobs are offset against one another in the best way simulated."""
+    longest_s: float
+    """The same in the worst way."""
+
+    def __post_init__(self) -> None:
+        for field in ("alone_s", "shortest_s", "longest_s"):
+            require_finite(f"prediction of jobs that share links: {field}", getattr(self, field))
+
+
 class Prediction(Value, frozen=True, kw_only=True):
     """What one iteration under one plan is predicted to take."""
 
@@ -91,6 +112,9 @@ class Prediction(Value, frozen=True, kw_only=True):
     """max(computation, least communication): no schedule can be faster."""
     error_s: float = 0.0
     """Standard error of ``iteration_s`` where every simulated iteration is different; else 0."""
+    sharing: Sharing | None = None
+    """Where other jobs share the links: ``iteration_s`` is then a mean, and the bound is that of a
+    job alone."""
 
     def __post_init__(self) -> None:
         where = f"prediction of {quoted(self.planner)}"
@@ -110,6 +134,25 @@ class Prediction(Value, frozen=True, kw_only=True):
         if self.communication_s <= 0:
             return 0.0
         return min(max(self.exposed_s / self.communication_s, 0.0), 1.0)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long an iteration takes as without other jobs."""
+        alone_s = self.sharing.alone_s if self.sharing else 0.0
+        return self.iteration_s / alone_s if alone_s > 0 else 1.0
+
+    @property
+    def sharing_sentence(self) -> str:
+        """What sharing the links comes to, as a sentence for the user; empty for a job alone."""
+        if self.sharing is None:
+            return ""
+        shared = self.sharing
+        return (
+            f"{shared.jobs} jobs share the links: an iteration of each takes "
+            f"{_time(self.iteration_s)} in the mean, {_time(shared.shortest_s)} to "
+            f"{_time(shared.longest_s)} by how they are offset, {self.slowdown:.2f} times as long "
+            f"as alone ({_time(shared.alone_s)})"
+        )
 
     @property
     def distance_to_bound(self) -> float:

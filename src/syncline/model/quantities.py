@@ -14,6 +14,7 @@ __all__ = [
     "LARGEST_BYTES",
     "LARGEST_CONTENTION",
     "LARGEST_IN_FLIGHT",
+    "LARGEST_JOBS",
     "LARGEST_WORKERS",
     "LONGEST_NS",
     "NS_PER_S",
@@ -31,6 +32,8 @@ LARGEST_CONTENTION = 100.0
 """Factor by which computing and communicating may slow each other."""
 LARGEST_IN_FLIGHT = 64
 """Messages of a plan that may be under way at once."""
+LARGEST_JOBS = 64
+"""Jobs that share a network."""
 LARGEST_WORKERS = 1 << 31
 """Workers of a network."""
 LONGEST_NS = 1 << 46

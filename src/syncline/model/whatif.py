@@ -10,7 +10,12 @@ import msgspec
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.prediction import Prediction, of_planner
-from syncline.model.quantities import LARGEST_WORKERS, require_finite, require_time
+from syncline.model.quantities import (
+    LARGEST_JOBS,
+    LARGEST_WORKERS,
+    require_finite,
+    require_time,
+)
 
 __all__ = [
     "BOUND_SHARE",
@@ -56,6 +61,8 @@ class Setting(Value, frozen=True, kw_only=True):
     seed: int = 0
     strategy: str = "loop"
     """Which tasks overlap; a key of ``syncline.simulator.strategy.STRATEGIES``."""
+    jobs: int = 1
+    """How many equal ones share the links."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= LARGEST_WORKERS:
@@ -63,6 +70,8 @@ class Setting(Value, frozen=True, kw_only=True):
                 f"what-if: workers must be at least 1 and at most {LARGEST_WORKERS}, found "
                 f"{quoted(self.workers)}"
             )
+        if not 1 <= self.jobs <= LARGEST_JOBS:
+            raise UserError(f"what-if: jobs must be 1 to {LARGEST_JOBS}, found {self.jobs}")
         for rank, factor in self.stragglers:
             require_finite(f"what-if: the factor of straggler {rank}", factor, above_0=True)
         positive = ("bandwidth_bytes_per_s", "density", "compute_scale")

@@ -74,6 +74,8 @@ class PlannerTable(Value, frozen=True):
     reason: str
     suggestion: str = ""
     """What sparse exchange would gain, in a sentence; empty where that was not predicted."""
+    sharing: str = ""
+    """What jobs that share the links do to the chosen planner's iteration; empty for one job."""
 
 
 class Check(Value, frozen=True):

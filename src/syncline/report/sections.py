@@ -104,6 +104,7 @@ def planners_section(_: Bundle, summary: Summary) -> Html | None:
             typeset(planners.reason.rstrip(". ") + "."),
             class_="why",
         ),
+        tag("p", typeset(f"{planners.sharing}."), class_="why") if planners.sharing else "",
         tag("p", tag("b", "Compression: "), typeset(f"{planners.suggestion}."), class_="why")
         if planners.suggestion
         else "",

@@ -107,6 +107,7 @@ def planner_table(comparison: Comparison) -> PlannerTable:
             _facts(PlannerRow, p, chosen=p.planner == comparison.chosen) for p in fastest_first
         ),
         suggestion=comparison.suggestion.sentence if comparison.suggestion else "",
+        sharing=comparison.of(comparison.chosen).sharing_sentence,
     )
 
 

@@ -76,6 +76,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         terminal.title(where),
         terminal.below(terminal.table(columns, cells, left=frozenset({0, 1}), marked=marked)),
         terminal.below(terminal.text(f"* {planners.chosen}: {planners.reason}")),
+        *([terminal.text(planners.sharing)] if planners.sharing else ()),
         *([terminal.text(f"compression: {planners.suggestion}")] if planners.suggestion else ()),
     )
 

@@ -79,6 +79,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "wire": ("wire", lambda value: SHORT.get(value, value) if value else "as is"),
     "algorithm": ("algorithm", str),
     "density": ("density", lambda value: "dense" if value is None else f"{value:g}"),
+    "jobs": ("jobs", str),
     "latency_s": (
         "latency",
         lambda value: "as is" if value is None else units.duration(value) if value else "0 s",
@@ -110,8 +111,8 @@ def setting_text(setting: Setting, fields: Iterable[str]) -> str:
         wanted.discard(field)
         value = getattr(setting, field)
         heading, text = SETTINGS[field]
-        if field == "workers":
-            parts.append(units.counted(value, "worker"))
+        if field in ("workers", "jobs"):
+            parts.append(units.counted(value, field.removesuffix("s")))
         elif value is None and field == "density":
             parts.append("dense")
         elif field in ("bandwidth_bytes_per_s", "algorithm") and value is not None:

@@ -30,7 +30,7 @@ from syncline.simulator.messages import MessageTask, message_tasks
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass, Workers
 
-__all__ = ["Dag", "TaskIndices", "build", "connect"]
+__all__ = ["Dag", "TaskIndices", "build", "connect", "side_by_side"]
 
 TaskIndices = NDArray[np.int64]
 
@@ -110,15 +110,45 @@ def build(
     layout = layout_of(profile, strategy, on_need=on_need)
     messages = message_tasks(network, plan, strategy, classes) if plan is not None else ()
     dag = Dag(TaskGraph(), layout, tuple(messages), classes, iterations)
-    if dag.block * iterations > MOST_TASKS:
+    count = dag.block * iterations * (network.jobs if messages else 1)
+    if count > MOST_TASKS:
         raise UserError(
             f"{iterations} iterations of {len(classes)} different workers are "
-            f"{dag.block * iterations} tasks; at most {MOST_TASKS} can be simulated"
+            f"{count} tasks; at most {MOST_TASKS} can be simulated"
         )
     lanes = _add_lanes(dag, network, strategy)
     _add_tasks(dag, lanes, workers)
     connect(dag, profile, plan, strategy)
+    _share_links(dag, strategy)
     return dag
+
+
+def _share_links(dag: Dag, strategy: Strategy) -> None:
+    """Let the messages use the links that other jobs use, too: a stage for each kind of lane."""
+    stages: dict[str, int] = {}
+    for index, task in enumerate(dag.messages):
+        if task.link_share:
+            rails = strategy.channels if task.lane == "channel" else 1
+            if task.lane not in stages:
+                stages[task.lane] = dag.graph.add_stage(rails)
+            tasks = dag.message_tasks(index)
+            dag.graph.use(tasks, stages[task.lane], np.full(len(tasks), task.link_share))
+
+
+def side_by_side(dags: Sequence[Dag], offsets_ns: Sequence[int]) -> TaskGraph:
+    """Return the graph of jobs that share stages, one job's tasks after another's.
+
+    Args:
+        dags: of equal jobs.
+        offsets_ns: when each begins.
+    """
+    graph = TaskGraph()
+    first = [graph.extend(dag.graph) for dag in dags]
+    begun = graph.add_lane("offset", capacity=None, in_order=False)
+    for task, dag, offset_ns in zip(first, dags, offsets_ns, strict=True):
+        begin = graph.add_tasks([begun], [offset_ns])
+        graph.add_edges(np.full(dag.block, begin), np.arange(task, task + dag.block))
+    return graph
 
 
 def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list[int]]:

@@ -42,6 +42,9 @@ class TaskGraph:
         self._durations_ns = _Column(np.int64)
         self._tasks, self._before = _Column(np.int32), _Column(np.int32)
         self._holders, self._held = _Column(np.int32), _Column(np.int32)
+        self._stages: list[float] = []
+        self._users, self._used = _Column(np.int32), _Column(np.int32)
+        self._shares = _Column(np.float64)
 
     def __len__(self) -> int:
         return self._count
@@ -104,6 +107,38 @@ class TaskGraph:
         self._holders.extend(tasks)
         self._held.extend(lanes)
 
+    def add_stage(self, capacity: float) -> int:
+        """Add a capacity that running tasks share (:meth:`use`), and return its index."""
+        self._stages.append(capacity)
+        return len(self._stages) - 1
+
+    def use(self, tasks: ArrayLike, stage: int, shares: ArrayLike) -> None:
+        """Make each task take a share of a stage's capacity while it runs at full speed.
+
+        Tasks that want more than the capacity together share it max-min fairly, and run slower by
+        that. Both of shape ``(n,)``; a task uses one stage at most.
+        """
+        self._shares.extend(shares)
+        self._used.extend(np.full(self._users.extend(tasks), stage))
+
+    def extend(self, other: TaskGraph) -> int:
+        """Add the lanes and tasks of another graph, and return the index of its first task.
+
+        Its lanes have no names here. Its stages are this graph's of the same index, or are added
+        if there are none.
+        """
+        self._stages = self._stages or list(other._stages)
+        first, lanes = self._count, len(self.lanes)
+        self.lanes += other.lanes
+        self._contentions += [(a + lanes, b + lanes, *of) for a, b, *of in other._contentions]
+        self.add_tasks(other._task_lanes.array() + lanes, other._durations_ns.array())
+        self.add_edges(other._before.array() + first, other._tasks.array() + first)
+        self.hold(other._holders.array() + first, other._held.array() + lanes)
+        self._users.extend(other._users.array() + first)
+        self._used.extend(other._used.array())
+        self._shares.extend(other._shares.array())
+        return first
+
     def lane_members(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return (task, lane) of every task's own lane and of those that it holds beside it."""
         own = np.arange(self._count, dtype=np.int32)
@@ -127,18 +162,22 @@ class TaskGraph:
             self._before.array(),
             self._holders.array(),
             self._held.array(),
+            self._stages,
+            self._users.array(),
+            self._used.array(),
+            self._shares.array(),
         )
 
 
-_Integer = TypeVar("_Integer", bound=np.integer[Any])
+_Number = TypeVar("_Number", bound=np.number[Any])
 
 
-class _Column(Generic[_Integer]):
-    """A growing array of integers."""
+class _Column(Generic[_Number]):
+    """A growing array of numbers."""
 
-    def __init__(self, dtype: type[_Integer]) -> None:
+    def __init__(self, dtype: type[_Number]) -> None:
         self._dtype = dtype
-        self._parts: list[NDArray[_Integer]] = [np.empty(0, dtype)]
+        self._parts: list[NDArray[_Number]] = [np.empty(0, dtype)]
 
     def extend(self, values: ArrayLike) -> int:
         """Append values and return how many there were."""
@@ -146,7 +185,7 @@ class _Column(Generic[_Integer]):
         self._parts.append(part)
         return len(part)
 
-    def array(self) -> NDArray[_Integer]:
+    def array(self) -> NDArray[_Number]:
         """Return all values in one array."""
         self._parts = [np.concatenate(self._parts)]
         return self._parts[0]

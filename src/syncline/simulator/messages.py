@@ -40,6 +40,8 @@ class MessageTask(NamedTuple):
     """The class whose gradients it waits for; None: those of all workers."""
     norms: bool = False
     """It exchanges the norms of the gradients, after the message."""
+    link_share: float = 0.0
+    """Share of its time in which it keeps links busy, where other jobs use them too; else 0."""
 
 
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
@@ -108,6 +110,7 @@ def message_tasks(
     if strategy.exchange == "parameter-server":
         return _with_server(network, plan, strategy, classes)
     costs_ns = message_costs_ns(network, plan)
+    busy_ns = _busy_ns(network, plan)
     startup_ns = {
         kind: _native.costs([0], network.collective(kind, in_flight=plan.in_flight).rows())[0]
         for kind in {message.collective for message in plan.messages}
@@ -136,7 +139,12 @@ def message_tasks(
             tasks.append(MessageTask("startup", own_ns, index, gradients, last=False, after=after))
             gradients, after = False, (len(tasks) - 1,)
             cost_ns -= own_ns
-        tasks.append(MessageTask("channel", cost_ns, index, gradients, last=True, after=after))
+        share = _share(busy_ns[index], cost_ns)
+        tasks.append(
+            MessageTask(
+                "channel", cost_ns, index, gradients, last=True, after=after, link_share=share
+            )
+        )
         arrivals.append(len(tasks) - 1)
         if message.collective == "reduce-scatter":
             bisect.insort(scattered, (message.start, message.stop, arrivals[-1]))
@@ -148,10 +156,41 @@ def message_tasks(
             )
             seconds = network.collective("all-gather").seconds(plan.norm_bytes)
             cost_ns = round(seconds * NS_PER_S)
-            tasks.append(
-                MessageTask("channel", cost_ns, index, False, last=False, after=sums, norms=True)
+            norms = MessageTask(
+                "channel", cost_ns, index, False, last=False, after=sums, norms=True
             )
+            if network.jobs > 1:
+                busy = network.exchange.transmitting().links_curve()
+                sent_ns = busy.seconds(plan.norm_bytes) / 2 * NS_PER_S
+                norms = norms._replace(link_share=_share(sent_ns, cost_ns))
+            tasks.append(norms)
     return tasks
+
+
+def _busy_ns(network: Network, plan: Plan) -> list[float]:
+    """Return how long each message keeps links and switches busy; 0 where no other job needs them.
+
+    The formula says so: what a measured message takes beyond it is work of the hosts.
+    """
+    if network.jobs == 1 or network.workers == 1:
+        return [0.0] * len(plan.messages)
+    own = network.exchange
+    every = own if network.density is None else own.of_every_element("ring")
+    busy_of = {
+        whole: exchange.transmitting().links_curve()
+        for whole, exchange in ((False, own), (True, every))
+    }
+    return [
+        busy_of[plan.is_lossy and message.payload == "dense"].seconds(size)
+        * (1.0 if message.collective == "all-reduce" else 0.5)
+        * NS_PER_S
+        for message, size in zip(plan.messages, plan.message_bytes(), strict=True)
+    ]
+
+
+def _share(busy: float, duration: float) -> float:
+    """Return the share of a message's time in which it keeps links busy; both in one unit."""
+    return min(busy / duration, 1.0) if duration else 0.0
 
 
 def _with_server(
@@ -162,11 +201,20 @@ def _with_server(
     The cost of all pushes is shared out by workers.
     """
     push, pull = _push_and_pull(network, strategy)
+    busy = (
+        _push_and_pull(network, strategy, transmitting=True)
+        if network.jobs > 1
+        else (CostCurve.line(0.0, 0.0),) * 2
+    )
     count = network.workers
     tasks: list[MessageTask] = []
     pushed: list[tuple[int, int, int]] = []  # (start, stop, task)
     for index, (message, size) in enumerate(zip(plan.messages, plan.message_bytes(), strict=True)):
         delay_ns = round(message.delay_s * NS_PER_S)
+        pushing, pulling = (
+            _share(curve.seconds(size), whole.seconds(size))
+            for curve, whole in zip(busy, (push, pull), strict=True)
+        )
         if message.collective != "all-gather":
             for number, workers in enumerate(classes):
                 after: tuple[int, ...] = ()
@@ -178,7 +226,8 @@ def _with_server(
                 push_ns = round(push.seconds(size) * NS_PER_S * workers.size / count)
                 last = message.collective == "reduce-scatter"
                 pushed.append((message.start, message.stop, len(tasks)))
-                tasks.append(MessageTask("push", push_ns, index, not delay_ns, last, after, number))
+                task = MessageTask("push", push_ns, index, not delay_ns, last, after, number)
+                tasks.append(task._replace(link_share=pushing))
         if message.collective != "reduce-scatter":
             own = (message.start, message.stop)
             awaited = tuple(
@@ -187,13 +236,16 @@ def _with_server(
                 if (start, stop) == own or max(start, own[0]) < min(stop, own[1])
             )
             pull_ns = round(pull.seconds(size) * NS_PER_S)
-            tasks.append(MessageTask("pull", pull_ns, index, False, last=True, after=awaited))
+            task = MessageTask("pull", pull_ns, index, False, last=True, after=awaited)
+            tasks.append(task._replace(link_share=pulling))
     _require_possible(network, sum(task.duration_ns for task in tasks))
     return tasks
 
 
-def _push_and_pull(network: Network, strategy: Strategy) -> tuple[CostCurve, CostCurve]:
-    """Return what all pushes and what all pulls of a message cost.
+def _push_and_pull(
+    network: Network, strategy: Strategy, *, transmitting: bool = False
+) -> tuple[CostCurve, CostCurve]:
+    """Return what all pushes and what all pulls of a message cost, or how long links are busy.
 
     The network of a parameter server knows them, measured or by formula: halves of its curve. Of
     another network, the link and the hosts are taken, and the strategy's servers.
@@ -205,6 +257,9 @@ def _push_and_pull(network: Network, strategy: Strategy) -> tuple[CostCurve, Cos
                 f"{where}: its servers ({network.servers or network.algorithm}) are not the "
                 f"{strategy.servers} of strategy {quoted(strategy.name)}; give them in one place"
             )
+        if transmitting:
+            half = network.exchange.transmitting().links_curve().rebased(0.0, 0.5)
+            return half, half
         return network.collective("reduce-scatter"), network.collective("all-gather")
     if network.density is not None:
         raise UserError(
@@ -224,8 +279,9 @@ def _push_and_pull(network: Network, strategy: Strategy) -> tuple[CostCurve, Cos
         inside=network.inside,
         servers=strategy.servers,
         stages=network.stages,
-        jobs=network.jobs,
     )
+    if transmitting:
+        exchange = exchange.transmitting()
     return exchange.push_curve(), exchange.pull_curve()
 
 

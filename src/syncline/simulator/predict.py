@@ -19,7 +19,7 @@ from syncline.errors import MismatchError
 from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Plan
-from syncline.model.prediction import Prediction
+from syncline.model.prediction import Prediction, Sharing
 from syncline.model.profile import PEERS, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
@@ -175,6 +175,14 @@ def prediction_of(
         # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
         lower_bound_s=min(bound_s, iteration_s),
         error_s=steady.error_ns / NS_PER_S,
+        sharing=None
+        if steady.alone_ns is None
+        else Sharing(
+            jobs=network.jobs,
+            alone_s=steady.alone_ns / NS_PER_S,
+            shortest_s=min(steady.offset_ns) / NS_PER_S,
+            longest_s=max(steady.offset_ns) / NS_PER_S,
+        ),
     )
 
 

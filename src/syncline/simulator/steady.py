@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.simulator.dag import Dag, build
+from syncline.simulator.dag import Dag, build, side_by_side
 from syncline.simulator.graph import Times
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import ALIKE, Workers
@@ -23,10 +25,15 @@ AGREEING = 3
 """Periods in a row that must be equal."""
 WARM_UP = 4
 """Iterations left out of the mean where every one is different."""
+OFFSETS = 8
+"""Ways in which jobs that share links are offset against one another."""
 
 
 class Steady(NamedTuple):
-    """A simulated run, and the period that it settled to."""
+    """A simulated run, and the period that it settled to.
+
+    Of jobs that share links, the first one's run, offset so that its period is closest to the mean.
+    """
 
     dag: Dag
     start_ns: Times
@@ -40,6 +47,11 @@ class Steady(NamedTuple):
     """Standard error of the period; 0 where it settled."""
     settled: bool
     """The last periods were equal to a nanosecond a million."""
+    alone_ns: float | None = None
+    """The period without the other jobs that share the links, if there are any."""
+    offset_ns: tuple[float, ...] = ()
+    """The period for each way in which such jobs are offset, of which :attr:`period_ns` is the
+    mean."""
 
     @property
     def window(self) -> int:
@@ -57,6 +69,11 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
+    Jobs that share links are simulated beside one another, all like this one. How one is offset
+    against another stays as it is: of two messages under way at once, the one that began first ends
+    first, by as much. Since jobs begin at any time, the period is the mean over offsets that are
+    evenly spread.
+
     Under contention only the first half of them counts: an iteration is slowed by those after it,
     which the last ones of a run lack. With several loaders, as many iterations as there are loaders
     count as one. If every iteration starts afresh, because the last has ended and nothing was
@@ -66,6 +83,52 @@ def steady_state(
     Raises:
         UserError: see :func:`syncline.simulator.dag.build`.
     """
+    if plan is None or network.jobs == 1:
+        return _settled(profile, network, plan, strategy, workers, offsets_ns=(0,))
+    single = msgspec.structs.replace(network, jobs=1)
+    alone = _settled(profile, single, plan, strategy, workers, offsets_ns=(0,))
+    runs = [
+        _settled(
+            profile,
+            network,
+            plan,
+            strategy,
+            workers,
+            offsets_ns=(0, *(round(share * alone.period_ns) for share in shares)),
+        )
+        for shares in _offsets(network.jobs - 1)
+    ]
+    periods_ns = tuple(run.period_ns for run in runs)
+    mean_ns = math.fsum(periods_ns) / len(runs)
+    return min(runs, key=lambda run: abs(run.period_ns - mean_ns))._replace(
+        period_ns=mean_ns,
+        error_ns=math.sqrt(math.fsum(run.error_ns**2 for run in runs)) / len(runs),
+        settled=all(run.settled for run in runs),
+        alone_ns=alone.period_ns,
+        offset_ns=periods_ns,
+    )
+
+
+def _offsets(others: int) -> list[list[float]]:
+    """Return shares of a period by which other jobs begin later: of each job, one in each eighth.
+
+    A Latin hypercube of strata's middles, always the same.
+    """
+    strata = np.tile(np.arange(OFFSETS), (others, 1))
+    shuffled = np.random.default_rng(0).permuted(strata, axis=1)
+    return ((shuffled.T + 0.5) / OFFSETS).tolist()  # type: ignore[no-any-return]
+
+
+def _settled(
+    profile: Profile,
+    network: Network,
+    plan: Plan | None,
+    strategy: Strategy,
+    workers: Workers,
+    *,
+    offsets_ns: Sequence[int],
+) -> Steady:
+    """Return the steady state of jobs that begin at some times, one for each."""
     # Batches that several loaders read at the same time arrive together: their iterations follow
     # one another quickly, and then all wait for the next ones. Only such a round repeats.
     round_of = strategy.loaders if strategy.prefetch_data else 1
@@ -73,29 +136,48 @@ def steady_state(
     iterations = 1
     if workers.jitter:
         iterations = most
-    elif _carries_over(profile, plan, strategy, workers):
+    elif len(offsets_ns) > 1 or _carries_over(profile, plan, strategy, workers):
         iterations = FIRST_ITERATIONS * round_of
     while True:
-        dag = build(
-            profile, network, plan, strategy=strategy, workers=workers, iterations=iterations
-        )
-        start_ns, stop_ns = dag.graph.run()
-        ends_ns = dag.ends_ns(stop_ns)
+        dags = [
+            build(profile, network, plan, strategy=strategy, workers=each, iterations=iterations)
+            for each in _own_draws(workers, len(offsets_ns))
+        ]
+        dag = dags[0]
+        graph = dag.graph if len(dags) == 1 else side_by_side(dags, offsets_ns)
+        start_ns, stop_ns = graph.run()
+        jobs_ns = np.array([d.ends_ns(t) for d, t in zip(dags, _split(stop_ns, dags), strict=True)])
+        start_ns, stop_ns = start_ns[: len(dag.graph)], stop_ns[: len(dag.graph)]
         if iterations == 1:
             ends_ns = np.array([stop_ns.max(initial=0)])
             return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0, True)
         # Under contention an iteration is slowed by those after it, which the last ones lack.
-        known_ns = ends_ns[: len(ends_ns) // 2] if network.contention.slows else ends_ns
-        last = (known_ns[round_of:] - known_ns[:-round_of])[-AGREEING:]
-        agree = len(last) == AGREEING and int(last.max() - last.min()) <= 1e-6 * float(last[-1])
+        if network.contention.slows or len(dags) > 1:
+            jobs_ns = jobs_ns[:, : iterations // 2]
+        ends_ns = jobs_ns[0]
+        last = (jobs_ns[:, round_of:] - jobs_ns[:, :-round_of])[:, -AGREEING:]
+        agree = last.shape[1] == AGREEING and np.all(np.ptp(last, axis=1) <= 1e-6 * last[:, -1])
         if agree and not workers.jitter:
-            return Steady(dag, start_ns, stop_ns, known_ns, float(last[-1]) / round_of, 0.0, True)
+            period_ns = float(last[:, -1].mean()) / round_of
+            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, 0.0, True)
         if iterations >= most:
-            periods = np.diff(known_ns, prepend=0)
-            kept = periods[min(WARM_UP * round_of, len(periods) // 2) :]
+            periods = np.diff(jobs_ns, prepend=np.array(offsets_ns)[:, None])
+            kept = periods[:, min(WARM_UP * round_of, periods.shape[1] // 2) :].mean(axis=0)
             error = float(kept.std(ddof=1)) / math.sqrt(len(kept))
-            return Steady(dag, start_ns, stop_ns, known_ns, float(kept.mean()), error, False)
+            return Steady(dag, start_ns, stop_ns, ends_ns, float(kept.mean()), error, False)
         iterations *= 2
+
+
+def _own_draws(workers: Workers, jobs: int) -> list[Workers]:
+    """Return the workers of each job: equal ones, which draw the noise of an iteration anew."""
+    if not workers.jitter:
+        return [workers] * jobs
+    return [msgspec.structs.replace(workers, seed=workers.seed + job) for job in range(jobs)]
+
+
+def _split(times_ns: Times, dags: Sequence[Dag]) -> list[Times]:
+    """Return the times of each job's tasks; see :func:`syncline.simulator.dag.side_by_side`."""
+    return np.split(times_ns, np.cumsum([len(dag.graph) for dag in dags]))[: len(dags)]
 
 
 def _carries_over(

@@ -173,6 +173,11 @@ def chosen_index(points: Sequence[Point]) -> int:
 def _left_out(points: Sequence[Change], simulator: WhatIfSimulator) -> Iterable[str]:
     """Yield what the figures do not count."""
     network = simulator.network
+    if any((change.jobs or network.jobs) > 1 for change in points):
+        yield (
+            "Jobs that share the links are alike, and planned as if each had the links to itself; "
+            "iterations are means over how they are offset against one another."
+        )
     if any(change.wire is not None for change in points):
         yield (
             "Converting gradients to and from the type in which they travel is not charged, nor is "

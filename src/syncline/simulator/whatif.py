@@ -64,6 +64,7 @@ class Change(NamedTuple):
     latency_s: float | None = None
     algorithm: str | None = None
     density: float | None = None
+    jobs: int | None = None
     wire: str | None = None
     compute_scale: float = 1.0
     behaviour: Workers = ALIKE
@@ -101,6 +102,7 @@ def changes(
     latencies_s: Sequence[float] = (),
     algorithms: Sequence[str] = (),
     densities: Sequence[float | None] = (),
+    jobs: Sequence[int] = (),
     wires: Sequence[str] = (),
     compute_scales: Sequence[float] = (),
     behaviours: Sequence[Workers] = (),
@@ -119,6 +121,7 @@ def changes(
         [{"compute_scale": value} for value in compute_scales],
         [{"wire": value} for value in wires],
         [{"algorithm": a, "density": d} for a, d in exchanges(algorithms, densities)],
+        [{"jobs": value} for value in jobs],
         [{"latency_s": value} for value in latencies_s],
         [{"bandwidth_bytes_per_s": value} for value in bandwidths_bytes_per_s],
         [{"workers": value} for value in workers],
@@ -197,6 +200,7 @@ class WhatIfSimulator:
             latency_s=change.latency_s,
             algorithm=change.algorithm,
             density=change.density,
+            jobs=change.jobs,
         )
         profile = self.profile_at(change)
         elements = sum(gradient.elements for gradient in profile.gradients)
@@ -319,4 +323,5 @@ def _setting(change: Change, network: Network) -> Setting:
         jitter=behaviour.jitter,
         seed=behaviour.seed,
         strategy=change.strategy.name,
+        jobs=network.jobs,
     )
