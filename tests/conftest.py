@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.mortal import Mortals
 from tests.workers import WorkerPool
 
 # How long an example takes says how busy the machine is.
@@ -31,3 +32,11 @@ def workers() -> Iterator[WorkerPool]:
     pool = WorkerPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def mortals() -> Iterator[Mortals]:
+    """Processes for ranks that may die; see :class:`tests.mortal.Mortals`."""
+    started = Mortals()
+    yield started
+    started.close()

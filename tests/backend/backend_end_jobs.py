@@ -1,4 +1,4 @@
-"""Ranks whose groups end where, and when, nobody would end them; see :mod:`tests.parallel.mortal`.
+"""Ranks whose groups end where, and when, nobody would end them; see :mod:`tests.mortal`.
 
 Gloo's group joins its threads when it is destroyed, so a process aborts ("Resource deadlock
 avoided") where one of them drops the last reference, as stock PowerSGD's callbacks may.
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from syncline import _native
 from syncline.backend.process_group import Options, ProcessGroup, register
-from tests.parallel.mortal import Place
+from tests.mortal import Place
 
 TIMEOUT = timedelta(seconds=60)
 DEADLINE_S = 30.0

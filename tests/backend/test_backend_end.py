@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.backend import backend_end_jobs as jobs
-from tests.parallel.mortal import Mortals
-
-
-@pytest.fixture(scope="module")
-def mortals() -> Iterator[Mortals]:
-    """Processes for ranks that may die."""
-    started = Mortals()
-    yield started
-    started.close()
+from tests.mortal import Mortals
 
 
 def test_the_last_reference_may_go_in_a_callback(mortals: Mortals, tmp_path: Path) -> None:

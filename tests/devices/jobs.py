@@ -19,7 +19,7 @@ from syncline.groups import Group, Transport
 from tests.devices.host_device import HostDevice
 from tests.devices.trials import Call, expected, given, start
 from tests.groups.jobs import said
-from tests.parallel.mortal import Place
+from tests.mortal import Place
 
 COUNTS = (0, 1, 3, 1000, 100_003)
 CALLS = [

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cases import first_few
 from tests.devices import jobs
-from tests.parallel.mortal import Mortals
+from tests.mortal import Mortals
 from tests.workers import WorkerPool
 
 
@@ -80,13 +79,6 @@ def test_a_rank_that_leaves_by_an_error_is_heard_of(workers: WorkerPool, tmp_pat
     for rank in (0, 2):
         assert found[rank][0] == "PeerError"
         assert "rank 1" in found[rank][1]
-
-
-@pytest.fixture(scope="module")
-def mortals() -> Iterator[Mortals]:
-    found = Mortals()
-    yield found
-    found.close()
 
 
 @pytest.mark.parametrize("copies", first_few([7, 0, 1, 60], 0))

@@ -1,4 +1,4 @@
-"""What ranks that may die run in groups; see :mod:`tests.parallel.mortal`."""
+"""What ranks that may die run in groups; see :mod:`tests.mortal`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.ucx import new_worker
 from tests.groups.jobs import elements
-from tests.parallel.mortal import Place
+from tests.mortal import Place
 
 LATE_S = 0.3
 LONG_S = 3600.0

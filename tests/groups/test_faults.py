@@ -6,7 +6,6 @@ import contextlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,19 +18,11 @@ from syncline.errors import PeerError, UserError
 from syncline.groups import Group, Transport
 from tests.cases import first_few
 from tests.groups import jobs, mortal_jobs
-from tests.parallel.mortal import Mortals
+from tests.mortal import Mortals
 
 DEADLINE_S = 30.0
 """On a machine with nothing else to do; a loaded one is given more."""
 TRANSPORTS: tuple[Transport, ...] = ("auto", "ucx")
-
-
-@pytest.fixture(scope="module")
-def mortals() -> Iterator[Mortals]:
-    """Processes for ranks that may die."""
-    started = Mortals()
-    yield started
-    started.close()
 
 
 @pytest.mark.parametrize(

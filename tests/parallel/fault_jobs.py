@@ -29,7 +29,7 @@ from syncline.measure import keepalive
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.parallel import shutdown
 from syncline.parallel.ddp import DistributedDataParallel
-from tests.parallel.mortal import DEADLINE_S, POLL_S, Place
+from tests.mortal import DEADLINE_S, POLL_S, Place
 
 TIMEOUT_S = 60.0
 SHORT_TIMEOUT_S = 4.0

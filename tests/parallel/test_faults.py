@@ -1,7 +1,7 @@
 """Whatever goes wrong in overlapped training: all ranks end, all say why, and no update is lost.
 
 The ranks of these tests die, so each test has processes of its own: see
-:mod:`tests.parallel.mortal`.
+:mod:`tests.mortal`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,11 @@ import pytest
 from benchmarks.kill_resume import disturbed, undisturbed
 
 from tests.cases import first_few
+from tests.mortal import Ended, Mortals
 from tests.parallel import fault_jobs as jobs
-from tests.parallel.mortal import Ended, Mortals
 
 KILLED = -signal.SIGKILL
 RESUME = "see the other ranks' output, and resume all ranks from the last checkpoint"
-
-
-@pytest.fixture(scope="module")
-def mortals() -> Iterator[Mortals]:
-    """Processes for ranks that may die."""
-    started = Mortals()
-    yield started
-    started.close()
 
 
 def told(ended: Ended) -> dict[str, Any]:

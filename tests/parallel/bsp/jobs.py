@@ -26,8 +26,8 @@ from syncline.parallel.bsp import BspSgd
 from syncline.planners import planner_named
 from syncline.planners.base import MergingPlanner
 from tests.devices.host_device import HostDevice
+from tests.mortal import Place
 from tests.parallel.bsp.models import Odd, batch
-from tests.parallel.mortal import Place
 
 STEPS = 18
 """More than the planned form of algorithm 2 observes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 import torch
 
 from tests.cases import first_few
+from tests.mortal import Mortals
 from tests.parallel.bsp import jobs
-from tests.parallel.mortal import Mortals
 from tests.workers import WorkerPool
 
 
@@ -132,13 +131,6 @@ def test_wrong_use(workers: WorkerPool) -> None:
     assert "a second backward pass has added to the average gradient of 'weight'" in said["twice"]
     assert "step() was given a closure" in said["closure"]
     assert "the gradient of 'weight' is torch.sparse_coo" in said["sparse"]
-
-
-@pytest.fixture(scope="module")
-def mortals() -> Iterator[Mortals]:
-    server = Mortals()
-    yield server
-    server.close()
 
 
 @pytest.mark.parametrize("algorithm", first_few([2, 1, 3]))

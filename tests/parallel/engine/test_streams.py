@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.cases import first_few
 from tests.parallel.engine import stream_jobs
 from tests.parallel.overlap.features import features
 from tests.parallel.overlap.overlap_plans import Style
@@ -26,7 +27,7 @@ STYLES = {
     "halves": Style(halves=True, order="7", piece_elements=77, in_flight=3),
     "norms": Style(halves=True, norm="2"),
 }
-LENGTH = 18
+LENGTH = 11
 SHORT = 6
 """Steps of which the engine runs three."""
 
@@ -46,7 +47,7 @@ def test_other_plans_are_ordered(workers: WorkerPool, style: str) -> None:
         assert found["differences"] == []
 
 
-@pytest.mark.parametrize("style", ["norms", "messages"])
+@pytest.mark.parametrize("style", first_few(["norms", "messages"]))
 def test_every_wait_is_needed(workers: WorkerPool, style: str) -> None:
     """Each that the script comes to is left out in turn."""
     for unnoticed in workers.run(stream_jobs.unnoticed, 2, STYLES[style], SHORT):

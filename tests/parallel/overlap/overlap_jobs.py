@@ -21,6 +21,7 @@ from tests.parallel.overlap.overlap_oracle import average
 from tests.parallel.overlap.overlap_plans import Style
 from tests.parallel.overlap.overlap_rig import (
     STEADY,
+    STEPS,
     Ours,
     Script,
     Side,
@@ -31,14 +32,16 @@ from tests.parallel.overlap.overlap_rig import (
 )
 
 
-def beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:
+def beside_stock(
+    rows: list[str], style: Style, let_through: float, steps: int = STEPS
+) -> list[dict[str, Any]]:
     """Run scripts under stock DDP and under the engine, and say how they differ."""
-    return [_row_beside_stock(features()[row], style, let_through) for row in rows]
+    return [_row_beside_stock(features()[row], style, let_through, steps) for row in rows]
 
 
-def _row_beside_stock(row: Feature, style: Style, let_through: float) -> dict[str, Any]:
+def _row_beside_stock(row: Feature, style: Style, let_through: float, steps: int) -> dict[str, Any]:
     style = replace(style, norm=row.norm)
-    return _beside_stock(row.script, style, let_through, near=row.near)
+    return _beside_stock(row.script, style, let_through, near=row.near, steps=steps)
 
 
 def drawn_beside_stock(numbers: list[int]) -> list[dict[str, Any]]:
@@ -83,10 +86,11 @@ def _beside_stock(
     *,
     guard: bool = False,
     near: bool = False,
+    steps: int = STEPS,
 ) -> dict[str, Any]:
     sides = Ours(style, guard=guard), Stock()
     for side in sides:
-        side.near = near
+        side.near, side.length = near, steps
         torch.manual_seed(1)
         with holding(let_through), sides[0].observed():
             script(side)

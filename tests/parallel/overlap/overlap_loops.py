@@ -749,12 +749,12 @@ def resumed(side: Side) -> None:
         optimizer.zero_grad()
         loss_of(ddp, step).backward()
         optimizer.step()
-        if step == 12:
+        if step == 7:
             kept = copy.deepcopy((ddp.state_dict(), optimizer.state_dict()))
-        if step == 14:
+        if step == 9:
             optimizer.load_state_dict(kept[1])
             ddp.load_state_dict(kept[0])
-        if step == 18:
+        if step == 12:
             ddp.module.load_state_dict(ddp.module.state_dict())
     side.finish(ddp, optimizer)
 

@@ -391,9 +391,9 @@ def state_changed(side: Side) -> None:
         if step % 5 == 4:
             for values in optimizer.state.values():
                 values["exp_avg"].mul_(0.5)
-        if step == 12:
+        if step == 8:
             optimizer.state.clear()
-        if step == 18:
+        if step == 12:
             optimizer.state[ddp.module.norm.weight] = {}
     side.finish(ddp, optimizer)
 
