@@ -130,7 +130,9 @@ class TaskGraph:
         self._stages = self._stages or list(other._stages)
         first, lanes = self._count, len(self.lanes)
         self.lanes += other.lanes
-        self._contentions += [(a + lanes, b + lanes, *of) for a, b, *of in other._contentions]
+        self._contentions += [
+            (a + lanes, b + lanes, of_a, of_b) for a, b, of_a, of_b in other._contentions
+        ]
         self.add_tasks(other._task_lanes.array() + lanes, other._durations_ns.array())
         self.add_edges(other._before.array() + first, other._tasks.array() + first)
         self.hold(other._holders.array() + first, other._held.array() + lanes)
