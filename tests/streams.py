@@ -21,10 +21,15 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    handle_torch_function,
+    has_torch_function_unary,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import syncline
+from syncline.torch_private import without_torch_function
 
 Clock = dict[str, int]
 """How far each stream and thread has come, by name."""
@@ -183,7 +188,8 @@ class Recorder:
         if not writes and any(r.alias_info is not None for r in schema.returns):
             return  # a view
         stream, name = self.current(), schema.name.removeprefix("aten::")
-        with self._lock:
+        # A pending tensor must not settle because it is looked at here.
+        with without_torch_function(), self._lock:
             self._collect()
             inputs = set()
             for argument, value in given:
@@ -372,6 +378,8 @@ def recorded_streams(dropped: Place | None = None) -> Iterator[Recorder]:
     tolist = Tensor.tolist
 
     def noted_tolist(self: Tensor) -> Any:
+        if has_torch_function_unary(self):  # a pending tensor settles first, as for torch's own
+            return handle_torch_function(noted_tolist, (self,), self)
         recorder.read_by_host(self)
         return tolist(self)
 

@@ -377,12 +377,17 @@ class Unbounded(DenseTransport):
         pass
 
     def send(
-        self, buffer: torch.Tensor, collective: MessageCollective, shares: Shares, after: Any
+        self,
+        buffer: torch.Tensor,
+        collective: MessageCollective,
+        shares: Shares,
+        after: Any,
+        on_sent: Any,
     ) -> Work:
         assert after
         assert all(mark == MARK for mark in after)
         super().prepare(buffer, collective)
-        work = super().send(buffer, collective, shares, after)
+        work = super().send(buffer, collective, shares, after, on_sent)
         return Work(work.wait, work.wait)
 
 

@@ -6,9 +6,13 @@ whom. That it would find a wait that is missing is shown by leaving out each one
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 
+from syncline.torch_private import without_torch_function
 from tests.cases import first_few
 from tests.parallel.engine import stream_jobs
 from tests.parallel.overlap.features import features
@@ -21,6 +25,7 @@ ROWS = [
     "Adam, foreach",
     "`clip_grad_norm_`",
     "gradient accumulation without `no_sync`",
+    "parameters read in every way after `step`",
 ]
 STYLES = {
     "messages": Style(),
@@ -30,6 +35,7 @@ STYLES = {
 LENGTH = 11
 SHORT = 6
 """Steps of which the engine runs three."""
+DEADLINE_S = 5.0
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -114,4 +120,31 @@ def test_a_number_that_the_host_reads_is_waited_for() -> None:
         recorder.races.clear()
         side.synchronize()
         here.tolist()
+        assert recorder.races == []
+
+
+def test_a_read_that_waits_for_another_thread_lets_it_be_recorded() -> None:
+    """As a parameter whose update is due waits for the engine's threads."""
+
+    class Pending(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join(DEADLINE_S)
+            ended.append(not thread.is_alive())
+            with without_torch_function():
+                return func(*args, **(kwargs or {}))
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.ones(4).mul_(2)
+
+    ended: list[bool] = []
+    with recorded_streams() as recorder:
+        pending = torch.ones(2).as_subclass(Pending)
+        assert pending.tolist() == [1, 1]
+        assert ended == [True]
         assert recorder.races == []
