@@ -69,9 +69,8 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
-    Jobs that share links are simulated beside one another, all like this one. How one is offset
-    against another stays as it is: of two messages under way at once, the one that began first ends
-    first, by as much. Since jobs begin at any time, the period is the mean over offsets that are
+    Jobs that share links are simulated beside one another, all like this one. The period depends on
+    how they are offset at first. Since jobs begin at any time, it is the mean over offsets that are
     evenly spread.
 
     Under contention only the first half of them counts: an iteration is slowed by those after it,
