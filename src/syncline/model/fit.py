@@ -207,6 +207,9 @@ def _best_pieces(
     count = len(sizes)
     squared = _squared_errors(sizes, times, weights)
     sums = np.concatenate([[0.0], np.cumsum(weights)])
+    # What a piece's two parameters cost: their width beforehand, and log(n) each, as in the
+    # Bayesian information criterion.
+    per_piece = 4 * math.log(KNOWN_BEFOREHAND) + 2 * math.log(count)
     # best[j]: the criterion of the first j points; last[j]: where the last of their pieces begins.
     best = np.full(count + 1, math.inf)
     best[0] = 0.0
@@ -216,7 +219,7 @@ def _best_pieces(
         own = _unlikelihood(
             squared[:until, j], sums[j] - sums[:until], j - np.arange(until, dtype=np.float64)
         )
-        ways = best[:until] + own + 2 * math.log(count)
+        ways = best[:until] + own + per_piece
         last[j] = ways.argmin()
         best[j] = ways[last[j]]
     starts: list[int] = []
@@ -234,9 +237,8 @@ def _unlikelihood(
 
     Every piece has noise of its own: that of small messages, which may be half of their time, says
     nothing of how exactly a line fits large ones. The likelihood is integrated over the line's two
-    parameters, so two points, which every line fits, are as likely as values within
-    ``KNOWN_BEFOREHAND``; for each parameter ``log(n)`` is added, as in the Bayesian information
-    criterion. Points that stand for more than their share of the logarithmic scale count for more.
+    parameters, so two points, which every line fits, tell nothing. Points that stand for more than
+    their share of the logarithmic scale count for more.
 
     Args:
         squared: weighted squared errors.
@@ -246,7 +248,7 @@ def _unlikelihood(
     freedom = lengths - 2
     noise = np.maximum(squared / weight * lengths / np.maximum(freedom, 1), RESOLUTION**2)
     counted = freedom * np.maximum(weight / lengths, 1.0)
-    found: NDArray[np.float64] = counted * np.log(noise) + 4 * math.log(KNOWN_BEFOREHAND)
+    found: NDArray[np.float64] = counted * np.log(noise)
     return found
 
 

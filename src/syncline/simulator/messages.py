@@ -110,7 +110,8 @@ def message_tasks(
     if strategy.exchange == "parameter-server":
         return _with_server(network, plan, strategy, classes)
     costs_ns = message_costs_ns(network, plan)
-    busy_ns = _busy_ns(network, plan)
+    shared = network.jobs > 1 and network.workers > 1
+    busy_ns = _busy_ns(network, plan) if shared else [0.0] * len(costs_ns)
     startup_ns = {
         kind: _native.costs([0], network.collective(kind, in_flight=plan.in_flight).rows())[0]
         for kind in {message.collective for message in plan.messages}
@@ -156,36 +157,36 @@ def message_tasks(
             )
             seconds = network.collective("all-gather").seconds(plan.norm_bytes)
             cost_ns = round(seconds * NS_PER_S)
+            sent_ns = 0.0
+            if shared:
+                sent_ns = _links_busy(network).seconds(plan.norm_bytes) / 2 * NS_PER_S
             norms = MessageTask(
                 "channel", cost_ns, index, False, last=False, after=sums, norms=True
             )
-            if network.jobs > 1:
-                busy = network.exchange.transmitting().links_curve()
-                sent_ns = busy.seconds(plan.norm_bytes) / 2 * NS_PER_S
-                norms = norms._replace(link_share=_share(sent_ns, cost_ns))
-            tasks.append(norms)
+            tasks.append(norms._replace(link_share=_share(sent_ns, cost_ns)))
     return tasks
 
 
 def _busy_ns(network: Network, plan: Plan) -> list[float]:
-    """Return how long each message keeps links and switches busy; 0 where no other job needs them.
-
-    The formula says so: what a measured message takes beyond it is work of the hosts.
-    """
-    if network.jobs == 1 or network.workers == 1:
-        return [0.0] * len(plan.messages)
-    own = network.exchange
-    every = own if network.density is None else own.of_every_element("ring")
-    busy_of = {
-        whole: exchange.transmitting().links_curve()
-        for whole, exchange in ((False, own), (True, every))
-    }
+    """Return how long each message keeps links and switches busy."""
+    busy_of = {every: _links_busy(network, every_element=every) for every in (False, True)}
     return [
         busy_of[plan.is_lossy and message.payload == "dense"].seconds(size)
         * (1.0 if message.collective == "all-reduce" else 0.5)
         * NS_PER_S
         for message, size in zip(plan.messages, plan.message_bytes(), strict=True)
     ]
+
+
+def _links_busy(network: Network, *, every_element: bool = False) -> CostCurve:
+    """Return how long an all-reduce keeps links and switches busy.
+
+    The formula says so: what a measured message takes beyond it is work of the hosts.
+    """
+    exchange = network.exchange
+    if every_element and network.density is not None:
+        exchange = exchange.of_every_element("ring")
+    return exchange.transmitting().links_curve()
 
 
 def _share(busy: float, duration: float) -> float:

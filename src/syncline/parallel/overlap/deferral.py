@@ -353,8 +353,9 @@ class Deferral:
         due: dict[tuple[int, ...], tuple[list[Change], list[torch.Tensor]]] = {}
         for index in indices:
             changes = self._changes.pop(index, [])
-            alike = due.setdefault(tuple(map(id, changes)), (changes, []))
-            alike[1].append(self._gradients[index])
+            if changes:
+                alike = due.setdefault(tuple(map(id, changes)), (changes, []))
+                alike[1].append(self._gradients[index])
         with torch.no_grad():
             for changes, gradients in due.values():
                 make_changes(changes, gradients)
