@@ -141,6 +141,27 @@ def test_graphs_that_may_have_cycles(graph: Graph) -> None:
         assert graph.run() == expected
 
 
+def both(
+    graph: Graph,
+    contentions: Sequence[tuple[int, int, int, int]],
+    stages: Sequence[int] = (),
+    uses: Sequence[tuple[int, int, float]] = (),
+) -> tuple[Any, Any]:
+    """Return when tasks start and stop: by the engine, and exactly by the reference."""
+    exact = reference.simulate(
+        graph.lanes,
+        [(a, b, Fraction(s), Fraction(t)) for a, b, s, t in contentions],
+        graph.task_lanes,
+        graph.durations,
+        graph.before,
+        stages=[Fraction(capacity) for capacity in stages],
+        uses=[(task, stage, Fraction(share)) for task, stage, share in uses],
+    )
+    assert exact is not None
+    found = graph.run([(a, b, float(s), float(t)) for a, b, s, t in contentions], stages, uses)
+    return found, exact
+
+
 @some.many
 @given(graphs(), st.data())
 def test_contention_against_brute_force(graph: Graph, data: st.DataObject) -> None:
@@ -154,15 +175,7 @@ def test_contention_against_brute_force(graph: Graph, data: st.DataObject) -> No
         if data.draw(st.booleans())
     ]
     long = graph._replace(durations=[1000 * d for d in graph.durations])
-    exact = reference.simulate(
-        long.lanes,
-        [(a, b, Fraction(s), Fraction(t)) for a, b, s, t in chosen],
-        long.task_lanes,
-        long.durations,
-        long.before,
-    )
-    assert exact is not None
-    found = long.run([(a, b, float(s), float(t)) for a, b, s, t in chosen])
+    found, exact = both(long, chosen)
     for times, exact_times in zip(found, exact, strict=True):
         for time, exact_time in zip(times, exact_times, strict=True):
             assert abs(time - exact_time) <= 4 * len(long.durations)
@@ -180,17 +193,7 @@ def test_shared_stages_against_brute_force(graph: Graph, data: st.DataObject) ->
     uses = [(task, *wish) for task, wish in enumerate(wishes) if wish]
     contentions = [(0, 1, 2, 4)] if len(graph.lanes) > 1 and data.draw(st.booleans()) else []
     long = graph._replace(durations=[1_000_000 * d for d in graph.durations])
-    exact = reference.simulate(
-        long.lanes,
-        [(a, b, Fraction(s), Fraction(t)) for a, b, s, t in contentions],
-        long.task_lanes,
-        long.durations,
-        long.before,
-        stages=[Fraction(c) for c in stages],
-        uses=[(task, stage, Fraction(share)) for task, stage, share in uses],
-    )
-    assert exact is not None
-    found = long.run([(a, b, float(s), float(t)) for a, b, s, t in contentions], stages, uses)
+    found, exact = both(long, contentions, stages, uses)
     last = float(max(exact[1], default=0))
     for times, exact_times in zip(found, exact, strict=True):
         for time, exact_time in zip(times, exact_times, strict=True):

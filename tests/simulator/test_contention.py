@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from syncline.model.network import Contention, Network
@@ -68,6 +68,7 @@ def test_known_factors_are_found_in_the_baseline_alone(
 
 @some.few
 @given(st.integers(0, 100), st.floats(1, 2.5), st.floats(1, 2.5))
+@example(84, 2.375, 1.546875)
 def test_the_baseline_is_predicted_where_several_factors_explain_it(
     seed: int, computing: float, exchange: float
 ) -> None:
@@ -77,8 +78,9 @@ def test_the_baseline_is_predicted_where_several_factors_explain_it(
     stock = measured(profile, truth, ddp)
     found = fit_contention(profile, NETWORK, [stock])
     assert predict_iteration_s(profile, found, ddp) == pytest.approx(stock.iteration_s, rel=0.02)
-    # The two factors make up for each other where the passes hide nearly all messages.
-    assert found.contention.exchange <= exchange + 0.1
+    # One factor may stand in for a little of the other.
+    missing = min(max(computing - found.contention.computing, 0.0), 0.07)
+    assert found.contention.exchange <= exchange + 0.03 + missing
 
 
 @some.few
