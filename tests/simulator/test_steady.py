@@ -112,6 +112,20 @@ def test_two_jobs_stay_offset_and_lose_what_they_send_at_once() -> None:
     assert steady.settled
 
 
+def test_messages_that_fall_behind_set_the_pace_in_the_end() -> None:
+    """Four jobs keep the link busy for 10 % longer than they compute.
+
+    A message is needed only by the next backward pass, so that a job's first iterations take as
+    long as alone.
+    """
+    profile = some.profile_of([0], [68_750], forward_ns=10**9)
+    plan = Plan.merging("one", profile, 2, [0])
+    plan = msgspec.structs.replace(plan, wait="need")
+    for jobs, expected_s in ((1, 1.0), (3, 1.0), (4, 1.1)):
+        found_s = predict_iteration_s(profile, over(1e-6, jobs=jobs), plan)
+        assert found_s == pytest.approx(expected_s, rel=2e-3)
+
+
 def test_jobs_that_only_send_have_an_equal_share_each() -> None:
     profile, plan = sending_last(0.0, 1_000_000)
     for jobs in (2, 3, 7):

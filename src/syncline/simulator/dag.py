@@ -74,6 +74,13 @@ class Dag(NamedTuple):
         """Return when each iteration ends: its last join or, at the end, its last message."""
         return np.asarray(stop_ns[self.joins].max(axis=1))
 
+    def sent_ns(self, stop_ns: Times) -> Times:
+        """Return when each iteration's last message ends, or the iteration where none is sent."""
+        if not self.messages:
+            return self.ends_ns(stop_ns)
+        tasks = np.hstack([self.message_tasks(m) for m in range(len(self.messages))])
+        return np.asarray(stop_ns[tasks].max(axis=1))
+
 
 LONGEST_SUM_NS = 1 << 55
 """Limit of the engine's clock: 1.1 years, all tasks together."""

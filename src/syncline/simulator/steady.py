@@ -145,25 +145,33 @@ def _settled(
         dag = dags[0]
         graph = dag.graph if len(dags) == 1 else side_by_side(dags, offsets_ns)
         start_ns, stop_ns = graph.run()
-        jobs_ns = np.array([d.ends_ns(t) for d, t in zip(dags, _split(stop_ns, dags), strict=True)])
+        split = list(zip(dags, _split(stop_ns, dags), strict=True))
+        jobs_ns = np.array([each.ends_ns(times_ns) for each, times_ns in split])
+        sent_ns = np.array([each.sent_ns(times_ns) for each, times_ns in split])
         start_ns, stop_ns = start_ns[: len(dag.graph)], stop_ns[: len(dag.graph)]
         if iterations == 1:
             ends_ns = np.array([stop_ns.max(initial=0)])
             return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0, True)
         # Under contention an iteration is slowed by those after it, which the last ones lack.
         if network.contention.slows or len(dags) > 1:
-            jobs_ns = jobs_ns[:, : iterations // 2]
+            jobs_ns, sent_ns = jobs_ns[:, : iterations // 2], sent_ns[:, : iterations // 2]
         ends_ns = jobs_ns[0]
-        last = (jobs_ns[:, round_of:] - jobs_ns[:, :-round_of])[:, -AGREEING:]
-        agree = last.shape[1] == AGREEING and np.all(np.ptp(last, axis=1) <= 1e-6 * last[:, -1])
+        # Messages may fall behind by a little more each time, until something waits for them.
+        both_ns = np.stack([jobs_ns, sent_ns])
+        last = (both_ns[..., round_of:] - both_ns[..., :-round_of])[..., -AGREEING:]
+        spread = np.ptp(last, axis=(0, 2)) if last.size else math.inf
+        agree = last.shape[2] == AGREEING and np.all(spread <= 1e-6 * last[0, :, -1])
         if agree and not workers.jitter:
-            period_ns = float(last[:, -1].mean()) / round_of
+            period_ns = float(last[0, :, -1].mean()) / round_of
             return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, 0.0, True)
         if iterations >= most:
-            periods = np.diff(jobs_ns, prepend=np.array(offsets_ns)[:, None])
-            kept = periods[:, min(WARM_UP * round_of, periods.shape[1] // 2) :].mean(axis=0)
-            error = float(kept.std(ddof=1)) / math.sqrt(len(kept))
-            return Steady(dag, start_ns, stop_ns, ends_ns, float(kept.mean()), error, False)
+            periods = np.diff(both_ns, prepend=0)[..., min(WARM_UP * round_of, len(ends_ns) // 2) :]
+            joined, sent = periods.mean(axis=1)
+            error = float(joined.std(ddof=1)) / math.sqrt(len(joined))
+            period_ns = float(joined.mean())
+            if not workers.jitter:
+                period_ns = max(period_ns, float(sent.mean()))
+            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, error, False)
         iterations *= 2
 
 
