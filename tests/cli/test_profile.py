@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def test_a_model_is_measured_and_its_table_written(
     # Every layer's message was timed at exactly its bytes.
     measured = {p.size_bytes for p in network.points}
     assert {p.size_bytes for p in trace.points} <= measured
+    # The single iterations, with the messages of each.
+    singles = read_layer_table(tmp_path / "run" / "layers.txt.gz")
+    assert singles.steps == 2
+    assert [p.size_bytes for p in singles.points] == [p.size_bytes for p in trace.points]
+    assert singles.known_profile().gradient_bytes == profile.gradient_bytes
     out = capsys.readouterr().out
     assert f"written: {table}" in out
     assert "  lost: " in out
@@ -53,11 +59,22 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert says in refused("profile", *arguments.split())
 
 
-def test_it_is_no_job_of_torchrun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_launcher_says_how_many_workers_there_are(
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        main(["profile"])
-    assert "call it without torchrun" in capsys.readouterr().err
+    assert "--workers is 3, but the launcher" in refused("profile", "--workers", "3")
+
+
+def test_one_worker_of_a_launcher_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    main(f"profile --iterations 1 --batch-size 4 -o {folder}".split())
+    trace = read_layer_table(folder / "layers.txt.gz")
+    assert (trace.steps, trace.points) == (1, ())

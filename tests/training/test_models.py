@@ -25,6 +25,7 @@ def parameters(module: nn.Module) -> int:
         ("resnet20", 32, 10, 269_722),  # He et al., table 6: 0.27 M
         ("vgg16", 32, 10, 14_724_042),  # the usual 32x32 form: 14.7 M
         ("alexnet", 224, 1000, 61_100_840),  # the single-tower form: 61.1 M
+        ("googlenet", 224, 1000, 6_998_552),
         ("resnet50", 224, 1000, 25_557_032),  # 25.56 M
     ],
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from syncline.cli.train import training_options
+from syncline.cli.train import launched_workers, training_options, workers_here
 from syncline.errors import UserError
 from syncline.model.document import write_atomically
 from syncline.model.network import Network
@@ -42,7 +43,10 @@ ITERATIONS = 100
     help="Write the layer-wise table of the papers here, too (dag-model, Table VI).",
 )
 @training_options("timeout_s")
+@click.pass_context
 def profile(
+    context: click.Context,
+    /,
     model: str,
     data: str | None,
     batch_size: int | None,
@@ -53,8 +57,12 @@ def profile(
 ) -> None:
     """Measure a model's computation, and what its messages cost, without a plan.
 
-    Writes profile.json and network.json, for 'syncline plan' and 'syncline simulate'. Durations are
-    medians over the iterations and the workers.
+    Writes profile.json and network.json, for 'syncline plan' and 'syncline simulate', and
+    layers.txt.gz, the papers' table of every iteration. Durations of the profile are medians over
+    the iterations and the workers.
+
+    Under torchrun or 'syncline emulate' the command is one worker of that job and starts none
+    itself.
     """
     # Here, so that other commands need not wait for torch.
     from syncline.training.data import data_named, default_data
@@ -63,15 +71,12 @@ def profile(
     from syncline.training.models import model_named
     from syncline.training.preflight import preflight
 
-    if started_by_launcher(os.environ):
-        raise UserError(
-            "'syncline profile' starts its workers itself, on this host; call it without torchrun"
-        )
     if iterations < 1:
         raise UserError(f"--iterations must be at least 1, found {iterations}")
     spec = model_named(model)
     data = data if data is not None else default_data(spec)
     data_named(data)
+    options["workers"] = launched_workers(context, options["workers"])
     folder = Path(output or f"runs/profile-{model}-{data}")
     config = TrainingConfig.of(
         model,
@@ -81,8 +86,16 @@ def profile(
         steps=iterations,
         **options,
     )
-    preflight(config, workers_here=config.workers)
-    launch(config, program="syncline.training.profiling")
+    preflight(config, workers_here=workers_here(config, os.environ))
+    if started_by_launcher(os.environ):
+        from syncline.training.profiling import run_profiling
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a worker inside a collective, too
+        run_profiling(config)
+        if os.environ["RANK"] != "0":
+            return
+    else:
+        launch(config, program="syncline.training.profiling")
     paths = [folder / DOCUMENTS[noun][0] for noun in ("profile", "network")]
     found, network = Profile.load(paths[0]), Network.load(paths[1])
     console = Console(highlight=False)
@@ -90,7 +103,7 @@ def profile(
     console.print()
     console.print(document_table(network))
     console.print()
-    for path in paths:
+    for path in (*paths, folder / "layers.txt.gz"):
         click.echo(f"written: {path}")
     if table_file is not None:
         table = write_layer_table(found, network)

@@ -17,13 +17,14 @@ from syncline.planners import PLANNERS
 from syncline.training.config import TrainingConfig
 from syncline.training.hyperparameters import Hyperparameters
 
-__all__ = ["train", "training_options"]
+__all__ = ["launched_workers", "train", "training_options", "workers_here"]
 
 EPILOG = f"""\b
 Models:
   resnet20     ResNet-20 for small images
   vgg16        VGG-16 with batch norm for 32x32 images
   alexnet      AlexNet, with a small form for small images
+  googlenet    GoogLeNet, without its auxiliary classifiers
   resnet50     ResNet-50
   lstm         two-layer LSTM language model
   transformer  decoder-only transformer language model
@@ -137,15 +138,11 @@ def train(context: click.Context, /, model: str, data: str | None, **options: An
     data = data if data is not None else default_data(spec)
     data_named(data)
     launched = started_by_launcher(os.environ)
-    if launched:
-        default = context.get_parameter_source("workers") is ParameterSource.DEFAULT
-        asked = None if default else options["workers"]
-        options["workers"] = _workers_of_launcher(asked, os.environ)
+    options["workers"] = launched_workers(context, options["workers"])
     options["density_warmup"] = _densities(options["density_warmup"])
     overrides = {name: options.pop(name) for name in HYPERPARAMETERS}
     config = TrainingConfig.of(model, data, overrides=overrides, **options)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", config.workers)) if launched else config.workers
-    preflight(config, workers_here=here)
+    preflight(config, workers_here=workers_here(config, os.environ))
     if launched:
         from syncline.training.worker import run_worker
 
@@ -156,6 +153,28 @@ def train(context: click.Context, /, model: str, data: str | None, **options: An
         from syncline.training.launch import launch
 
         launch(config)
+
+
+def launched_workers(context: click.Context, workers: int) -> int:
+    """Return how many workers there are: of the launcher if there is one, else as asked.
+
+    Raises:
+        UserError: both were given and differ.
+    """
+    from syncline.training.group import started_by_launcher
+
+    if not started_by_launcher(os.environ):
+        return workers
+    default = context.get_parameter_source("workers") is ParameterSource.DEFAULT
+    return _workers_of_launcher(None if default else workers, os.environ)
+
+
+def workers_here(config: TrainingConfig, environment: Mapping[str, str]) -> int:
+    """Return how many workers of the job run on this host."""
+    from syncline.training.group import started_by_launcher
+
+    launched = started_by_launcher(environment)
+    return int(environment.get("LOCAL_WORLD_SIZE", config.workers)) if launched else config.workers
 
 
 def _densities(text: str | None) -> tuple[float, ...]:

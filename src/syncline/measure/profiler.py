@@ -39,6 +39,8 @@ def profile(
     warmup: int = 3,
     group: dist.ProcessGroup | None = None,
     name: str | None = None,
+    exchange: Callable[[], None] | None = None,
+    each: Callable[[int, Profile], None] | None = None,
 ) -> Profile:
     """Train a model for a few iterations and return what one of them costs.
 
@@ -59,6 +61,10 @@ def profile(
         group: take medians across the ranks of this process group (all must call); by default
             across the default group if there is one.
         name: the model's name in the profile; by default its class name.
+        exchange: exchanges the gradients, between the backward pass and the update of every
+            iteration that gives durations; the profile does not hold its time.
+        each: called in the end with the number and the profile of every iteration that gives
+            durations, as this rank measured it; not if its operations were others than in most.
 
     Raises:
         UserError: the model has no parameter to train, ``batches`` is empty, or too few
@@ -78,6 +84,7 @@ def profile(
     quiet_ns: list[int] = []
     waiting_s: list[float] = []
     copying_s: list[float] = []
+    lean_data_s: list[tuple[float, float]] = []
     reader = _endless(batches)
     model.train()
     observer.attach()
@@ -99,13 +106,19 @@ def profile(
                     whole_ns = clock.between_ns(finished.events[0].stamp, finished.end_stamp)
                     quiet_ns.append(whole_ns)
                 else:
-                    kind = lean if finished.graph is None else detailed
-                    kind.append(read_iteration(finished, clock))
+                    one = read_iteration(finished, clock)
+                    if finished.graph is None:
+                        lean.append(one if exchange is None else _without_exchange(one))
+                        lean_data_s.append((read - start, copied - read))
+                    else:
+                        detailed.append(one)
                 waiting_s.append(read - start)
                 copying_s.append(copied - read)
             output = model(inputs)
             observer.output(output)
             loss(output, targets).backward()
+            if exchange is not None and turn == 0 and index >= warmup:
+                exchange()
             if optimizer is not None:
                 optimizer.step()
             model.zero_grad(set_to_none=True)
@@ -118,16 +131,32 @@ def profile(
     if group is not None and dist.get_world_size(group) > 1:
         workers = dist.get_world_size(group)
         trace = across_ranks(trace, group, device)
-    return profile_from_trace(
-        trace,
-        model,
-        name=name or type(model).__name__,
-        workers=workers,
-        iterations=len(lean),
-        data_s=median(waiting_s),
-        copy_s=median(copying_s) if device.type == "cuda" else None,
-        exchange=(),
-    )
+
+    def described(
+        trace: SegmentTrace, workers: int, iterations: int, data_s: float, copy_s: float
+    ) -> Profile:
+        return profile_from_trace(
+            trace,
+            model,
+            name=name or type(model).__name__,
+            workers=workers,
+            iterations=iterations,
+            data_s=data_s,
+            copy_s=copy_s if device.type == "cuda" else None,
+        )
+
+    found = described(trace, workers, len(lean), median(waiting_s), median(copying_s))
+    if each is not None:
+        usual = [operation.name for operation in found.operations]
+        for index, (one, (data_s, copy_s)) in enumerate(zip(lean, lean_data_s, strict=True)):
+            single = described(median_trace([one], detailed), 1, 1, data_s, copy_s)
+            if [operation.name for operation in single.operations] == usual:
+                each(index, single)
+    return found
+
+
+def _without_exchange(trace: SegmentTrace) -> SegmentTrace:
+    return trace._replace(segments=[s for s in trace.segments if s.phase != "finalize"])
 
 
 def profile_from_trace(

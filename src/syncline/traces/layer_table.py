@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from syncline.errors import FileError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
-from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
+from syncline.traces.layers import MOST_LAYERS, Layer, LayerTable, layers_of, profile_of
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
 from syncline.traces.trace import Trace, Written, in_file, measured_points, message_s, number
 
-__all__ = ["is_layer_table", "read_layer_table", "write_layer_table"]
+__all__ = ["HEADER", "is_layer_table", "layer_rows", "read_layer_table", "write_layer_table"]
 
 US = 1e-6
 HEADER = ("Id", "Name", "Forward", "Backward", "Comm.", "Size")
@@ -143,16 +144,8 @@ def write_layer_table(profile: Profile, network: Network | None = None) -> Writt
         UserError: the profile has nothing that a layer could be made of.
     """
     table = layers_of(profile)
-    lines = ["\t".join(HEADER)]
-    rows = [(DATA, table.data_s, 0.0, 0.0, 0)] if table.data_s else []
-    for layer in table.layers:
-        name = "_" + layer.name if layer.name.lower() == DATA else layer.name
-        size_bytes = layer.gradient_bytes
-        backward_s = layer.weight_s + layer.input_s
-        rows.append((name, layer.forward_s, backward_s, message_s(network, size_bytes), size_bytes))
-    for layer_id, (name, forward_s, backward_s, communication_s, size_bytes) in enumerate(rows):
-        times = "\t".join(f"{s / US:.9g}" for s in (forward_s, backward_s, communication_s))
-        lines.append(f"{layer_id}\t{_printable(name)}\t{times}\t{size_bytes}")
+    messages_s = [message_s(network, layer.gradient_bytes) for layer in table.layers]
+    lines = ["\t".join(HEADER), *layer_rows(table, messages_s)]
     lost = list(table.lost)
     update_s = profile.phase_s("finalize", "update")
     if update_s:
@@ -160,6 +153,26 @@ def write_layer_table(profile: Profile, network: Network | None = None) -> Writt
     if network is None:
         lost.append("the time of communication: no network was given, the column is 0")
     return Written(("\n".join(lines) + "\n").encode(), tuple(lost))
+
+
+def layer_rows(table: LayerTable, messages_s: Sequence[float], form: str = ".9g") -> list[str]:
+    """Return the rows of one iteration, without the header.
+
+    Args:
+        table: its layers.
+        messages_s: seconds of each layer's message, 0 where it has no gradient.
+        form: of every time in microseconds, as in ``format``.
+    """
+    rows = [(DATA, table.data_s, 0.0, 0.0, 0)] if table.data_s else []
+    for layer, communication_s in zip(table.layers, messages_s, strict=True):
+        name = "_" + layer.name if layer.name.lower() == DATA else layer.name
+        backward_s = layer.weight_s + layer.input_s
+        rows.append((name, layer.forward_s, backward_s, communication_s, layer.gradient_bytes))
+    lines = []
+    for layer_id, (name, forward_s, backward_s, communication_s, size_bytes) in enumerate(rows):
+        times = "\t".join(f"{s / US:{form}}" for s in (forward_s, backward_s, communication_s))
+        lines.append(f"{layer_id}\t{_printable(name)}\t{times}\t{size_bytes}")
+    return lines
 
 
 def _printable(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from syncline.errors import UserError
 from syncline.model.profile import Gradient, Operation, Phase, Profile
@@ -32,6 +32,8 @@ class Layer:
     """Backward time after that: the gradient with respect to its input."""
     gradient_bytes: int = 0
     update_s: float = 0.0
+    gradients: list[str] = field(default_factory=list)
+    """Names of those that make up its bytes, where they are known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +126,7 @@ def layers_of(profile: Profile) -> LayerTable:
     _share_update(profile, layers, owned, lane)
     for gradient, row in zip(profile.gradients, owned, strict=True):
         layers[row].gradient_bytes += gradient.size_bytes
+        layers[row].gradients.append(gradient.name)
     first = layers[rows[0]]
     if not first.gradient_bytes:  # whose input has no gradient, and so nothing but this one
         first.weight_s, first.input_s = first.weight_s + first.input_s, 0.0

@@ -74,6 +74,7 @@ _DEFAULTS: dict[str, Hyperparameters] = {
     ),
     # Without batch norm a learning rate of 0.1 diverges; 0.01 is that of gTop-k, Table V.
     "alexnet": msgspec.structs.replace(_IMAGENET, learning_rate=0.01, weight_decay=5e-4),
+    "googlenet": msgspec.structs.replace(_IMAGENET, learning_rate=0.01, weight_decay=2e-4),
     "resnet50": _IMAGENET,
     "lstm": Hyperparameters(
         epochs=40, batch_size=20, learning_rate=1.0, clip_norm=0.25, warmup_epochs=0.5

@@ -1,4 +1,4 @@
-"""Models of images: ResNet-20 and ResNet-50, VGG-16 and AlexNet."""
+"""Models of images: ResNet-20 and ResNet-50, VGG-16, AlexNet and GoogLeNet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from torch.nn import functional
 
 from syncline.training.models.spec import ImageModel
 
-__all__ = ["ALEXNET", "RESNET20", "RESNET50", "VGG16", "AlexNet", "ResNet20", "ResNet50", "Vgg16"]
+__all__ = [
+    "ALEXNET",
+    "GOOGLENET",
+    "RESNET20",
+    "RESNET50",
+    "VGG16",
+    "AlexNet",
+    "GoogLeNet",
+    "ResNet20",
+    "ResNet50",
+    "Vgg16",
+]
 
 
 class BasicBlock(nn.Module):
@@ -259,6 +270,101 @@ ALEXNET = ImageModel(
     name="alexnet",
     summary="AlexNet, 61.1 M parameters at 224x224; a small form below 63x63",
     build=AlexNet,
+    smallest_image=32,
+    folder_image=224,
+)
+
+
+INCEPTIONS = (
+    ((64, (96, 128), (16, 32), 32), (128, (128, 192), (32, 96), 64)),
+    (
+        (192, (96, 208), (16, 48), 64),
+        (160, (112, 224), (24, 64), 64),
+        (128, (128, 256), (24, 64), 64),
+        (112, (144, 288), (32, 64), 64),
+        (256, (160, 320), (32, 128), 128),
+    ),
+    ((256, (160, 320), (32, 128), 128), (384, (192, 384), (48, 128), 128)),
+)
+"""Channels of the modules between poolings: of the 1x1 branch, of the 3x3 and 5x5 branches before
+and after their kernel, and of the pooled branch."""
+
+
+class Inception(nn.Module):
+    """Four branches side by side; their channels follow one another in the output."""
+
+    def __init__(
+        self, channels_in: int, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int
+    ) -> None:
+        super().__init__()
+        self.branch1 = _convolved(channels_in, one, 1)
+        self.branch3 = nn.Sequential(
+            *_convolved(channels_in, three[0], 1), *_convolved(three[0], three[1], 3)
+        )
+        self.branch5 = nn.Sequential(
+            *_convolved(channels_in, five[0], 1), *_convolved(five[0], five[1], 5)
+        )
+        self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, 1), *_convolved(channels_in, pooled, 1))
+        self.channels = one + three[1] + five[1] + pooled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the branches' outputs; (N, channels_in, H, W) -> (N, channels, H, W)."""
+        branches = (self.branch1, self.branch3, self.branch5, self.pooled)
+        return torch.cat([branch(x) for branch in branches], 1)
+
+
+def _convolved(channels_in: int, channels: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(channels_in, channels, kernel, stride, padding=kernel // 2)
+    return nn.Sequential(convolution, nn.ReLU(inplace=True))
+
+
+class GoogLeNet(nn.Module):
+    """Three convolutions and nine inception modules; 7.0 M parameters at 1,000 classes.
+
+    The two auxiliary classifiers are left out: they need images of 224x224.
+
+    Source: Szegedy et al., Going deeper with convolutions, Table 1.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            *_convolved(3, 64, 7, stride=2),
+            _halved(),
+            nn.LocalResponseNorm(5),
+            *_convolved(64, 64, 1),
+            *_convolved(64, 192, 3),
+            nn.LocalResponseNorm(5),
+        ]
+        width = 192
+        for stage in INCEPTIONS:
+            layers.append(_halved())
+            for channels in stage:
+                module = Inception(width, *channels)
+                layers.append(module)
+                width = module.channels
+        self.features = nn.Sequential(*layers)
+        self.drop = nn.Dropout(0.4)
+        self.head = nn.Linear(width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
+        x = functional.adaptive_avg_pool2d(self.features(x), 1)
+        logits: Tensor = self.head(self.drop(torch.flatten(x, 1)))
+        return logits
+
+
+def _halved() -> nn.MaxPool2d:
+    return nn.MaxPool2d(3, 2, ceil_mode=True)
+
+
+GOOGLENET = ImageModel(
+    name="googlenet",
+    summary="GoogLeNet for ImageNet, 7.0 M parameters",
+    build=lambda _, classes: GoogLeNet(classes),
     smallest_image=32,
     folder_image=224,
 )
