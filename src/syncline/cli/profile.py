@@ -70,6 +70,7 @@ def profile(
     from syncline.training.launch import launch
     from syncline.training.models import model_named
     from syncline.training.preflight import preflight
+    from syncline.training.profiling import LAYERS, run_profiling
 
     if iterations < 1:
         raise UserError(f"--iterations must be at least 1, found {iterations}")
@@ -88,8 +89,6 @@ def profile(
     )
     preflight(config, workers_here=workers_here(config, os.environ))
     if started_by_launcher(os.environ):
-        from syncline.training.profiling import run_profiling
-
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a worker inside a collective, too
         run_profiling(config)
         if os.environ["RANK"] != "0":
@@ -103,7 +102,7 @@ def profile(
     console.print()
     console.print(document_table(network))
     console.print()
-    for path in (*paths, folder / "layers.txt.gz"):
+    for path in (*paths, folder / LAYERS):
         click.echo(f"written: {path}")
     if table_file is not None:
         table = write_layer_table(found, network)

@@ -340,9 +340,9 @@ class GoogLeNet(nn.Module):
         for stage in INCEPTIONS:
             layers.append(_halved())
             for channels in stage:
-                module = Inception(width, *channels)
-                layers.append(module)
-                width = module.channels
+                inception = Inception(width, *channels)
+                layers.append(inception)
+                width = inception.channels
         self.features = nn.Sequential(*layers)
         self.drop = nn.Dropout(0.4)
         self.head = nn.Linear(width, classes)
