@@ -14,6 +14,7 @@ SCRIPTS = (
     "dag_resnet",
     "dag_fig4",
     "dag_table6",
+    "dag_traces",
     "mgwfbp_fig1",
     "mgwfbp_fig2",
     "mgwfbp_theorem1",

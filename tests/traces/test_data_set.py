@@ -15,7 +15,8 @@ GRADIENTS = {"alexnet": 93_089_064, "googlenet": 23_935_208, "resnet50": 94_114_
 
 
 def test_every_network_is_there_and_small() -> None:
-    assert {path.name.partition("-")[0] for path in PATHS} == GRADIENTS.keys()
+    names = {f"{name}-{workers}" for name in GRADIENTS for workers in ("1worker", "2workers")}
+    assert {path.name for path in PATHS} == {f"{name}.txt.gz" for name in names}
     assert sum(path.stat().st_size for path in PATHS) < 1 << 20
 
 
