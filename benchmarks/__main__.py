@@ -24,6 +24,7 @@ BENCHMARKS = (
     "prediction_error",
     "shaped_link",
     "bsp_profile",
+    "bsp_hosts",
     "topk",
     "gtopk_loss",
 )

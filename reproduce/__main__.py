@@ -36,6 +36,7 @@ SCRIPTS = (
     "gtopk_fig9",
     "gtopk_table7",
     "pipeline_measured",
+    "pipeline_overlap",
 )
 """One a figure or table."""
 
