@@ -1,8 +1,9 @@
-"""PACE's Fig. 10 measured: what passes a host's network interface in every 5 ms of a replay.
+"""PACE's Fig. 10 measured: what passes a host's network interface in every 5 ms.
 
-ResNet-50 is replayed between emulated hosts, with plans for a ring over their
-links. Links are slow and computation as much slower, so that processors limit neither. Rank 0 reads
-its interface's counter in a thread of its own.
+ResNet-50 is replayed between emulated hosts, with plans for a ring over their links. Links are slow
+and computation as much slower, so that processors limit neither. With ``--training`` it is trained
+instead, as by ``syncline train``, on two hosts with a processor each. Rank 0 reads its
+interface's counter in a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,9 @@ from syncline.processes import run_folder
 from syncline.replay.contest import planned, run_contest
 from syncline.testbed import Cluster, Testbed
 from syncline.testbed.cluster import DEVICE
+from syncline.training.config import TrainingConfig
+from syncline.training.loop import train
+from syncline.training.progress import Snapshot, TrainingProgress
 
 STEP_S = 5e-3
 CELL = Cell(model="resnet50", workers=4, rate="200mbit")
@@ -35,39 +40,53 @@ STARTUP_S = 1e-4
 """Of a message between two hosts."""
 ITERATIONS, WARM_UP = 4, 1
 PLANS = ("horovod", "pace", "overlap")
+TRAINED = Cell(model="resnet50", workers=2, rate="1gbit")
+BATCH_SIZE, STEPS = 32, 120
+"""Of the training: enough steps to measure, to plan and to settle."""
 TIMEOUT_S = 300.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--training", action="store_true", help="train instead of replaying")
     parser.add_argument("--plan", help="work as a rank of a replay, with this plan")
-    parser.add_argument("--to", type=Path, help="where rank 0 then writes what it found")
+    parser.add_argument("--to", type=Path, help="work as a rank; rank 0 writes here")
     arguments = parser.parse_args()
-    if arguments.plan is not None:
-        work(arguments.plan, arguments.to)
+    if arguments.to is not None:
+        if arguments.training:
+            work_in_training(arguments.to)
+        else:
+            work(arguments.plan, arguments.to)
         return
-    measured = {}
-    for name in PLANS:
-        with run_folder() as folder:
-            found = folder / "found.json"
-            command = [sys.executable, "-m", "benchmarks.network_use", "--plan", name]
-            with Testbed(Cluster.of(hosts=CELL.workers, rate=CELL.rate)) as bed:
-                result = bed.run([*command, "--to", str(found)], timeout_s=TIMEOUT_S)
-            if not found.exists():
-                raise SystemExit(f"{name}: the replay failed: {''.join(result.stderr)}")
-            measured[name] = json.loads(found.read_text())
-        print(f"{name}: {measured[name]['iteration_s']:.2f} s an iteration", flush=True)
+    if arguments.training:
+        name, cell, measured = "network_use_training", TRAINED, run(TRAINED, "--training")
+    else:
+        name, cell = "network_use", CELL
+        measured = {plan: run(CELL, "--plan", plan) for plan in PLANS}
     save(
-        "network_use",
+        name,
         {
-            "model": CELL.model,
-            "workers": CELL.workers,
-            "rate": CELL.rate,
-            "rate_bytes_per_s": CELL.rate_bytes_per_s,
+            "model": cell.model,
+            "workers": cell.workers,
+            "rate": cell.rate,
+            "rate_bytes_per_s": cell.rate_bytes_per_s,
             "step_s": STEP_S,
             "measured": measured,
         },
+        module="network_use",
     )
+
+
+def run(cell: Cell, *options: str) -> Any:
+    """Run the ranks on emulated hosts; return what rank 0 found."""
+    with run_folder() as folder:
+        found = folder / "found.json"
+        command = [sys.executable, "-m", "benchmarks.network_use", *options, "--to", str(found)]
+        with Testbed(Cluster.of(hosts=cell.workers, rate=cell.rate)) as bed:
+            result = bed.run(command, timeout_s=TIMEOUT_S)
+        if not found.exists():
+            raise SystemExit(f"{' '.join(options)}: the ranks failed: {''.join(result.stderr)}")
+        return json.loads(found.read_text())
 
 
 def work(name: str, to: Path) -> None:
@@ -97,6 +116,58 @@ def work(name: str, to: Path) -> None:
         to.write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def work_in_training(to: Path) -> None:
+    """Train; rank 0 writes what stock DDP sent, which goes first, and what ran in the end."""
+    config = TrainingConfig.of(
+        TRAINED.model,
+        "digits",
+        overrides={"batch_size": BATCH_SIZE},
+        report=str(to.parent / "report"),
+        workers=TRAINED.workers,
+        steps=STEPS,
+        device="cpu",
+    )
+    sampler, steps = Sampler(), Steps()
+    record = train(config, steps)
+    samples = sampler.stop()
+    if os.environ["RANK"] == "0":
+        found = {
+            "ddp": _sent_in(samples, steps.window("baseline")),
+            "auto": {
+                "planner": record.planner,
+                "messages": record.messages,
+                "reason": record.reason,
+                **_sent_in(samples, steps.window("steady")),
+            },
+        }
+        to.write_text(json.dumps(found))
+
+
+def _sent_in(samples: list[tuple[float, int]], window: tuple[float, float]) -> dict[str, Any]:
+    start_s, stop_s = window
+    inside = [sample for sample in samples if start_s <= sample[0] <= stop_s]
+    return {"iteration_s": (stop_s - start_s) / ITERATIONS, "sent_bytes": sent_in_steps(inside)}
+
+
+class Steps(TrainingProgress):
+    """Notes when the steps of a training were done, in seconds, and in which phase."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[float, str]] = []
+
+    def step(self, now: Snapshot) -> None:
+        """Note a step."""
+        self._done.append((time.monotonic(), now.phase))
+
+    def window(self, phase: str) -> tuple[float, float]:
+        """Return when the last few iterations of a phase began and ended."""
+        for last in range(len(self._done) - 1, ITERATIONS - 1, -1):
+            inside = self._done[last - ITERATIONS : last + 1]
+            if all(name == phase for _, name in inside):
+                return inside[0][0], inside[-1][0]
+        raise SystemExit(f"the training had no {ITERATIONS} iterations of {phase}")
 
 
 class Sampler:

@@ -8,6 +8,7 @@ from typing import Any
 
 from reproduce.claim import Claim, Finding, differs, not_here, percent
 from reproduce.common import Result
+from reproduce.pace_use import TRAINED
 
 __all__ = ["CLAIMS"]
 
@@ -246,11 +247,18 @@ def _use_measured(r: Result) -> Finding:
         f"{name} {r['plans'][name]['idle_s']:.2f} of {r['plans'][name]['iteration_s']:.2f} s"
         for name in idle
     )
+    training = r["training"]
+    trained = ", ".join(
+        f"{title} {training['plans'][name]['idle_s']:.2f} of "
+        f"{training['plans'][name]['iteration_s']:.2f} s"
+        for name, title in TRAINED.items()
+    )
     return Finding(
         verdict="reproduced" if idle["pace"] < 0.5 * idle["horovod"] else "differs",
         text=f"measured: the link idles {listed} an iteration; {r['model']} replayed on "
         f"{r['workers']} emulated hosts with links of {r['rate']}, bytes read every "
-        f"{r['step_s'] * 1e3:.0f} ms",
+        f"{r['step_s'] * 1e3:.0f} ms. In a training of {training['model']} on "
+        f"{training['workers']} hosts with {training['rate']}: {trained}",
     )
 
 

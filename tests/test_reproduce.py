@@ -40,6 +40,7 @@ CLAIMS = [
 SELF_CONTAINED = (
     "dag_fig1",
     "dag_table6",
+    "dag_traces",
     "mgwfbp_fig1",
     "mgwfbp_fig2",
     "mgwfbp_table2",
@@ -51,6 +52,7 @@ SELF_CONTAINED = (
     "pace_measured",
     "pace_use",
     "pipeline_measured",
+    "pipeline_overlap",
 )
 """Quick, and without any trace of others."""
 WITH_FALLBACK = ("dag_eq6", "dag_resnet", "dag_fig4", "mgwfbp_fig4", "pace_fig10")
