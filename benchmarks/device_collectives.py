@@ -59,7 +59,10 @@ def main() -> None:
 
 
 def measured(
-    ranks: int, block_bytes: int = DEFAULT_BLOCK_BYTES, window: int = DEFAULT_WINDOW
+    ranks: int,
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+    window: int = DEFAULT_WINDOW,
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
 ) -> dict[str, Any]:
     """Measure all collectives between so many ranks, where there is a GPU."""
     gpus = torch.cuda.device_count()
@@ -67,7 +70,7 @@ def measured(
     peer = "nccl" if own else "gloo"
     absent = {} if own else {"nccl": f"it needs a GPU for each of {ranks} ranks: {gpus}"}
     with tempfile.TemporaryDirectory() as folder:
-        given = (ranks, folder, peer, block_bytes, window)
+        given = (ranks, folder, peer, block_bytes, window, sizes_bytes)
         context = mp.get_context("spawn")
         answers: Any = context.SimpleQueue()
         processes = [
@@ -98,6 +101,7 @@ def measure(
     peer: str,
     block_bytes: int,
     window: int,
+    sizes_bytes: Sequence[int],
     answers: Any,
 ) -> None:
     """Measure as one rank; rank 0 answers."""
@@ -112,29 +116,35 @@ def measure(
     )
     store = FileStore(str(Path(folder) / "syncline"), ranks)
     group = Group(store, rank, ranks, timeout_s=TIMEOUT_S, transport="shared")
-    way = staged if peer == "gloo" else direct
-    rows = []
     with DeviceGroup(group, device, block_bytes=block_bytes, window=window) as ours:
-        calls: dict[str, dict[str, Call]] = {
-            "all-reduce": {"syncline": ours.all_reduce, peer: way(dist.all_reduce)},
-            "broadcast": {"syncline": ours.broadcast, peer: way(lambda t: dist.broadcast(t, 0))},
-            "reduce": {"syncline": ours.reduce, peer: way(lambda t: dist.reduce(t, 0))},
-        }
-        for collective in COLLECTIVES:
-            for size_bytes in SIZES_BYTES:
-                seconds = contest(list(calls[collective].values()), size_bytes, device.device)
-                rows += [
-                    {
-                        "collective": collective,
-                        "size_bytes": size_bytes,
-                        "contestant": name,
-                        "seconds": found,
-                    }
-                    for name, found in zip(calls[collective], seconds, strict=True)
-                ]
+        rows = contests(ours, peer, sizes_bytes)
     if rank == 0:
         answers.put(rows)
     dist.destroy_process_group()
+
+
+def contests(ours: DeviceGroup, peer: str, sizes_bytes: Sequence[int]) -> list[dict[str, Any]]:
+    """Measure every collective of every size, beside the default group's, of a peer's backend."""
+    way = staged if peer == "gloo" else direct
+    rows = []
+    calls: dict[str, dict[str, Call]] = {
+        "all-reduce": {"syncline": ours.all_reduce, peer: way(dist.all_reduce)},
+        "broadcast": {"syncline": ours.broadcast, peer: way(lambda t: dist.broadcast(t, 0))},
+        "reduce": {"syncline": ours.reduce, peer: way(lambda t: dist.reduce(t, 0))},
+    }
+    for collective in COLLECTIVES:
+        for size_bytes in sizes_bytes:
+            seconds = contest(list(calls[collective].values()), size_bytes, ours.device)
+            rows += [
+                {
+                    "collective": collective,
+                    "size_bytes": size_bytes,
+                    "contestant": name,
+                    "seconds": found,
+                }
+                for name, found in zip(calls[collective], seconds, strict=True)
+            ]
+    return rows
 
 
 def direct(call: Call) -> Call:
@@ -159,16 +169,22 @@ def contest(calls: Sequence[Call], size_bytes: int, device: torch.device) -> lis
     for turn in range(WARM_UP + ROUNDS):
         for call, seconds in zip(calls, found, strict=True):
             tensor = torch.ones(size_bytes // 4, device=device)
-            torch.cuda.synchronize(device)
+            finish(device)
             dist.all_reduce(torch.zeros(1))  # all begin together
             began_s = time.perf_counter()
             call(tensor)
-            torch.cuda.synchronize(device)
+            finish(device)
             slowest = torch.tensor(time.perf_counter() - began_s, dtype=torch.float64)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             if turn >= WARM_UP:
                 seconds.append(float(slowest))
     return found
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

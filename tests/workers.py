@@ -121,7 +121,8 @@ def _serve(path: str, rank: int) -> None:
 
     import syncline  # noqa: F401 - the backend of its name
 
-    warnings.simplefilter("error")
+    if not sys.warnoptions:
+        warnings.simplefilter("error")
     torch.set_num_threads(1)
 
     def act(job: Job, _: object) -> bytes:
@@ -136,7 +137,10 @@ def _serve(path: str, rank: int) -> None:
             torch.manual_seed(0)
             called = getattr(importlib.import_module(job.module), job.name)
             result = called(*pickle.loads(job.arguments))
-            dist.barrier()
+            # NCCL warns if it has to guess the device.
+            dist.barrier(
+                device_ids=[torch.cuda.current_device()] if job.backend == "nccl" else None
+            )
             return pickle.dumps(result)
         except BaseException:
             raise UserError(f"rank {rank}:\n{traceback.format_exc()}") from None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu import facts
+from benchmarks.gpu import facts, no_gpu
 
-NO_GPU = f"no GPU here (torch {torch.__version__} finds none)"
 OVER = "the time of SYNCLINE_GPU_SECONDS was over"
 BEGAN_S = time.monotonic()
 
@@ -61,10 +61,8 @@ class Report:
         if report.when == "call" or report.outcome != "passed":
             what = {"outcome": report.outcome, "seconds": round(report.duration, 3)}
         if report.skipped:
-            # A file, a line and the reason.
-            what["why"] = str(report.longrepr[2] if report.longrepr else "").removeprefix(
-                "Skipped: "
-            )
+            assert isinstance(report.longrepr, tuple)
+            what["why"] = report.longrepr[2].removeprefix("Skipped: ")
         elif report.failed:
             what["why"] = str(report.longrepr)[-4000:]
         if report.when == "call":
@@ -72,17 +70,24 @@ class Report:
         if what:
             self.found.note(report.nodeid, **what)
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
+        write("")
+        if not torch.cuda.is_available():
+            write(f"{no_gpu()}, so nothing was run")
+        counts = Counter[str]()
         for name, test in self.found.tests.items():
-            short = name.rsplit("/", 1)[-1]
-            why = f": {test['why'].splitlines()[-1]}" if test.get("why") else ""
-            word = {"skipped": "would run" if "no GPU here" in why else "skipped"}
-            write(f"{word.get(test['outcome'], test['outcome']):<10} {short}{why}")
+            said = test.get("why", "").splitlines() or [""]
+            would_run = said[-1].startswith("no GPU here")
+            word = "would run" if would_run else test["outcome"]
+            counts[word] += 1
+            # Of a failure, what pytest marks as the error.
+            why = next((line[1:].strip() for line in said if line.startswith("E ")), said[-1])
+            reason = f": {why}" if why and not would_run else ""
+            write(f"{word:<11} {name.rsplit('/', 1)[-1]}{reason}")
             for figure, value, unit in test["figures"]:
-                write(f"{'':<10} {figure}: {value:.4g} {unit}")
-        counts = [test["outcome"] for test in self.found.tests.values()]
-        write(", ".join(f"{counts.count(each)} {each}" for each in sorted(set(counts))))
+                write(f"{'':<11} {figure}: {value:.4g} {unit}")
+        write(", ".join(f"{number} {word}" for word, number in sorted(counts.items())))
         write(f"written: {self.found.path}")
 
 
@@ -94,4 +99,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
-        pytest.skip(NO_GPU)
+        pytest.skip(no_gpu())

@@ -1,13 +1,17 @@
-"""What worker processes run on GPUs; each returns what the tests compare."""
+"""What worker processes run on GPUs, or on the CPU; each returns what the tests compare."""
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import sysconfig
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -16,24 +20,46 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import syncline
-from syncline.devices import CudaDevice, DeviceGroup
+from syncline.devices import DeviceGroup
 from syncline.groups import Group
 from syncline.parallel.bsp import BspSgd
 from syncline.parallel.engine.dense_transport import CudaDenseTransport
 from syncline.torch_private import default_store
+from tests.devices.jobs import device_of
 from tests.parallel.overlap.overlap_plans import Style
-from tests.parallel.overlap.overlap_rig import Ours, Side, Stock, differences
+from tests.parallel.overlap.overlap_rig import STEPS, Ours, Side, Stock, differences
 
 SLEEP_CYCLES = 20_000_000
 """Some 10 ms: longer than an iteration of these models, so that what is not waited for is late."""
-LENGTH = 12
 
 
-def own_gpu() -> torch.device:
-    """Take this rank's GPU; ranks share where there are fewer."""
-    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+def own_device(kind: str) -> torch.device:
+    """Take this rank's device; ranks share GPUs where there are fewer."""
+    if kind == "cpu":
+        return torch.device(kind)
+    device = torch.device(kind, dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ids(device: torch.device) -> list[int] | None:
+    """Return a device as stock DDP takes it."""
+    return None if device.index is None else [device.index]
+
+
+def why_not_compiled() -> str | None:
+    """Say why ``torch.compile`` cannot work on a GPU here, where Triton needs a C compiler."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return "torch.compile needs a C compiler here (cc, gcc or clang), and there is none"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "torch.compile needs Python.h here, and it is not there"
+    return None
 
 
 def network() -> nn.Sequential:
@@ -57,10 +83,10 @@ def loss_on(device: torch.device, side: Side) -> Callable[[nn.Module], torch.Ten
 
 
 def trains(
-    side: Side, *, clips: bool = False, compiled: bool = False, scales: bool = False
+    side: Side, kind: str, *, clips: bool = False, compiled: bool = False, scales: bool = False
 ) -> None:
     """Train with Adam and a pass of accumulation now and then, as the arguments say."""
-    device = own_gpu()
+    device = own_device(kind)
     net = network().to(device)
     if compiled:
         for number in (0, 2, 4):
@@ -69,7 +95,7 @@ def trains(
     ddp = side.wrap(net, loss_of)
     inner = torch.optim.Adam(ddp.parameters(), lr=1e-3, foreach=not scales)
     optimizer = side.overlap(ddp, inner)
-    scaler = torch.amp.GradScaler("cuda", enabled=scales, init_scale=256.0)
+    scaler = torch.amp.GradScaler(kind, enabled=scales, init_scale=256.0)
     for step in side.steps:
         optimizer.zero_grad()
         if step % 4 == 3:
@@ -100,25 +126,25 @@ def late_messages() -> Iterator[None]:
         yield
 
 
-def beside_stock(script: dict[str, bool], style: Style) -> dict[str, Any]:
-    """Train under a plan whose messages are late, and under stock DDP; say how they differ."""
+def beside_stock(kind: str, script: dict[str, bool], style: Style) -> dict[str, Any]:
+    """Train under a plan, whose messages are late on a GPU, and under stock DDP; compare."""
     ours, stock = Ours(style), Stock()
-    ours.length = stock.length = LENGTH
+    # A norm by messages is added up in another order.
+    ours.near = stock.near = style.norm is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with late_messages(), ours.observed():
-            trains(ours, **script)
+            trains(ours, kind, **script)
             ours.close()
-        trains(stock, **script)
-    torch.cuda.synchronize()
+        trains(stock, kind, **script)
     return {"differences": differences(ours, stock), "happened": ours.happened}
 
 
-def automatic(steps: int) -> dict[str, Any]:
+def automatic(kind: str, steps: int) -> dict[str, Any]:
     """Train as users do: measure, plan, train. Return facts and the distance from stock DDP."""
-    device = own_gpu()
+    device = own_device(kind)
     net = network().to(device)
-    model = syncline.DistributedDataParallel(net, device_ids=[device.index])
+    model = syncline.DistributedDataParallel(net, device_ids=ids(device))
     optimizer = model.overlap(torch.optim.SGD(model.parameters(), lr=0.01))
     began_s = time.perf_counter()
     for step in range(steps):
@@ -126,30 +152,31 @@ def automatic(steps: int) -> dict[str, Any]:
         model(drawn(step, device)).square().mean().backward()
         optimizer.step()
     model.settle()
-    torch.cuda.synchronize()
+    finish(device)
     seconds = time.perf_counter() - began_s
-    twin = TorchDDP(network().to(device), device_ids=[device.index])
+    twin = TorchDDP(network().to(device), device_ids=ids(device))
     theirs = torch.optim.SGD(twin.parameters(), lr=0.01)
     for step in range(steps):
         theirs.zero_grad()
         twin(drawn(step, device)).square().mean().backward()
         theirs.step()
+    return {"seconds": seconds, "apart": apart(net, twin), "phase": model.phase}
+
+
+def apart(net: nn.Module, twin: nn.Module) -> float:
+    """Return by how much parameters differ at most."""
     pairs = zip(net.parameters(), twin.parameters(), strict=True)
-    return {
-        "seconds": seconds,
-        "apart": max(float((a - b).abs().max()) for a, b in pairs),
-        "phase": model.phase,
-    }
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
 
 
-def bsp(algorithm: int, steps: int) -> float:
+def bsp(kind: str, folder: str, algorithm: int, steps: int) -> float:
     """Train by BSP-SGD over a linear pipeline, and by stock DDP; return how far apart."""
-    device = own_gpu()
+    device = own_device(kind)
     net, twin = network().to(device), network().to(device)
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name)
     group = Group(default_store(), dist.get_rank(), dist.get_world_size(), name=name[0])
-    with DeviceGroup(group, CudaDevice(device)) as devices:
+    with DeviceGroup(group, device_of(kind, folder)) as devices:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
         model = BspSgd(net, optimizer, devices, algorithm=algorithm)
         for step in range(steps):
@@ -157,21 +184,20 @@ def bsp(algorithm: int, steps: int) -> float:
             model(drawn(step, device)).square().mean().backward()
             optimizer.step()
         model.settle()
-        torch.cuda.synchronize()
+        finish(device)
         dist.barrier()
-    ddp = TorchDDP(twin, device_ids=[device.index])
+    ddp = TorchDDP(twin, device_ids=ids(device))
     theirs = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
     for step in range(steps):
         theirs.zero_grad()
         ddp(drawn(step, device)).square().mean().backward()
         theirs.step()
-    pairs = zip(net.parameters(), twin.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return apart(net, twin)
 
 
-def collectives() -> list[str]:
-    """Run collectives on CUDA tensors of the group; return those whose results are wrong."""
-    device, rank, ranks = own_gpu(), dist.get_rank(), dist.get_world_size()
+def collectives(kind: str) -> list[str]:
+    """Run collectives on tensors of the device; return those whose results are wrong."""
+    device, rank, ranks = own_device(kind), dist.get_rank(), dist.get_world_size()
     wrong = []
 
     def check(name: str, found: torch.Tensor, expected: Any) -> None:
@@ -180,7 +206,8 @@ def collectives() -> list[str]:
 
     own = torch.full((5,), float(rank + 1), device=device)
     total = [float(sum(range(1, ranks + 1)))] * 5
-    torch.cuda._sleep(SLEEP_CYCLES)
+    if kind == "cuda":
+        torch.cuda._sleep(SLEEP_CYCLES)
     tensor = own.clone()
     dist.all_reduce(tensor)
     check("all_reduce", tensor, total)
@@ -197,11 +224,15 @@ def collectives() -> list[str]:
     check("broadcast", tensor, [float(ranks)] * 5)
     tensor = own.clone()
     dist.reduce(tensor, dst=0)
-    check("reduce", tensor, total if rank == 0 else [rank + 1.0] * 5)
+    if rank == 0:
+        check("reduce", tensor, total)
+    elif _backends()[kind] == "syncline":  # others leave partial sums
+        check("reduce, elsewhere", tensor, own)
     parts = [torch.empty_like(own) for _ in range(ranks)]
     dist.all_gather(parts, own)
     check("all_gather", torch.stack(parts)[:, 0], [each + 1.0 for each in range(ranks)])
-    if ranks > 1:
+    # Gloo reads no message in a GPU's memory, and scatters no sums there.
+    if ranks > 1 and _backends()[kind] != "gloo":
         result = torch.empty(1, device=device)
         rows = [torch.full((1,), float(each), device=device) for each in range(ranks)]
         dist.reduce_scatter(result, rows)
@@ -211,56 +242,110 @@ def collectives() -> list[str]:
         elif rank == 1:
             dist.recv(tensor, 0)
             check("recv", tensor, [1.0] * 5)
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor) if "cpu" in _kinds() else tensor.mul_(ranks)
-    check("all_reduce on the CPU", tensor, [float(ranks)] * 3)
+    if "cpu" in _backends():
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        check("all_reduce on the CPU", tensor, [float(ranks)] * 3)
     return wrong
 
 
-def _kinds() -> set[str]:
-    return {pair.split(":")[0] for pair in dist.get_backend_config().split(",")}
+def _backends() -> dict[str, str]:
+    """Return the default group's backend for each kind of device."""
+    return dict(pair.split(":") for pair in dist.get_backend_config().split(","))
 
 
-def captured() -> list[str]:
+def captured(kind: str) -> list[str]:
     """Capture a forward pass, train with overlap, and replay it after each step is settled."""
-    device = own_gpu()
+    device = own_device(kind)
     net = network().to(device)
-    model = syncline.DistributedDataParallel(net, device_ids=[device.index])
-    optimizer = model.overlap(torch.optim.SGD(model.parameters(), lr=0.01))
     still = drawn(0, device)
+    replay = _captured(net, still)
+    model = syncline.DistributedDataParallel(net, device_ids=ids(device))
+    optimizer = model.overlap(torch.optim.SGD(model.parameters(), lr=0.01))
+    wrong, before = [], torch.empty(0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(drawn(step, device)).square().mean().backward()
+        optimizer.step()
+        model.settle()
+        seen = replay().clone()
+        with torch.no_grad():
+            if not torch.equal(seen, net(still)):
+                wrong.append(f"step {step}: not what the module gives")
+        if torch.equal(seen.cpu(), before):
+            wrong.append(f"step {step}: as before it")
+        before = seen.cpu()
+    return wrong
+
+
+def _captured(net: nn.Module, still: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a forward pass over the memory where the parameters are now."""
+    if still.device.type == "cpu":  # where there are no graphs
+        memory = {name: parameter.detach() for name, parameter in net.named_parameters()}
+        return lambda: torch.func.functional_call(net, memory, (still,))
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(stream):
         net(still)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        seen = net(still)
-    wrong = []
-    for step in range(LENGTH):
-        optimizer.zero_grad()
-        model(drawn(step, device)).square().mean().backward()
-        optimizer.step()
-        model.settle()
+        seen: torch.Tensor = net(still)
+
+    def replay() -> torch.Tensor:
         graph.replay()
-        with torch.no_grad():
-            if not torch.equal(seen, net(still)):
-                wrong.append(f"step {step}")
-    return wrong
+        return seen
+
+    return replay
 
 
-def out_of_memory() -> str:
+def out_of_memory(kind: str) -> str:
     """Run out of memory in the third iteration; return the error, after which training goes on."""
-    device = own_gpu()
+    device = own_device(kind)
     net = network().to(device)
-    model = syncline.DistributedDataParallel(net, device_ids=[device.index])
+    model = syncline.DistributedDataParallel(net, device_ids=ids(device))
     said = ""
     for step in range(6):
+        output = model(drawn(step, device))
         try:
-            output = model(drawn(step, device))
             if step == 3:
                 torch.empty(1 << 60, dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
             said = type(error).__name__
         output.square().mean().backward()
         model.zero_grad()
     return said
+
+
+class Timed(NamedTuple):
+    """What an iteration and the copy of its batch to the device take, in seconds."""
+
+    profiled_s: float
+    copied_s: float
+    by_clock_s: tuple[float, float]
+    """Before the profile, and after."""
+
+
+def profiled(kind: str, width: int, layers: int = 12) -> Timed:
+    """Profile iterations of linear layers, and time as many in a row by two moments."""
+    device = torch.device(kind)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device)
+    batch = (torch.randn(width // 4, width), torch.randn(width // 4, width))
+
+    def in_a_row() -> float:
+        inputs, targets = (part.to(device) for part in batch)
+        moments: list[float] = []
+        for turn in range(13):
+            if turn in (2, 12):
+                finish(device)
+                moments.append(time.perf_counter())
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            model.zero_grad(set_to_none=True)
+        return (moments[1] - moments[0]) / 10
+
+    before_s = in_a_row()
+    profile = syncline.profile(
+        model, itertools.repeat(batch), nn.functional.mse_loss, iterations=12
+    )
+    copied_s = sum(each.duration_s for each in profile.operations if each.phase == "copy")
+    return Timed(profile.computation_s, copied_s, (before_s, in_a_row()))

@@ -229,7 +229,7 @@ class _Session:
             for _ in range(ROW_SWEEPS):
                 for size, taken in times.items():
                     length = min(max(ROW_BYTES // size, SHORTEST_ROW), LONGEST_ROW)
-                    dist.barrier(group=self._group)
+                    self._meet()
                     seconds = self._timed(lambda s=size, n=length: row(s, n, waiter))  # type: ignore[misc]
                     taken.append(seconds / length)
         return self._measurements(times, median)
@@ -239,7 +239,9 @@ class _Session:
         rank, last = dist.get_rank(self._group), dist.get_world_size(self._group) - 1
         peer = dist.get_global_rank(self._group, last if rank == 0 else 0)
         sizes = probe_sizes(largest_bytes)[::2]
-        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
+        # Gloo sends no message from a GPU's memory, and its collectives pass through the host's.
+        place = "cpu" if dist.get_backend(self._group) == "gloo" else self.device
+        buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=place)
 
         def exchange(size_bytes: int) -> None:
             message = buffer[: size_bytes // 4]
@@ -298,7 +300,7 @@ class _Session:
         calls = (compute, communicate, both)
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(CONTENTION_REPETITIONS):
-            dist.barrier(group=self._group)
+            self._meet()
             for call, taken in zip(calls, times, strict=True):
                 taken.append(self._timed(call))
         computing, communicating, together = (
@@ -310,7 +312,7 @@ class _Session:
 
     def sparse(self) -> SparseSpeeds:
         """Return how fast the slowest rank selects and merges while all of them do."""
-        dist.barrier(group=self._group)
+        self._meet()
         own = msgspec.structs.asdict(sparse_speeds())
         slowest = self._slowest(list(own.values()))
         return SparseSpeeds(**dict(zip(own, slowest, strict=True)))
@@ -325,6 +327,13 @@ class _Session:
             )
             for size, taken in times.items()
         ]
+
+    def _meet(self) -> None:
+        """Return once all ranks have called this."""
+        if self.device.type == "cuda":  # where NCCL's barrier has to guess the device
+            self._slowest([0.0])
+        else:
+            dist.barrier(group=self._group)
 
     def _timed(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()
