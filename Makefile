@@ -58,6 +58,7 @@ lint: setup  ## Check style, types, formatting of C++ and the direction of impor
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p reproduce
+	$(BIN)/mypy -p tests.gpu -m benchmarks.gpu -m tests.benchmarks.test_gpu
 	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/tests/*.cpp csrc/tests/*.hpp
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 

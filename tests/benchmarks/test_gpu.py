@@ -52,13 +52,14 @@ def test_copies_are_measured() -> None:
 def test_without_a_gpu_it_says_what_would_run() -> None:
     found = {name: gpu.outcome(name, part, time.monotonic()) for name, part in gpu.PARTS.items()}
     assert all(list(each) == ["would run"] for each in found.values())
-    lines = gpu.table({name: {"about": gpu.PARTS[name].about, **found[name]} for name in found})
+    parts: dict[str, gpu.Row] = {n: {"about": gpu.PARTS[n].about, **found[n]} for n in found}
+    lines = gpu.table(parts)
     assert [line.split()[2] for line in lines] == list(gpu.PARTS)
 
 
 def test_the_table_says_why_there_is_no_figure() -> None:
     row = {"name": "selection", "value": 2.0, "unit": "times", "at_least": 3.0}
-    found = {
+    found: dict[str, gpu.Row] = {
         "one": {"about": "first", "rows": [row]},
         "two": {"about": "second", "failed": "exit code 1"},
         "three": {"about": "third", "skipped": "it needs 2 GPUs, torch 2 finds 1"},

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from syncline.devices import CudaDevice, DeviceGroup
 from syncline.devices.device import Device
@@ -42,7 +43,7 @@ def joined(
     folder: str, name: str, device: Device, *, transport: Transport = "auto", **options: Any
 ) -> Iterator[DeviceGroup]:
     """Join a device group of all workers."""
-    store = dist.FileStore(f"{folder}/notes of {name}", dist.get_world_size())
+    store = FileStore(f"{folder}/notes of {name}", dist.get_world_size())
     rank, ranks = dist.get_rank(), dist.get_world_size()
     group = Group(store, rank, ranks, name=name, timeout_s=60.0, transport=transport)
     with DeviceGroup(group, device, **options) as devices:
@@ -214,7 +215,7 @@ def leaves_on_a_gpu(folder: str) -> tuple[str, str]:
 
 def dies(place: Place, copies: int) -> None:
     """Kill rank 1 in the middle of a collective; the others say what they hear, and go on."""
-    store = dist.FileStore(str(place.folder / "notes"), place.ranks)
+    store = FileStore(str(place.folder / "notes"), place.ranks)
     group = Group(store, place.rank, place.ranks, timeout_s=60.0)
     folder = str(place.folder)
     device = Deadly(folder, copies) if place.rank == 1 else HostDevice(folder)

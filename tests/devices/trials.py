@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,13 +40,14 @@ def expected(ranks: int, call: Call, number: int) -> Tensor:
     parts = torch.stack([given(rank, call, number).double() for rank in range(ranks)])
     if call.collective == "broadcast":
         return parts[call.root].to(call.dtype)
-    reduced = {
-        "sum": parts.sum,
-        "avg": parts.sum,
-        "min": parts.amin,
-        "max": parts.amax,
-        "product": parts.prod,
-    }[call.reduction](0)
+    reduce: dict[str, Callable[[Tensor, int], Tensor]] = {
+        "sum": torch.sum,
+        "avg": torch.sum,
+        "min": torch.amin,
+        "max": torch.amax,
+        "product": torch.prod,
+    }
+    reduced = reduce[call.reduction](parts, 0)
     # An average is the sum, which is exact, divided in the dtype.
     return reduced.to(call.dtype) / ranks if call.reduction == "avg" else reduced.to(call.dtype)
 

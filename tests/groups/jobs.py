@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from benchmarks.ranks import on_host
+from torch._C._distributed_c10d import FileStore
 
 from syncline.collectives.table import PROGRAMS, ROOTED, Pipelined
 from syncline.errors import SynclineError
@@ -58,7 +59,7 @@ def joined(
     """Join a group of all workers; ``"mixed"``: the last is on another host."""
     # A file for each group: the last store to be closed deletes it, while others may be opening it.
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    store = dist.FileStore(f"{folder}/notes of {name}", ranks)
+    store = FileStore(f"{folder}/notes of {name}", ranks)
     with on_host(1 if route == "mixed" and rank == ranks - 1 else 0):
         group = Group(
             store,
@@ -257,7 +258,7 @@ def sequence(folder: str, calls: list[dict[str, Any]], flight: int) -> list[str]
 
 def sub_groups(folder: str) -> list[float]:
     """Run overlapping groups over one store at once."""
-    store = dist.FileStore(f"{folder}/notes", dist.get_world_size())
+    store = FileStore(f"{folder}/notes", dist.get_world_size())
     rank, found = dist.get_rank(), []
     groups = {}
     for members in ([0, 1, 2], [0, 2], [2, 1]):  # not in the order of ranks

@@ -334,13 +334,18 @@ def holding(let_through: float) -> Iterator[None]:
     """
     wait, wait_all, finish, begin = Engine.wait, Engine.wait_all, Engine.finish, Engine.begin
     norms = Engine.norms
-    transport_for, suspend = stage_engine.transport_for, Deferral.suspend_gradients
+    transport_for, suspend = vars(stage_engine)["transport_for"], Deferral.suspend_gradients
+
+    def held(engine: Engine) -> HeldTransport:
+        transport: Any = engine._transport
+        assert isinstance(transport, HeldTransport)
+        return transport
 
     def at_first(engine: Engine) -> int:
         return round(let_through * len(engine.plan.messages))
 
     def held_begin(self: Engine, *args: Any) -> None:
-        self._transport.begin(at_first(self), self.plan.in_flight)
+        held(self).begin(at_first(self), self.plan.in_flight)
         begin(self, *args)
 
     def held_wait(self: Engine, tensors: Iterable[int]) -> None:
@@ -348,19 +353,19 @@ def holding(let_through: float) -> Iterator[None]:
         messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
         if self.plan.norm is not None:
             messages.append(self.plan.last_sum)
-        self._transport.allow(max(messages, default=-1) + 1)
+        held(self).allow(max(messages, default=-1) + 1)
         wait(self, tensors)
 
     def held_wait_all(self: Engine) -> None:
-        self._transport.allow(len(self.plan.messages))
+        held(self).allow(len(self.plan.messages))
         wait_all(self)
 
     def held_norms(self: Engine) -> torch.Tensor:
-        self._transport.allow(self.plan.last_sum + 1)
+        held(self).allow(self.plan.last_sum + 1)
         return norms(self)
 
     def held_finish(self: Engine) -> None:
-        self._transport.allow(len(self.plan.messages))
+        held(self).allow(len(self.plan.messages))
         finish(self)
 
     def held_suspend(self: Deferral) -> None:
