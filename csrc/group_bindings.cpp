@@ -359,8 +359,4 @@ void bind_groups(nb::module_& module) {
                [](std::int32_t peers, std::size_t fragment_bytes, std::uint32_t window) {
                    return segment_bytes(SegmentLayout{peers, fragment_bytes, window});
                });
-    module.def("reduction_exists", [](std::uint8_t reduction, std::uint8_t dtype) {
-        return syncline::exists(static_cast<syncline::Reduction>(reduction),
-                                static_cast<syncline::Dtype>(dtype));
-    });
 }

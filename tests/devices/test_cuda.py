@@ -19,6 +19,7 @@ from syncline.devices import CudaDevice, cuda
 from syncline.devices.control import decoded
 from syncline.errors import PeerError, UserError
 from tests.devices import jobs
+from tests.streams import recorded_streams
 from tests.workers import WorkerPool
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -157,6 +158,53 @@ def test_what_cuda_says_against_sharing_is_passed_on(
     monkeypatch.setattr(cuda, "reduce_tensor", refuse)
     with pytest.raises(UserError, match=r"cuda:1: memory cannot be .*: CUDA error: .*; CUDA IPC"):
         pretended.share(torch.zeros(64, dtype=torch.uint8))
+
+
+def test_work_on_streams_is_ordered_by_events(
+    pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On recorded streams, and with memory that the current stream has used before."""
+    pretended._device = torch.device("cpu")
+    with recorded_streams() as recorder:
+        here = pretended.current_stream()
+        copying, reducing = pretended.stream(), pretended.stream()
+        source = torch.full((4,), 3.0)
+        monkeypatch.setattr(torch, "empty", torch.zeros)
+        memory = pretended.allocate(16, [copying, reducing]).view(torch.float32)
+        result = torch.full((4,), 5.0)
+        given, copied, reduced = pretended.event(), pretended.event(), pretended.event()
+        pretended.record(given, here)
+        pretended.wait(reducing, given)
+        pretended.copy(copying, source, memory)
+        pretended.record(copied, copying)
+        pretended.wait(reducing, copied)
+        pretended.combine(reducing, "sum", memory, result)
+        pretended.divide(reducing, result, 2)
+        pretended.record(reduced, reducing)
+        pretended.wait(here, reduced)
+        assert result.tolist() == [4.0] * 4
+        pretended.copy(copying, source, memory)
+        del memory  # while a stream uses it
+    assert recorder.races == []
+
+
+def test_memory_is_for_streams_after_the_current_one(
+    pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended._device = torch.device("cpu")
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    with recorded_streams() as recorder:
+        stream = pretended.stream()
+        memory = pretended.allocate(16, [stream])
+        with torch.cuda.stream(stream):
+            memory.fill_(1)
+        del memory
+    assert recorder.races == []
+
+
+def test_cuda_is_asked_whether_an_event_is_reached(pretended: CudaDevice) -> None:
+    for reached in (False, True):
+        assert pretended.reached(SimpleNamespace(query=lambda r=reached: r)) is reached
 
 
 # ---------------------------------------------------------------------- on GPUs

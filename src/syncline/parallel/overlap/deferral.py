@@ -135,21 +135,18 @@ class Deferral:
         self._read_early = self._flushed = False
         self.stall_ns, self._stalling_ns = self._stalling_ns, 0
         self._norms = None
-        arrived = []
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is None or is_pending(gradient):
                 continue
             # Which gradients have arrived differs between ranks, and where a norm comes from must
-            # not.
+            # not. On CUDA, too, the host has waited for what has arrived.
             if engine.plan.norm is None and engine.arrived(index):
-                arrived.append(index)
                 continue
             self._suspend(gradient, index)
             if self.guard is not None:
                 parameter.grad = gradient  # refers to the C++ tensor, which may have changed
             self._gradients[index] = gradient
-        engine.wait(arrived)  # on CUDA, the stream
 
     # ------------------------------------------------------------------ the update
 
@@ -231,7 +228,7 @@ class Deferral:
             self._gates.append(GateTimes(label, began_ns, arrived_ns, updated_ns))
             began_ns = updated_ns
         arrived_ns = time.perf_counter_ns()
-        engine.wait(due)  # on CUDA, the stream
+        engine.wait(due)  # on CUDA, also for norms that read the gradients and are only issued
         # One call of the optimizer costs as much for many parameters as for one.
         wanted = set(due)
         self._apply([i for i in self._due if i in wanted or engine.arrived(i)])
