@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from syncline.measure.exchange import gather_json, gather_numbers, share_json
-from syncline.measure.probe import probe
+from syncline.measure.probe import _Session, probe
 from syncline.measure.profiler import profile
 
 
@@ -29,6 +30,31 @@ def exchanges() -> dict[str, Any]:
 
 def probes() -> str:
     return probe(largest_bytes=1 << 20, seconds=0.05, name="here").to_json()
+
+
+def link_beside_a_device() -> set[str]:
+    """Measure messages of a group whose tensors are on a device; say where messages are."""
+    group = dist.group.WORLD
+    assert group is not None
+    session = _Session(group, torch.device("meta"))
+    places = set()
+    send, receive = dist.send, dist.recv
+
+    def noted(message: torch.Tensor, *given: Any, **named: Any) -> None:
+        places.add(message.device.type)
+        send(message, *given, **named)
+
+    def noted_receive(message: torch.Tensor, *given: Any, **named: Any) -> None:
+        places.add(message.device.type)
+        receive(message, *given, **named)
+
+    with (
+        mock.patch.object(session, "_slowest", list),
+        mock.patch.object(dist, "send", noted),
+        mock.patch.object(dist, "recv", noted_receive),
+    ):
+        session.link(1 << 16)
+    return places
 
 
 def probes_subgroup() -> tuple[int, str]:

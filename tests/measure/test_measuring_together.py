@@ -23,6 +23,11 @@ def test_json_travels_between_ranks(workers: WorkerPool) -> None:
         assert result["shared"] == {"from": 0, "text": "größe"}
 
 
+def test_gloo_s_messages_are_sent_from_host_memory(workers: WorkerPool) -> None:
+    """It cannot read a device's."""
+    assert workers.run(jobs.link_beside_a_device, 2) == [{"cpu"}, {"cpu"}]
+
+
 def test_the_probe_measures_what_it_says(workers: WorkerPool) -> None:
     texts = workers.run(jobs.probes, 2)
     network = Network.from_json(texts[0])
