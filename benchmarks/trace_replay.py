@@ -40,7 +40,7 @@ LOADERS = (1, 2, 4, 8)
 def predicted_s(
     trace: KinetoTrace, profile: Profile, *, strategy: str = "loop", loaders: int = 1
 ) -> float:
-    network = trace.network() if trace.points else ALONE
+    network = trace.trace().network() if trace.points else ALONE
     plan = trace.plan() or Plan.merging("none", profile, 1, [len(profile.gradients) - 1])
     chosen = msgspec.structs.replace(STRATEGIES[strategy], loaders=loaders)
     return predict_iteration_s(profile, network, plan, strategy=chosen)

@@ -336,7 +336,7 @@ def fuzz_target(data: bytes, folder: Path) -> bool:
     except UserError:
         return False
     with contextlib.suppress(UserError):  # messages of one size make no curve
-        trace.network()
+        trace.trace().network()
     return True
 
 

@@ -23,7 +23,7 @@ from syncline.traces.formats import (
     read_trace,
     write_trace,
 )
-from syncline.traces.trace import MOST_POINTS, Names, Trace, element_type, measured_points
+from syncline.traces.trace import MOST_POINTS, Names, Trace, measured_points, sized_gradient
 from tests.traces.kineto_seeds import execution_trace, kineto
 from tests.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile, seeds
 
@@ -170,13 +170,14 @@ def test_points_are_means_and_not_too_many() -> None:
     ("size_bytes", "expected"), [(0, (0, "float32")), (8, (2, "float32")), (6, (3, "float16"))]
 )
 def test_element_types(size_bytes: int, expected: tuple[int, str]) -> None:
-    assert element_type(size_bytes) == expected
+    gradient = sized_gradient("a", size_bytes, ready_after=0)
+    assert (gradient.elements, gradient.dtype) == expected
 
 
 @pytest.mark.parametrize("size_bytes", [-4, 7, 1 << 63])
 def test_impossible_gradients(size_bytes: int) -> None:
     with pytest.raises(UserError, match=f"a gradient of {size_bytes} bytes"):
-        element_type(size_bytes)
+        sized_gradient("a", size_bytes, ready_after=0)
 
 
 def test_names_are_numbered() -> None:

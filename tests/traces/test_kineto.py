@@ -89,7 +89,7 @@ def test_messages_and_their_costs(tmp_path: Path) -> None:
     assert trace.points[0].time_s == pytest.approx(200e-6)
     assert any("one rank only" in note for note in trace.notes)
     with pytest.raises(UserError, match="at least two"):
-        trace.network()
+        trace.trace().network()
 
 
 def test_a_smaller_message_takes_no_longer_than_a_larger_one(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_smaller_message_takes_no_longer_than_a_larger_one(tmp_path: Path) -> 
     trace = read(tmp_path, job)
     assert [p.size_bytes for p in trace.points] == [8000, 12000]
     assert [p.time_s for p in trace.points] == pytest.approx([150e-6, 150e-6])
-    network = trace.network()
+    network = trace.trace().network()
     assert network.all_reduce.seconds(12000) == pytest.approx(150e-6)
     assert network.workers == 2
 
@@ -582,7 +582,7 @@ def test_traced_steps_are_replayed_from_themselves(name: str) -> None:
     """Within 2 %; one step began with an idle device, which in a steady state it does not."""
     trace = read_kineto(KINETO / name)
     plan = trace.plan()
-    network = trace.network() if plan else Network.line(workers=1, a_s=0, b_s_per_byte=0)
+    network = trace.trace().network() if plan else Network.line(workers=1, a_s=0, b_s_per_byte=0)
     for step in trace.steps:
         own = trace.profile([step.number])
         sent = plan or Plan.merging("none", own, 1, [len(own.gradients) - 1])
@@ -595,7 +595,7 @@ def test_traced_steps_are_replayed_from_themselves(name: str) -> None:
 @needs_shared
 def test_the_traced_ddp_steps_are_predicted_from_the_others() -> None:
     trace = read_kineto(KINETO / "ddp_resnet50_2xA100_rank0.json.gz")
-    plan, network = trace.plan(), trace.network()
+    plan, network = trace.plan(), trace.trace().network()
     assert plan is not None
     assert plan.message_bytes() == (8196000, 31502336, 26255360, 26550272, 9724160)
     numbers = [step.number for step in trace.steps]

@@ -94,9 +94,9 @@ def test_a_device_is_refused() -> None:
 # --- lines ---
 
 
-def test_lines_are_numbered(tmp_path: Path) -> None:
+def test_lines_are_numbered() -> None:
     lines = text_lines(io.BytesIO("ä\r\n\nlast".encode()), "f")
-    assert list(lines) == [(1, "ä"), (2, ""), (3, "last")]
+    assert list(lines) == [("f: line 1", "ä"), ("f: line 3", "last")]
 
 
 def test_lines_that_are_no_text() -> None:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
 
 from syncline.errors import FileError, UserError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
-from syncline.traces.trace import Trace, Written, in_file, number
+from syncline.traces.trace import Trace, Written, bytes_in, in_file, model_of, seconds_in
 
 __all__ = ["DEFAULT_CLOCK_HZ", "is_astrasim", "read_astrasim", "write_astrasim"]
 
@@ -68,15 +67,15 @@ def read_astrasim(
     source = str(path)
     layers: list[Layer] = []
     with open_trace(path, progress=progress) as stream:
-        lines = ((n, line) for n, line in text_lines(stream, source) if line.strip())
-        count = _header(list(itertools.islice(lines, 2)), source)
-        for line_number, line in lines:
+        lines = text_lines(stream, source)
+        count = _header([line for _, line in itertools.islice(lines, 2)], source)
+        for where, line in lines:
             if len(layers) == count:
                 raise FileError(
-                    f"{source}: line {line_number}: the second line promises {count} layers, "
-                    "here is another; correct the number"
+                    f"{where}: the second line promises {count} layers, here is another; correct "
+                    "the number"
                 )
-            layers.append(_layer(line, f"{source}: line {line_number}", 1 / clock_hz))
+            layers.append(_layer(line, where, 1 / clock_hz))
     if len(layers) < count:
         raise FileError(
             f"{source}: the second line promises {count} layers, the file holds {len(layers)}; it "
@@ -90,7 +89,7 @@ def read_astrasim(
     if skipped_s:
         notes.append("the first layer's input gradient is left out, as ASTRA-sim does")
     with in_file(source):
-        profile = profile_of(layers, model=Path(source).name.removesuffix(".gz").split(".")[0])
+        profile = profile_of(layers, model=model_of(source))
     return Trace(model=profile.model, profile=profile, notes=tuple(notes))
 
 
@@ -99,8 +98,8 @@ def _check_clock(clock_hz: float) -> None:
         raise UserError(f"the clock must be 1 to 1e15 cycles a second, found {clock_hz:g}")
 
 
-def _header(lines: list[tuple[int, str]], source: str) -> int:
-    policy = lines[0][1].split()[0] if lines else ""
+def _header(lines: list[str], source: str) -> int:
+    policy = lines[0].split()[0] if lines else ""
     if policy not in POLICIES:
         raise FileError(
             f"{source}: expected the parallelism (DATA) in the first line, found {policy[:40]!r}"
@@ -110,7 +109,7 @@ def _header(lines: list[tuple[int, str]], source: str) -> int:
             f"{source}: a workload of {policy} parallelism; only DATA can be read, because other "
             "kinds exchange activations, which a profile does not hold"
         )
-    count = lines[1][1].strip() if len(lines) > 1 else ""
+    count = lines[1].strip() if len(lines) > 1 else ""
     if not (count.isascii() and count.isdecimal() and 0 < int(count[:9]) <= MOST_LAYERS):
         raise FileError(
             f"{source}: expected the number of layers in the second line, found {count[:40]!r}"
@@ -122,37 +121,36 @@ def _layer(line: str, where: str, cycle_s: float) -> Layer:
     cells = line.split()
     if len(cells) != COLUMNS:
         raise FileError(f"{where}: expected {COLUMNS} columns, found {len(cells)}")
-    times = [
-        number(cells[column], what, where, unit_s=cycle_s)
+    forward_s, input_s, weight_s, update_s = (
+        seconds_in(cells[column], f"the {what}", where, unit_s=cycle_s)
         for column, what in (
-            (2, "the forward time"),
-            (5, "the time of the input gradient"),
-            (8, "the time of the weight gradient"),
-            (11, "the time of the update"),
+            (2, "forward time"),
+            (5, "time of the input gradient"),
+            (8, "time of the weight gradient"),
+            (11, "time of the update"),
         )
-    ]
+    )
     for column, what in ((3, "forward"), (6, "input gradient")):
-        kind, size = cells[column], number(cells[column + 1], "the size of a message", where)
-        if kind != "NONE" and size:
+        kind, size_bytes = cells[column], cells[column + 1]
+        if bytes_in(size_bytes, "the size of a message", where, whole=False) and kind != "NONE":
             raise FileError(
-                f"{where}: {quoted(cells[0])} exchanges {cells[column + 1]} bytes ({kind}) in its "
-                f"{what} pass; data-parallel layers exchange weight gradients only"
+                f"{where}: {quoted(cells[0])} exchanges {size_bytes} bytes ({kind}) in its {what} "
+                "pass; data-parallel layers exchange weight gradients only"
             )
-    kind, size = cells[9], number(cells[10], "the size of the gradient", where)
+    kind = cells[9]
+    gradient_bytes = bytes_in(cells[10], "the size of the gradient", where)
     if kind not in ("ALLREDUCE", "NONE"):
         raise FileError(
             f"{where}: {quoted(cells[0])} exchanges its weight gradient by {kind[:40]}; expected "
             "ALLREDUCE or NONE"
         )
-    if not size.is_integer():
-        raise FileError(f"{where}: expected whole bytes as size of the gradient, found {cells[10]}")
     return Layer(
         name=cells[0],
-        forward_s=times[0],
-        input_s=times[1],
-        weight_s=times[2],
-        update_s=times[3],
-        gradient_bytes=int(size) if kind == "ALLREDUCE" else 0,
+        forward_s=forward_s,
+        input_s=input_s,
+        weight_s=weight_s,
+        update_s=update_s,
+        gradient_bytes=gradient_bytes if kind == "ALLREDUCE" else 0,
     )
 
 

@@ -44,35 +44,21 @@ AttributeValue = int | float | str
 """What an attribute holds; lists are skipped."""
 
 
-class NodeType(enum.IntEnum):
-    """``ChakraProtoMsg.NodeType``."""
+NodeType = enum.IntEnum(
+    "NodeType",
+    "INVALID METADATA MEM_LOAD MEM_STORE COMP COMM_SEND COMM_RECV COMM_COLL STORAGE BATCH "
+    "CHECKPOINT",
+    start=0,
+)
+"""``ChakraProtoMsg.NodeType``."""
 
-    INVALID = 0
-    METADATA = 1
-    MEM_LOAD = 2
-    MEM_STORE = 3
-    COMP = 4
-    COMM_SEND = 5
-    COMM_RECV = 6
-    COMM_COLL = 7
-    STORAGE = 8
-    BATCH = 9
-    CHECKPOINT = 10
-
-
-class CollectiveType(enum.IntEnum):
-    """``ChakraProtoMsg.CollectiveCommType``."""
-
-    ALL_REDUCE = 0
-    REDUCE = 1
-    ALL_GATHER = 2
-    GATHER = 3
-    SCATTER = 4
-    BROADCAST = 5
-    ALL_TO_ALL = 6
-    REDUCE_SCATTER = 7
-    REDUCE_SCATTER_BLOCK = 8
-    BARRIER = 9
+CollectiveType = enum.IntEnum(
+    "CollectiveType",
+    "ALL_REDUCE REDUCE ALL_GATHER GATHER SCATTER BROADCAST ALL_TO_ALL REDUCE_SCATTER "
+    "REDUCE_SCATTER_BLOCK BARRIER",
+    start=0,
+)
+"""``ChakraProtoMsg.CollectiveCommType``."""
 
 
 class Metadata(NamedTuple):

@@ -63,10 +63,10 @@ class TracedIteration(NamedTuple):
 
     def without_counters(self) -> TracedIteration:
         """Return the iteration without messages that hold no gradients."""
-        kept = [i for i, message in enumerate(self.messages) if message.elements is not None]
+        kept = [message.elements is not None for message in self.messages]
         return self._replace(
-            messages=tuple(self.messages[i] for i in kept),
-            launched=tuple(self.launched[i] for i in kept),
+            messages=tuple(itertools.compress(self.messages, kept)),
+            launched=tuple(itertools.compress(self.launched, kept)),
         )
 
 
@@ -84,24 +84,16 @@ class ExecutionTrace(NamedTuple):
     """Every sized node by record function id."""
     notes: tuple[str, ...]
 
-    def plan(self, *, workers: int | None = None) -> Plan:
+    def plan(self) -> Plan | None:
         """Return the gradients and the messages that were exchanged, from the last iteration.
 
-        An execution trace alone holds no more: without durations there is no profile to predict
-        from. ``workers`` is the worker count where the trace does not say it.
+        None where the trace holds no iteration or does not say how many workers there were.
 
         Raises:
-            UserError: the trace holds no gradients, the messages are not made of them, or nobody
-                says how many workers there were.
+            UserError: the messages are not made of the gradients.
         """
-        count = self.workers if workers is None else workers
-        if count is None:
-            raise UserError(f"{self.source}: the trace does not say how many workers; say it")
-        if not self.iterations:
-            raise UserError(
-                f"{self.source}: no gradients and no messages in it; record whole training "
-                "iterations"
-            )
+        if self.workers is None or not self.iterations:
+            return None
         gradients, messages, launched = self.iterations[-1].without_counters()
         sized = [g.elements for g in gradients]
         sent = [m.elements for m in messages]
@@ -121,17 +113,16 @@ class ExecutionTrace(NamedTuple):
             if size is not None
         )
         stops = list(itertools.accumulate(filter(None, lengths)))
-        return Plan.cut("as traced", MODEL, count, tensors, stops)
+        return Plan.cut("as traced", MODEL, self.workers, tensors, stops)
 
     def trace(self) -> Trace:
         """Return the content in the form that all trace readers share: at most a plan."""
-        planned = self.workers is not None and bool(self.iterations)
         return Trace(
             model=MODEL,
             profile=None,
             workers=self.workers,
             steps=len(self.iterations),
-            plan=self.plan() if planned else None,
+            plan=self.plan(),
             notes=self.notes,
         )
 
@@ -182,18 +173,14 @@ def _with_sizes(
             return point
         return point._replace(elements=node.elements, dtype=node.dtype)
 
-    counters = {i for i, n in enumerate(messages) if n is not None and n.elements is None}
-    kept = [i for i in range(len(messages)) if i not in counters]
-    exchanged = [sized(step.messages[i], messages[i]) for i in kept]
-    return step._replace(
+    exchanged = [n is None or n.elements is not None for n in messages]  # the others count
+    kept = step._replace(
         parameters=[sized(p, n) for p, n in zip(step.parameters, gradients, strict=True)],
-        messages=exchanged,
-        collectives=[
-            step.collectives[i]._replace(elements=m.elements, dtype=m.dtype)
-            for i, m in zip(kept, exchanged, strict=True)
-        ],
+        collectives=list(itertools.compress(step.collectives, exchanged)),
         notes=[*step.notes, f"sizes of gradients joined from the execution trace {how}"],
     )
+    sent = [sized(m, n) for m, n in zip(step.messages, messages, strict=True)]
+    return kept.with_messages(list(itertools.compress(sent, exchanged)))
 
 
 def read_execution_trace(

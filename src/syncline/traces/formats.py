@@ -138,16 +138,12 @@ def read_trace(
         raise UserError(
             f"a trace of format {chosen.name} is one file, found {len(paths)}; name them one by one"
         )
-    if options.sizes is not None and chosen.name != KINETO:
-        raise UserError(
-            f"{paths[0]}: a trace of format {chosen.name} holds its sizes; leave out the file of "
-            "sizes"
-        )
-    if options.step is not None and chosen.name != KINETO:
-        raise UserError(
-            f"{paths[0]}: a trace of format {chosen.name} has no steps to choose from; leave out "
-            "the step"
-        )
+    for option, why in (
+        (options.sizes, "holds its sizes; leave out the file of sizes"),
+        (options.step, "has no steps to choose from; leave out the step"),
+    ):
+        if option is not None and chosen.name != KINETO:
+            raise UserError(f"{paths[0]}: a trace of format {chosen.name} {why}")
     return chosen, chosen.read(paths, options)
 
 
@@ -164,6 +160,16 @@ def write_trace(
     if form.write is None:
         raise UserError(f"{form.name} traces are read only, not written")
     return form.write(trace, network, options or TraceOptions())
+
+
+def _one_file(read: Callable[..., Trace]) -> Callable[[Paths, TraceOptions], Trace]:
+    return lambda paths, options: read(paths[0], progress=options.progress)
+
+
+def _of_profile(
+    write: Callable[[Profile, Network | None], Written],
+) -> Callable[[Trace, Network | None, TraceOptions], Written]:
+    return lambda trace, network, _: write(trace.known_profile(), network)
 
 
 def _begins_text(test: Callable[[str], bool]) -> Callable[[bytes], bool]:
@@ -240,10 +246,8 @@ FORMATS: dict[str, Format] = {
             name="layer-table",
             summary="the papers' layer-wise table (dag-model, Table VI): microseconds, bytes",
             detects=_begins_text(is_layer_table),
-            read=lambda paths, options: read_layer_table(paths[0], progress=options.progress),
-            write=lambda trace, network, options: write_layer_table(  # noqa: ARG005
-                trace.known_profile(), network
-            ),
+            read=_one_file(read_layer_table),
+            write=_of_profile(write_layer_table),
         ),
         Format(
             name="astrasim",
@@ -260,7 +264,7 @@ FORMATS: dict[str, Format] = {
             name="pipedream",
             summary="PipeDream's operator graph: milliseconds, bytes",
             detects=_begins_text(is_pipedream),
-            read=lambda paths, options: read_pipedream(paths[0], progress=options.progress),
+            read=_one_file(read_pipedream),
         ),
         Format(
             name="json",
@@ -291,10 +295,8 @@ FORMATS: dict[str, Format] = {
             name="chakra",
             summary="MLCommons Chakra execution trace (.et): microseconds, bytes",
             detects=is_metadata,
-            read=lambda paths, options: read_chakra(paths[0], progress=options.progress),
-            write=lambda trace, network, options: write_chakra(  # noqa: ARG005
-                trace.known_profile(), network
-            ),
+            read=_one_file(read_chakra),
+            write=_of_profile(write_chakra),
         ),
     )
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from syncline.errors import FileError, MismatchError, UserError, quoted
-from syncline.model.network import Measurement, Network
+from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
@@ -110,10 +110,6 @@ class KinetoTrace(NamedTuple):
             return None
         return Plan.merging("as traced", self.profile(), self.workers or 1, last)
 
-    def network(self) -> Network:
-        """Return what the messages of the trace cost; see :meth:`Trace.network`."""
-        return self.trace().network()
-
     def trace(self) -> Trace:
         """Return one iteration, in the form that all trace readers share.
 
@@ -191,17 +187,16 @@ def read_kineto(
         events = read_events(source, progress=progress)
         with in_file(source):
             files.append((events, _steps_of(events, step, notes)))
+    sized_by: list[Sequence[ExecutionTrace | GradientSizes]] = []
     if execution_traces:
-        partners = _partners([events for events, _ in files], execution_traces)
-        files = [
-            (events, [partner.join(own, events.source) for own in tasks])
-            for (events, tasks), partner in zip(files, partners, strict=True)
-        ]
+        sized_by.append(_partners([events for events, _ in files], execution_traces))
     if sizes is not None:
-        files = [
-            (events, [sizes.join(own, events.source) for own in tasks]) for events, tasks in files
-        ]
-    files = [(events, [with_message_sizes(own) for own in tasks]) for events, tasks in files]
+        sized_by.append([sizes] * len(files))
+    for partners in sized_by:
+        for (events, tasks), partner in zip(files, partners, strict=True):
+            tasks[:] = [partner.join(own, events.source) for own in tasks]
+    for _, tasks in files:
+        tasks[:] = [with_message_sizes(own) for own in tasks]
     notes += [note for _, tasks in files for own in tasks for note in own.notes]
     ranks = rank_numbers(files)
     model = Path(sources[0]).name.split(".")[0] or "trace"
@@ -301,20 +296,13 @@ def with_message_sizes(step: StepTasks) -> StepTasks:
     exchange = exchange_of(step, [])
     if exchange is None:
         return step
-    gradients = exchange.gradients
-    stops = [last + 1 for last in exchange.last_of_message]
-    sizes = [
-        sum(g.elements or 0 for g in gradients[start:stop])
-        for start, stop in itertools.pairwise((0, *stops))
-    ]
-    types = [gradients[stop - 1].dtype for stop in stops]
-    known = list(zip(sizes, types, strict=True))
-    pairs = zip(step.messages, known, strict=True)
-    sent = zip(step.collectives, known, strict=True)
-    return step._replace(
-        messages=[m._replace(elements=size, dtype=dtype) for m, (size, dtype) in pairs],
-        collectives=[c._replace(elements=size, dtype=dtype) for c, (size, dtype) in sent],
-    )
+    first, messages = 0, []
+    for message, last in zip(step.messages, exchange.last_of_message, strict=True):
+        own = exchange.gradients[first : last + 1]
+        elements = sum(gradient.elements or 0 for gradient in own)
+        messages.append(message._replace(elements=elements, dtype=own[-1].dtype))
+        first = last + 1
+    return step.with_messages(messages)
 
 
 RankSteps = Sequence[tuple[KinetoEvents, list[StepTasks]]]

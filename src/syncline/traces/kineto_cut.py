@@ -104,8 +104,7 @@ class _Cutter:
         self._notes: list[str] = []
         self._collectives = collectives
         self._exchanged = {id(c.kernel) for c in collectives if c.kernel is not None}
-        numbers = dict.fromkeys(c.correlation for c in outline.calls if c.correlation is not None)
-        own = [task for number in numbers for task in launched.get(number, ())]
+        own = [task for number in outline.launches() for task in launched.get(number, ())]
         self._lane_of: dict[int, Resource] = {
             id(t): PEERS if COMMUNICATION.search(t.name) else lanes[t.stream] for t in own
         }
@@ -482,12 +481,11 @@ def _calls(
 ) -> list[CutMark]:
     messages = {id(c.kernel) for c in collectives if c.kernel is not None}
     marks = []
-    seen: set[int] = set()
+    launches = step.launches()
     foreign = 0
     for call in step.calls:
         tasks: tuple[DeviceTask, ...] = ()
-        if call.correlation is not None and call.correlation not in seen:
-            seen.add(call.correlation)
+        if call.correlation is not None and launches[call.correlation] is call:
             own = launched.get(call.correlation, ())
             tasks = tuple(task for task in own if id(task) not in messages)
         if tasks or (call.thread in step.threads and SYNCHRONISING.match(call.name)):

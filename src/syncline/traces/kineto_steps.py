@@ -102,6 +102,14 @@ class Outline(NamedTuple):
         finalize = max(self.finalize_ns, at_ns)
         return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
 
+    def launches(self) -> dict[int, LaunchCall]:
+        """Return the first call of each correlation, by start: the one that launched its tasks."""
+        first: dict[int, LaunchCall] = {}
+        for call in self.calls:
+            if call.correlation is not None:
+                first.setdefault(call.correlation, call)
+        return first
+
     def all_ops(self) -> list[HostOp]:
         """Return the operators of all threads, by start."""
         return sorted((*self.ops, *self.others), key=lambda op: op.start_ns)
@@ -335,13 +343,9 @@ def find_collectives(
         return []
     found: list[MeasuredCollective] = []
     around = [op for op in step.all_ops() if LAUNCHED_BY.match(op.name)]
-    seen: set[int] = set()
-    for call in step.calls:
-        if call.correlation is None or call.correlation in seen:
-            continue
-        seen.add(call.correlation)
+    for correlation, call in step.launches().items():
         if step.backward_ns <= call.start_ns < step.optimizer_ns:
-            kernels = filter(is_gradient_kernel, launched.get(call.correlation, ()))
+            kernels = filter(is_gradient_kernel, launched.get(correlation, ()))
             found.extend(filter(None, (_of_kernel(call, task, around) for task in kernels)))
     if not found and not launched:
         found = _on_host(step)
@@ -514,3 +518,11 @@ class StepTasks(NamedTuple):
     """When each message was under way."""
     holds: Holds
     notes: list[str]
+
+    def with_messages(self, messages: Sequence[ReadyPoint]) -> StepTasks:
+        """Return the step with other elements and types of its messages."""
+        collectives = [
+            c._replace(elements=m.elements, dtype=m.dtype)
+            for c, m in zip(self.collectives, messages, strict=True)
+        ]
+        return self._replace(messages=list(messages), collectives=collectives)

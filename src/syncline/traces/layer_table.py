@@ -20,7 +20,15 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, LayerTable, layers_of, profile_of
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
-from syncline.traces.trace import Trace, Written, in_file, measured_points, message_s, number
+from syncline.traces.trace import (
+    Trace,
+    Written,
+    bytes_in,
+    in_file,
+    measured_points,
+    message_s,
+    seconds_in,
+)
 
 __all__ = ["HEADER", "is_layer_table", "layer_rows", "read_layer_table", "write_layer_table"]
 
@@ -66,11 +74,10 @@ def read_layer_table(
     order: list[int] = []
     iterations = place = 0  # whole iterations after the first row of the second, rows of the next
     with open_trace(path, progress=progress) as stream:
-        for line_number, line in text_lines(stream, source):
+        for where, line in text_lines(stream, source):
             cells = _cells(line)
-            if not cells or _is_header(cells):
+            if _is_header(cells):
                 continue
-            where = f"{source}: line {line_number}"
             layer_id = _layer_id(cells, where)
             if iterations == 0 and order and layer_id == order[0]:
                 iterations = 1
@@ -180,8 +187,7 @@ def _printable(name: str) -> str:
 
 
 def _cells(line: str) -> list[str]:
-    cells = line.split("\t") if "\t" in line else line.split()
-    return [cell.strip() for cell in cells] if line.strip() else []
+    return [cell.strip() for cell in (line.split("\t") if "\t" in line else line.split())]
 
 
 def _is_header(cells: list[str]) -> bool:
@@ -208,18 +214,15 @@ def _layer_id(cells: list[str], where: str) -> int:
 
 def _add(rows: dict[int, _Row], layer_id: int, cells: list[str], where: str) -> None:
     name = cells[1]
-    forward_s = number(cells[2], "the forward time", where, unit_s=US)
-    backward_s = number(cells[3], "the backward time", where, unit_s=US)
-    communication_s = number(cells[4], "the communication time", where, unit_s=US)
-    size = number(cells[5], "the size of the gradient", where)
-    if not size.is_integer():
-        raise FileError(f"{where}: expected whole bytes as size of the gradient, found {cells[5]}")
-    row = rows.get(layer_id)
-    if row is None:
-        row = rows[layer_id] = _Row(name=name, size_bytes=int(size))
-    elif (row.name, row.size_bytes) != (name, int(size)):
+    forward_s, backward_s, communication_s = (
+        seconds_in(cell, f"the {what} time", where, unit_s=US)
+        for cell, what in zip(cells[2:5], ("forward", "backward", "communication"), strict=True)
+    )
+    size_bytes = bytes_in(cells[5], "the size of the gradient", where)
+    row = rows.setdefault(layer_id, _Row(name=name, size_bytes=size_bytes))
+    if (row.name, row.size_bytes) != (name, size_bytes):
         raise FileError(
-            f"{where}: layer {layer_id} is {quoted(name)} of {int(size)} bytes, but was "
+            f"{where}: layer {layer_id} is {quoted(name)} of {size_bytes} bytes, but was "
             f"{quoted(row.name)} of {row.size_bytes} bytes in the first iteration"
         )
     row.forward_s += forward_s

@@ -17,12 +17,20 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from syncline.errors import FileError, quoted
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
-from syncline.traces.trace import Trace, bare_profile, in_file, in_order, number, sized_gradient
+from syncline.traces.trace import (
+    Trace,
+    bare_profile,
+    bytes_in,
+    in_file,
+    in_order,
+    model_of,
+    seconds_in,
+    sized_gradient,
+)
 
 __all__ = ["is_pipedream", "read_pipedream"]
 
@@ -73,19 +81,16 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
     """
     source = str(path)
     nodes: dict[str, _Node] = {}
-    edges: list[tuple[str, str, int]] = []
+    edges: list[tuple[str, str, str]] = []
     with open_trace(path, progress=progress) as stream:
-        for line_number, line in text_lines(stream, source):
-            if not line.strip():
-                continue
-            where = f"{source}: line {line_number}"
+        for where, line in text_lines(stream, source):
             if line[0].isspace():
                 ends = [part.strip() for part in line.strip().split(SEPARATOR)]
                 if len(ends) != 2:
                     raise FileError(
                         f"{where}: expected an edge 'node -- node', found {line.strip()[:40]!r}"
                     )
-                edges.append((ends[0], ends[1], line_number))
+                edges.append((ends[0], ends[1], where))
             else:
                 node = _node(line, len(nodes), where)
                 if node.name in nodes:
@@ -98,18 +103,18 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
                 )
     if not nodes:
         raise FileError(f"{source}: no node; expected lines such as 'node1 -- Input -- {FIRST}...'")
-    for before, after, line_number in edges:
+    for before, after, where in edges:
         for name in (before, after):
             if name not in nodes:
                 raise FileError(
-                    f"{source}: line {line_number}: an edge of {name[:40]!r}, which is no node; "
-                    "the file is truncated or was edited by hand"
+                    f"{where}: an edge of {name[:40]!r}, which is no node; the file is truncated "
+                    "or was edited by hand"
                 )
         nodes[after].inputs.append(before)
         nodes[before].outputs.append(after)
     order = _in_order(nodes.values(), source)
     with in_file(source):
-        profile = _profile(order, Path(source).name.removesuffix(".gz").split(".")[0])
+        profile = _profile(order, model_of(source))
     notes = (
         "the graph has no update and no messages",
         "in the backward pass a node waits for the nodes that read its output",
@@ -127,20 +132,20 @@ def _node(line: str, place: int, where: str) -> _Node:
     text = SEPARATOR.join(parts[1 : parts.index(values)])
     found = dict(pair.partition("=")[::2] for pair in values.strip().split(", "))
 
-    def value(key: str, unit_s: float | None) -> float:
+    keys = ("forward_compute_time", "backward_compute_time", "parameter_size")
+    for key in keys:
         if key not in found:
             raise FileError(f"{where}: {key} is missing")
-        return number(found[key], key, where, unit_s=unit_s)
-
+    forward_s, backward_s = (seconds_in(found[key], key, where, unit_s=MS) for key in keys[:2])
     name = parts[0].strip()
     digits = _DIGITS.search(name)
     return _Node(
         name=name,
         text=text.strip(),
         rank=(int(digits[0]) if digits else place, place),
-        forward_s=value("forward_compute_time", MS),
-        backward_s=value("backward_compute_time", MS),
-        parameter_bytes=int(value("parameter_size", None)),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        parameter_bytes=bytes_in(found[keys[2]], keys[2], where, whole=False),
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from syncline.errors import FileError, MismatchError, quoted
 from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
@@ -31,7 +31,8 @@ HEADER = "expected the header 'name elements' or 'name bytes'"
 class GradientSize(NamedTuple):
     """One line."""
 
-    line: int
+    where: str
+    """The file and the number of the line."""
     name: str
     size: int
 
@@ -40,7 +41,8 @@ class GradientSizes(NamedTuple):
     """A file of sizes."""
 
     source: str
-    unit: Literal["elements", "bytes"]
+    in_bytes: bool
+    """Whether the sizes are bytes, not elements."""
     rows: tuple[GradientSize, ...]
 
     def join(self, step: StepTasks, profiled: str) -> StepTasks:
@@ -59,19 +61,15 @@ class GradientSizes(NamedTuple):
                 "line for each gradient, in the order in which they become ready"
             )
         messages = self._sized(step.messages, profiled)
-        collectives = [
-            c._replace(elements=m.elements, dtype=m.dtype)
-            for c, m in zip(step.collectives, messages, strict=True)
-        ]
-        return step._replace(messages=messages, collectives=collectives, notes=notes)
+        return step.with_messages(messages)._replace(notes=notes)
 
     def _sized(self, points: Sequence[ReadyPoint], profiled: str) -> list[ReadyPoint]:
         sized = []
         for row, point in zip(self.rows, points, strict=True):
             dtype = element_dtype(point.dtype)
-            width = bytes_per_element(dtype or "float32") if self.unit == "bytes" else 1
+            width = bytes_per_element(dtype or "float32") if self.in_bytes else 1
             elements, rest = divmod(row.size, width)
-            where = f"{self.source}: line {row.line}, {quoted(row.name)}"
+            where = f"{row.where}, {quoted(row.name)}"
             if rest:
                 raise MismatchError(
                     f"{where}: {row.size} bytes are no whole number of {dtype or 'float32'} "
@@ -94,38 +92,33 @@ def read_sizes(path: str | os.PathLike[str]) -> GradientSizes:
         FileError: the file cannot be read or a line is not as it should be; the message names it.
     """
     source = os.fspath(path)
-    unit: Literal["elements", "bytes"] | None = None
     rows: list[GradientSize] = []
     names: set[str] = set()
     with open_trace(path) as stream:
-        for number, line in text_lines(stream, source):
-            words = line.partition("#")[0].split()
-            where = f"{source}: line {number}"
-            if not words:
-                continue
-            if unit is None:
-                if words == ["name", "elements"]:
-                    unit = "elements"
-                elif words == ["name", "bytes"]:
-                    unit = "bytes"
-                else:
-                    raise FileError(f"{where}: {HEADER}, found {quoted(line)}")
-                continue
+        lines = (
+            (w, line, line.partition("#")[0].split()) for w, line in text_lines(stream, source)
+        )
+        lines = ((where, line, words) for where, line, words in lines if words)
+        where, line, header = next(lines, (source, "", []))
+        if header not in (["name", "elements"], ["name", "bytes"]):
+            raise FileError(f"{where}: {HEADER}, found {quoted(line) if line else 'none'}")
+        unit = header[1]
+        for where, line, words in lines:
             if len(words) != 2 or not re.fullmatch(r"\d{1,20}", words[1]):
                 raise FileError(
                     f"{where}: expected a name and a whole number of {unit}, found {quoted(line)}"
                 )
-            name, size = words[0], int(words[1])
-            if not 0 < size <= LARGEST_BYTES:
+            row = GradientSize(where, words[0], int(words[1]))
+            if not 0 < row.size <= LARGEST_BYTES:
                 raise FileError(
-                    f"{where}: a size is from 1 to {LARGEST_BYTES} {unit}, found {size}"
+                    f"{where}: a size is from 1 to {LARGEST_BYTES} {unit}, found {row.size}"
                 )
-            if name in names:
+            if row.name in names:
                 raise FileError(
-                    f"{where}: {quoted(name)} was named before; name each gradient once"
+                    f"{where}: {quoted(row.name)} was named before; name each gradient once"
                 )
-            names.add(name)
-            rows.append(GradientSize(number, name, size))
-    if unit is None or not rows:
+            names.add(row.name)
+            rows.append(row)
+    if not rows:
         raise FileError(f"{source}: {HEADER}, then a line for each gradient; found none")
-    return GradientSizes(source, unit, tuple(rows))
+    return GradientSizes(source, unit == "bytes", tuple(rows))

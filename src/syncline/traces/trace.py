@@ -12,6 +12,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from syncline.errors import FileError, UserError, quoted
@@ -27,12 +28,13 @@ __all__ = [
     "Trace",
     "Written",
     "bare_profile",
-    "element_type",
+    "bytes_in",
     "in_file",
     "in_order",
     "measured_points",
     "message_s",
-    "number",
+    "model_of",
+    "seconds_in",
     "sized_gradient",
 ]
 
@@ -117,6 +119,11 @@ class Written(NamedTuple):
     """What the format cannot say, one sentence each."""
 
 
+def model_of(source: str) -> str:
+    """Return what a trace without a model's name is called: its file's name to the first dot."""
+    return Path(source).name.split(".")[0]
+
+
 def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, ...]:
     """Return the mean time of each size, smallest first, with its repetitions.
 
@@ -158,8 +165,10 @@ def message_s(network: Network | None, size_bytes: int) -> float:
     return next(measured, network.all_reduce.seconds(size_bytes))
 
 
-def element_type(size_bytes: int) -> tuple[int, str]:
-    """Return ``(elements, dtype)`` of a gradient of which only the bytes are known.
+def sized_gradient(
+    name: str, size_bytes: int, *, ready_after: int, needed_by: int | None = None
+) -> Gradient:
+    """Return a gradient of which only the bytes are known.
 
     Single precision where the bytes allow it, else half precision.
 
@@ -168,17 +177,10 @@ def element_type(size_bytes: int) -> tuple[int, str]:
     """
     if not 0 <= size_bytes <= LARGEST_BYTES:
         raise UserError(f"a gradient of {size_bytes} bytes is not possible")
-    for dtype, width in (("float32", 4), ("float16", 2)):
-        if size_bytes % width == 0:
-            return size_bytes // width, dtype
-    raise UserError(f"a gradient of {size_bytes} bytes holds no whole number of elements")
-
-
-def sized_gradient(
-    name: str, size_bytes: int, *, ready_after: int, needed_by: int | None = None
-) -> Gradient:
-    """Return a gradient of which only the bytes are known; see :func:`element_type`."""
-    elements, dtype = element_type(size_bytes)
+    if size_bytes % 2:
+        raise UserError(f"a gradient of {size_bytes} bytes holds no whole number of elements")
+    width, dtype = (2, "float16") if size_bytes % 4 else (4, "float32")
+    elements = size_bytes // width
     return Gradient(
         name=name, elements=elements, dtype=dtype, ready_after=ready_after, needed_by=needed_by
     )
@@ -202,30 +204,44 @@ def bare_profile(
     )
 
 
-def number(text: str, what: str, where: str, *, unit_s: float | None = None) -> float:
-    """Read a number of bytes, or of seconds where ``unit_s`` gives the seconds of one unit.
+def seconds_in(text: str, what: str, where: str, *, unit_s: float) -> float:
+    """Read a time, of which ``unit_s`` are the seconds of one unit.
 
     Raises:
-        FileError: it is no number, negative, not finite or absurdly large.
+        FileError: it is no number, negative, not finite, or longer than an iteration may take.
     """
+    time_s = _number(text, what, where) * unit_s
+    if time_s * 1e9 > LONGEST_NS:
+        raise FileError(
+            f"{where}: {what} is {time_s:.3g} s, longer than an iteration may take; the unit is "
+            f"{unit_s:g} s"
+        )
+    return time_s
+
+
+def bytes_in(text: str, what: str, where: str, *, whole: bool = True) -> int:
+    """Read a number of bytes; a fraction is dropped unless they must be ``whole``.
+
+    Raises:
+        FileError: it is no number, negative, absurdly large or not whole.
+    """
+    size_bytes = _number(text, what, where)
+    if size_bytes > LARGEST_BYTES:
+        raise FileError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
+    if whole and not size_bytes.is_integer():
+        raise FileError(f"{where}: expected whole bytes as {what}, found {text.strip()[:40]}")
+    return int(size_bytes)
+
+
+def _number(text: str, what: str, where: str) -> float:
+    shown = text.strip()[:40]
     try:
         value = float(text)
     except ValueError:
-        raise FileError(
-            f"{where}: expected a number as {what}, found {text.strip()[:40]!r}"
-        ) from None
+        raise FileError(f"{where}: expected a number as {what}, found {shown!r}") from None
     if not (math.isfinite(value) and value >= 0):
-        raise FileError(f"{where}: {what} must be finite and at least 0, found {text.strip()[:40]}")
-    if unit_s is None:
-        if value > LARGEST_BYTES:
-            raise FileError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
-        return value
-    if value * unit_s * 1e9 > LONGEST_NS:
-        raise FileError(
-            f"{where}: {what} is {value * unit_s:.3g} s, longer than an iteration may take; the "
-            f"unit is {unit_s:g} s"
-        )
-    return value * unit_s
+        raise FileError(f"{where}: {what} must be finite and at least 0, found {shown}")
+    return value
 
 
 class Names:
