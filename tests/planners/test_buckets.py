@@ -37,5 +37,5 @@ def test_by_hand() -> None:
 
 
 def test_a_negative_threshold() -> None:
-    with pytest.raises(UserError, match="threshold_bytes is negative: -1"):
+    with pytest.raises(UserError, match="threshold_bytes must be at least 0, found -1"):
         Buckets(threshold_bytes=-1)

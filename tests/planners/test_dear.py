@@ -66,5 +66,5 @@ def test_all_is_scattered_before_anything_is_gathered(
 
 def test_settings() -> None:
     assert Dear().bucket_bytes == 25 * 1024 * 1024
-    with pytest.raises(UserError, match="dear: bucket_bytes must not be negative, found -1"):
+    with pytest.raises(UserError, match="dear: bucket_bytes must be at least 0, found -1"):
         Dear(bucket_bytes=-1)

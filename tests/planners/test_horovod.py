@@ -99,5 +99,5 @@ def test_settings() -> None:
         Horovod(cycle_s=-1)
     with pytest.raises(UserError, match="must be 0 or at least a nanosecond, found 1e-10"):
         Horovod(cycle_s=1e-10)
-    with pytest.raises(UserError, match="threshold_bytes must not be negative, found -1"):
+    with pytest.raises(UserError, match="threshold_bytes must be at least 0, found -1"):
         Horovod(threshold_bytes=-1)

@@ -302,7 +302,7 @@ def test_many_tensors(count: int) -> None:
     [
         ({"in_flight": 0}, "overlap: in_flight must be 1 or 2, found 0"),
         ({"in_flight": 3}, "overlap: in_flight must be 1 or 2, found 3"),
-        ({"budget": -1}, "overlap: budget must not be negative, found -1"),
+        ({"budget": -1}, "overlap: budget must be at least 0, found -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, int], said: str) -> None:

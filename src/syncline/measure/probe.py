@@ -68,11 +68,11 @@ def probe(
 ) -> Network:
     """Measure the network under a process group. All its ranks must call; all get the same result.
 
-    Measured are all-reduces of fp32 sums from 256 bytes to ``largest_bytes``, point-to-point
+    It measures all-reduces of fp32 sums from 256 bytes to ``largest_bytes``, point-to-point
     messages between the first and the last rank (alpha, beta: half a round trip), the rate of
     adding two arrays in memory (gamma), and by how much computing and communicating slow each
-    other (contention), and where tensors are the processor's, how fast the largest elements are
-    selected and merged. Sizes are measured in sweeps over all of them, so that a disturbance of
+    other (contention). If tensors are on the CPU, it also measures how fast the largest elements
+    are selected and merged. Sizes are measured in sweeps over all of them, so that a disturbance of
     some milliseconds affects one repetition of many sizes, not all repetitions of one. A size's
     time is the lower quartile over the sweeps of the slowest rank's. The curve is fitted piecewise
     by relative error (:func:`syncline.model.fit.fit_cost_curve`).
@@ -85,8 +85,8 @@ def probe(
             times (twice above 8 MiB), at most 15: small messages vary most.
         pipelined: measure rows of messages, too: with two under way at once, and one after the
             other.
-        contention: guess by how much computing and communicating slow each other, from products of
-            matrices beside a message; a training's own iterations tell it better.
+        contention: estimate by how much computing and communicating slow each other, from matrix
+            products beside a message; the iterations of a training show it more exactly.
         name: name of the resulting network.
 
     Raises:

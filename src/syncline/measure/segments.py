@@ -65,13 +65,13 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
     ]
     stamps = [event.stamp for event in events] + [iteration.end_stamp]
     times = [clock.between_ns(stamps[0], stamp) for stamp in stamps]
-    output = _index_of(events, Moment.OUTPUT, default=len(events) - 1)
+    output = _indices_of(events, Moment.OUTPUT, len(events) - 1)[0]
     segments = _forward(events, times, output)
-    begin = _index_of(events, Moment.WALKED, default=output)
-    last_ready = _last_index_of(events, Moment.READY, default=begin)
+    begin = _indices_of(events, Moment.WALKED, output)[0]
+    last_ready = _indices_of(events, Moment.READY, begin)[-1]
     segments += _backward(events, times, begin, last_ready, iteration.graph)
-    step = _index_of(events, Moment.STEP, default=len(events))
-    stepped = _last_index_of(events, Moment.STEPPED, default=step)
+    step = _indices_of(events, Moment.STEP, len(events))[0]
+    stepped = _indices_of(events, Moment.STEPPED, step)[-1]
     segments.append(Segment("exchange", "finalize", times[step] - times[last_ready]))
     if stepped > step:
         segments.append(Segment("optimizer", "update", times[stepped] - times[step]))
@@ -147,10 +147,10 @@ def median_trace(
 
     Args:
         lean: iterations observed without detail; at least one. They give every duration.
-        detailed: iterations observed in detail. They only share out what passes between two
-            gradients over the operations there, since noting each operation costs time itself.
-        quiet_ns: durations of iterations in which nothing was noted. What the lean ones take
-            beyond them is the noting and is taken off their forward and backward passes.
+        detailed: iterations observed in detail. Noting each operation takes time, so they only
+            say how the time between two gradients is divided among the operations there.
+        quiet_ns: durations of iterations in which nothing was noted. Lean iterations that take
+            longer owe the difference to noting; it is taken off their forward and backward passes.
 
     Only iterations with the most frequent structure count: a stray one (a logging step, another
     branch) would mix up its operations with theirs.
@@ -252,10 +252,6 @@ def first_forward_segment(trace: SegmentTrace) -> Mapping[str, int]:
     return first
 
 
-def _index_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> int:
-    return next((i for i, e in enumerate(events) if e.moment is moment), default)
-
-
-def _last_index_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> int:
-    found = [i for i, e in enumerate(events) if e.moment is moment]
-    return found[-1] if found else default
+def _indices_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> list[int]:
+    """Return where events of a kind are, or the default alone."""
+    return [i for i, e in enumerate(events) if e.moment is moment] or [default]

@@ -14,12 +14,12 @@ from syncline.model.sparse_costs import SparseSpeeds
 __all__ = ["sparse_speeds"]
 
 ELEMENTS = 1 << 22
-"""Of which gradient, residual and average, 50 MB, outgrow most caches, as a model's do."""
+"""Gradient, residual and average of so many take 50 MB, more than most caches, as a model's do."""
 DRAWN = 1 << 16
 """Different numbers among them: drawing all would take longer than what is measured."""
 ENTRIES = 20_000
 FEW = 64
-"""Elements, and entries, of a message of which nearly nothing is its size."""
+"""Elements, and entries, of a message so small that its time is all overhead."""
 REPETITIONS = 3
 DENSITY = 0.001
 WIDEST = -1
@@ -29,10 +29,9 @@ SEED = 6
 def sparse_speeds() -> SparseSpeeds:
     """Measure selecting and merging on this worker, in some hundredths of a second.
 
-    What is measured is what an exchange does: a gradient is looked through for what is not finite
-    and added to its residual, the largest are taken out, the average is written; two vectors are
-    written for the wire, read and merged. What the network does is not measured, and neither is the
-    interpreter's part of an exchange.
+    The steps of an exchange are measured: a gradient is checked for values that are not finite and
+    added to its residual, the largest elements are taken out, the average is written; two vectors
+    are encoded, decoded and merged. The network and the interpreter's part are not measured.
     """
     random = np.random.default_rng(SEED)
     return SparseSpeeds(

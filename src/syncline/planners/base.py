@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from syncline.errors import UserError
 from syncline.model.document import Value
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -28,6 +29,16 @@ class Planner(Value, frozen=True, kw_only=True):
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
         raise NotImplementedError
+
+    def require_at_least(self, least: int, *settings: str) -> None:
+        """Check settings when the planner is constructed.
+
+        Raises:
+            UserError: one is smaller.
+        """
+        for name in settings:
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"{self.NAME}: {name} must be at least {least}, found {value}")
 
 
 class MergingPlanner(Planner, frozen=True, kw_only=True):

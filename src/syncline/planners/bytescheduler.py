@@ -12,19 +12,17 @@ from syncline.model.quantities import LARGEST_IN_FLIGHT
 from syncline.planners.base import Planner
 from syncline.planners.slices import plan_by_urgency, slices
 
-__all__ = ["DEFAULT_CREDIT_ELEMENTS", "DEFAULT_PARTITION_ELEMENTS", "ByteScheduler"]
-
-DEFAULT_PARTITION_ELEMENTS = 8_000_000
-DEFAULT_CREDIT_ELEMENTS = 16_000_000
+__all__ = ["ByteScheduler"]
 
 
 class ByteScheduler(Planner, frozen=True, kw_only=True):
     """Cut large tensors; send the ready piece that is needed first, while credit lasts.
 
     The credit is what may be under way at once. More of it hides the startup of one message behind
-    the transmission of another, and lets urgent messages wait longer, because what has been handed
-    over is not called back. A plan counts it in messages: the whole partitions that it lasts for.
-    ByteScheduler counts elements, so it keeps more messages under way where tensors are small.
+    the transmission of another. It also lets urgent messages wait longer, because a message that
+    was handed over cannot be called back. A plan counts it in messages: the whole partitions that
+    it lasts for. ByteScheduler counts elements, so it keeps more messages under way where tensors
+    are small.
 
     Args:
         partition_elements: elements of a slice; a tensor's last slice may be smaller.
@@ -44,14 +42,11 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
     NAME: ClassVar[str] = "bytescheduler"
     SUMMARY: ClassVar[str] = "slices of 8 million elements, two under way (ByteScheduler)"
 
-    partition_elements: int = DEFAULT_PARTITION_ELEMENTS
-    credit_elements: int = DEFAULT_CREDIT_ELEMENTS
+    partition_elements: int = 8_000_000
+    credit_elements: int = 16_000_000
 
     def __post_init__(self) -> None:
-        for field in ("partition_elements", "credit_elements"):
-            value = getattr(self, field)
-            if value < 1:
-                raise UserError(f"bytescheduler: {field} must be at least 1, found {value}")
+        self.require_at_least(1, "partition_elements", "credit_elements")
         if self.in_flight > LARGEST_IN_FLIGHT:
             raise UserError(
                 f"bytescheduler: a credit of {self.credit_elements} elements lasts for "

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
 from syncline.planners.slices import Slice, plan_of, whole_tensors
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "Dear"]
-
-DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
+__all__ = ["Dear"]
 
 
 class Dear(Planner, frozen=True, kw_only=True):
@@ -39,11 +36,10 @@ class Dear(Planner, frozen=True, kw_only=True):
     NAME: ClassVar[str] = "dear"
     SUMMARY: ClassVar[str] = "reduce-scatter in backward, all-gather in the next forward (DeAR)"
 
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    bucket_bytes: int = 25 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes < 0:
-            raise UserError(f"dear: bucket_bytes must not be negative, found {self.bucket_bytes}")
+        self.require_at_least(0, "bucket_bytes")
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""

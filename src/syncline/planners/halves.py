@@ -21,7 +21,7 @@ GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 DEFAULT_BUDGET = 60_000
 """Orders that it looks at: 0.1 to 0.3 s."""
 NEXT_TO_NOTHING = 1 / 500
-"""Share of a round by which it may end later so that there are fewer messages."""
+"""A round may end later by this share of its time if that saves messages."""
 
 Order = list[tuple[int, int, bool]]
 """Messages in the order of sending: groups ``[first, last]``, and whether they are gathered."""
@@ -133,8 +133,8 @@ def with_fewer_groups(
 ) -> tuple[list[int], Order]:
     """Merge neighbouring groups, from the first on, while the round ends hardly later.
 
-    A message costs what no model here counts: processor time, and the wait until the slowest worker
-    has begun it. So a small one that only fills an idle moment delays those behind it.
+    A message also costs processor time and the wait for the slowest worker to begin it. No model
+    here counts these. So a small message that only fills an idle moment delays those behind it.
     """
     latest_ns = round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
     group = 0

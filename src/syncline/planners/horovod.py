@@ -12,7 +12,7 @@ from syncline.model.quantities import NS_PER_S, require_time
 from syncline.planners.base import MergingPlanner, Planner
 from syncline.planners.slices import plan_of, whole_tensors
 
-__all__ = ["DEFAULT_CYCLE_S", "DEFAULT_THRESHOLD_BYTES", "Buckets", "Horovod"]
+__all__ = ["FIRST_THRESHOLD_BYTES", "Buckets", "Horovod"]
 
 FIRST_THRESHOLD_BYTES = 64 * 1024 * 1024
 """Of Horovod's first releases."""
@@ -35,8 +35,7 @@ class Buckets(MergingPlanner, frozen=True, kw_only=True):
     threshold_bytes: int = FIRST_THRESHOLD_BYTES
 
     def __post_init__(self) -> None:
-        if self.threshold_bytes < 0:
-            raise UserError(f"buckets: threshold_bytes is negative: {self.threshold_bytes}")
+        self.require_at_least(0, "threshold_bytes")
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
         """Return where the next tensor would exceed the threshold."""
@@ -49,10 +48,6 @@ class Buckets(MergingPlanner, frozen=True, kw_only=True):
             held += gradient.size_bytes
         last.append(len(profile.gradients) - 1)
         return last
-
-
-DEFAULT_CYCLE_S = 1e-3
-DEFAULT_THRESHOLD_BYTES = 128 * 1024 * 1024
 
 
 class Horovod(Planner, frozen=True, kw_only=True):
@@ -85,8 +80,8 @@ class Horovod(Planner, frozen=True, kw_only=True):
     NAME: ClassVar[str] = "horovod"
     SUMMARY: ClassVar[str] = "fuses what a cycle of 1 ms gathers, up to 128 MiB (Horovod)"
 
-    cycle_s: float = DEFAULT_CYCLE_S
-    threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
+    cycle_s: float = 1e-3
+    threshold_bytes: int = 128 * 1024 * 1024
 
     def __post_init__(self) -> None:
         require_time("horovod: cycle_s", self.cycle_s)
@@ -94,10 +89,7 @@ class Horovod(Planner, frozen=True, kw_only=True):
             raise UserError(
                 f"horovod: cycle_s must be 0 or at least a nanosecond, found {self.cycle_s}"
             )
-        if self.threshold_bytes < 0:
-            raise UserError(
-                f"horovod: threshold_bytes must not be negative, found {self.threshold_bytes}"
-            )
+        self.require_at_least(0, "threshold_bytes")
 
     @property
     def _cycle_ns(self) -> int:

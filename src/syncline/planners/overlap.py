@@ -24,7 +24,8 @@ from syncline.simulator.predict import predict_iteration_s
 __all__ = ["RIVALS", "Overlap", "Round", "candidates"]
 
 RIVALS: tuple[Planner, ...] = PUBLISHED
-"""Planners whose plans are the starting points, and are taken if nothing better is found."""
+"""Planners whose plans the search starts from; the best of them is taken if it finds none better.
+"""
 MOST_IN_FLIGHT = 2
 DEFAULT_BUDGET = 10_000_000
 TENSOR_BUDGET = 200_000
@@ -32,8 +33,8 @@ TENSOR_BUDGET = 200_000
 EXACT_ELEMENTS = 12
 """Rounds of so few elements are solved exactly."""
 MARGIN = 1 / 16
-"""Share of the computing time by which messages should be early: what is no longer needed to
-shorten the period makes it robust."""
+"""Share of the computing time by which messages should be early. It no longer shortens the period
+but lets it survive a delay."""
 
 Slices = list[tuple[int, int]]
 """Slices ``[start, stop)`` of the concatenated gradients, in elements, in the order of sending."""
@@ -42,9 +43,9 @@ Slices = list[tuple[int, int]]
 class Round(NamedTuple):
     """One round of gradients as the native search takes it: without empty tensors.
 
-    A tensor without elements goes with the element before it, or the first one, and only with that:
-    the message that holds it waits for the empty tensor too. So that element becomes a tensor of
-    its own, if it would otherwise wait longer or be needed earlier than the rest of its tensor.
+    A tensor without elements travels with the element before it, or with the first element. The
+    message that holds that element waits for the empty tensor too. So the element becomes a tensor
+    of its own if it becomes ready later, or is needed earlier, than the rest of its tensor.
     """
 
     ready_ns: list[int]
@@ -171,8 +172,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
                 f"overlap: in_flight must be 1 or {MOST_IN_FLIGHT}, found {self.in_flight}; with "
                 "two, every startup is hidden behind a transmission that is as long"
             )
-        if self.budget < 0:
-            raise UserError(f"overlap: budget must not be negative, found {self.budget}")
+        self.require_at_least(0, "budget")
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
@@ -187,9 +187,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
                 plan_in_halves(self.NAME, profile, network, in_flight=in_flight)
                 for in_flight in range(1, self.in_flight + 1)
             ]
-        # Where two at once were measured in rows, one at a time is not compared: what a message
-        # takes alone lacks what the line idles while the next is handed over, and so small ones
-        # look cheap.
+        # Where two at once were measured in rows, one at a time is not compared. The time of a
+        # message alone leaves out the pause before the next one, so small messages look cheap.
         in_rows = network.pipelined is not None and self.in_flight > 1
         # The search knows nothing of contention, nor of rounds that mix, nor of falling costs.
         curve = network.collective("all-reduce", in_flight=self.in_flight)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from syncline.errors import UserError
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import Planner
 from syncline.planners.slices import plan_by_urgency, slices
 
-__all__ = ["DEFAULT_SLICE_ELEMENTS", "P3"]
-
-DEFAULT_SLICE_ELEMENTS = 40_000
-"""Of MXNet's P3 store (``MXNET_KVSTORE_SLICE_THRESHOLD``)."""
+__all__ = ["P3"]
 
 
 class P3(Planner, frozen=True, kw_only=True):
@@ -31,18 +27,17 @@ class P3(Planner, frozen=True, kw_only=True):
             many messages.
 
     Source: A. Jayarajan, J. Wei, G. Gibson, A. Fedorova, G. Pekhimenko, *Priority-Based Parameter
-    Propagation for Distributed DNN Training*, SysML 2019; the size is the default of MXNet, which
-    has taken it over. O(S log S) for S slices.
+    Propagation for Distributed DNN Training*, SysML 2019; the size is the default of MXNet,
+    which adopted it (``MXNET_KVSTORE_SLICE_THRESHOLD``). O(S log S) for S slices.
     """
 
     NAME: ClassVar[str] = "p3"
     SUMMARY: ClassVar[str] = "slices of 40,000 elements, what is needed first (P3)"
 
-    slice_elements: int = DEFAULT_SLICE_ELEMENTS
+    slice_elements: int = 40_000
 
     def __post_init__(self) -> None:
-        if self.slice_elements < 1:
-            raise UserError(f"p3: slice_elements must be at least 1, found {self.slice_elements}")
+        self.require_at_least(1, "slice_elements")
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""

@@ -2,10 +2,10 @@
 
 The host thread puts operations into the queues of the device's lanes, as a training loop launches
 kernels. An operation starts when the one before it on its lane has ended, and what it waits for on
-other lanes. Only where the host thread was really held up, by something that the device must wait
-for too, does a lane stand still: there the host calls :meth:`DeviceClock.arrived`.
+other lanes. A lane stands still only where the host thread was held up by something that the device
+must wait for too: there the host calls :meth:`DeviceClock.arrived`.
 
-What the host loses otherwise is caught up. A sleeping thread is woken late, by 0.1 to 4 ms where
+Other delays of the host are caught up. A sleeping thread is woken late, by 0.1 to 4 ms where
 more processes run than there are cores, and hooks and copies take time of the host. Deadlines are
 counted from the end of the operation before, not from when the host noticed it, so such delays are
 hidden behind the operations that follow, as on a GPU that has work in its queue, and do not add up.

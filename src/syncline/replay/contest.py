@@ -151,7 +151,7 @@ def run_contest(
             lap = _lap(contestant, module, iterations, warmup, contestant.step or step)
             laps[contestant.name].append(lap)
             del module
-            # Wrappers refer to themselves; their buckets would stay until the collector comes.
+            # Wrappers refer to themselves, so only the collector frees their buckets.
             gc.collect()
             if progress is not None:
                 progress(contestant.name, round_, sum(map(len, laps.values())), rounds * len(names))

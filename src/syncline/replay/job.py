@@ -15,11 +15,11 @@ class Lap(Value, frozen=True, kw_only=True):
     """One contestant's iterations in one round."""
 
     iteration_s: float
-    """Seconds an iteration in the steady state: from the end of the warm-up to the end of the last
-    iteration, over their number. What the warm-up left under way counts, what the last iteration
-    leaves does not. Of the slowest rank."""
+    """Seconds an iteration in the steady state, on the slowest rank: from the end of the warm-up to
+    the end of the last iteration, divided by the iterations. Messages that the warm-up left under
+    way count, those that the last iteration leaves do not."""
     settled_s: float
-    """The same, until everything is done: what is left at the end is counted in full."""
+    """The same, until everything is done: messages left at the end count in full."""
     steps_s: tuple[float, ...]
     """Each iteration of this rank."""
     idle_s: float

@@ -81,7 +81,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
             largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
             network = ask(ProbeJob(largest_bytes=largest_bytes), PROBE_S).network
             assert network is not None
-        # What waits takes no core from the exchange, so nothing slows down beside it.
+        # Waiting takes no core from the exchange, so neither slows the other.
         network = msgspec.structs.replace(network, contention=Contention())
         tell("planning", 0, 1)
         plans = (

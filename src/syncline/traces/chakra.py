@@ -397,7 +397,7 @@ class Graph(NamedTuple):
         with_control = True
         order = in_order(len(nodes), (_inputs(node, place, True) for node in nodes))
         if len(order) < len(nodes):
-            # Converters have renumbered nodes and forgotten these.
+            # Some converters renumber nodes but not their control dependencies.
             notes.append("the control dependencies have cycles and were not used")
             with_control = False
             order = in_order(len(nodes), (_inputs(node, place, False) for node in nodes))

@@ -93,7 +93,7 @@ def _matched(
     """Return the runs of each labelled thing, by start; several things may share a label.
 
     A lane runs things in their order, iteration after iteration. Where its spans are no whole
-    number of iterations, which is which is not known, and there are none.
+    number of iterations, they cannot be matched and are left out.
     """
     lanes: dict[str, dict[str, list[Span]]] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, s.stop_ns)):

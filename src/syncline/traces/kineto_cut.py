@@ -7,11 +7,10 @@ synchronisation, or a copy that blocks), the waiting is not part of any task: th
 waits for the device task instead, so that a simulator can predict that wait. Where nothing was
 recorded on a device, the operators of the host are the computation.
 
-Every stream is a lane. What a task waits for on another stream is not recorded: where it began
-later than its launch and its own stream allow, it waited for the task on another stream that ended
-last before. Communication with other workers that is no gradient message has a lane of its own,
-since it is waiting and no computing: its kernels, and on the host the time in which a thread waited
-for it.
+Every stream is a lane. Waits between streams are not recorded. A task that began later than its
+launch and its own stream allow is taken to have waited for the last task of another stream that
+ended before it. Communication with other workers that is no gradient message is waiting, not
+computing. So it has a lane of its own: its kernels, and on the host the time that a thread waited.
 """
 
 from __future__ import annotations
@@ -192,9 +191,9 @@ class _Cutter:
     ) -> None:
         """Add the host's work from the last cut to ``at_ns``, even if no time passed.
 
-        So a step in which two events fall on one tick of the clock has the same structure as the
-        others. ``after`` are device tasks that it waited for; ``spent_ns`` is how much of that time
-        was work, if not all.
+        A task of no time keeps the structure of a step in which two events fall on one tick of the
+        clock. ``after`` are device tasks that the host waited for; ``spent_ns`` is how much of the
+        time was work, if not all.
         """
         start = self._cursor_ns
         at_ns = max(at_ns, start)
