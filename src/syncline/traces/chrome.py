@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from syncline.model.plan import Message, Plan
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import NOT_COMPUTING, Span, Timeline, rows
 
@@ -47,7 +47,13 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
         names = [plan.tensors[t].name for t in tensors if plan.tensors[t].name in gradients]
         for span in message_runs[index]:
             if message.collective == "all-gather":
-                sources = [message_runs[i] for i in _scattered(plan.messages, message)]
+                sources = [
+                    runs
+                    for runs, part in zip(message_runs, plan.messages, strict=True)
+                    if part.collective == "reduce-scatter"
+                    and part.start < message.stop
+                    and message.start < part.stop
+                ]
             elif names:
                 ready = max(gradients[name].ready_after for name in names)
                 sources = [_runs_until(ready, profile, operation_runs)]
@@ -110,16 +116,6 @@ def _matched(
         matched.append(sorted(found, key=lambda span: span.start_ns))
         seen[label] += 1
     return matched
-
-
-def _scattered(messages: Sequence[Message], gather: Message) -> list[int]:
-    return [
-        index
-        for index, message in enumerate(messages)
-        if message.collective == "reduce-scatter"
-        and message.start < gather.stop
-        and gather.start < message.stop
-    ]
 
 
 def _last_before(runs: Sequence[Span], span: Span) -> Span | None:
