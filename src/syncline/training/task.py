@@ -15,6 +15,7 @@ from syncline.errors import InternalError
 from syncline.training.config import TrainingConfig
 from syncline.training.data import load_images, load_text
 from syncline.training.data.sampling import (
+    StepShape,
     evaluation_shard,
     evaluation_windows,
     made_ahead,
@@ -41,10 +42,19 @@ Its form is the model's own business."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTask:
+class _Configured:
+    config: TrainingConfig
+
+    @property
+    def _shape(self) -> StepShape:
+        config = self.config
+        return StepShape(config.workers, config.hyper.batch_size, config.accumulate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTask(_Configured):
     """Classification of images."""
 
-    config: TrainingConfig
     model: ImageModel
     data: ImageData
 
@@ -56,12 +66,7 @@ class ImageTask:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
-        return steps_in_epoch(
-            len(self.data.train),
-            workers=self.config.workers,
-            batch_size=self.config.hyper.batch_size,
-            accumulate=self.config.accumulate,
-        )
+        return steps_in_epoch(len(self.data.train), self._shape)
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -69,27 +74,16 @@ class ImageTask:
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
         """Yield the shuffled and varied images of one worker, by optimizer step."""
-        shard = training_shard(
-            len(self.data.train),
-            workers=worker.workers,
-            rank=worker.rank,
-            batch_size=self.config.hyper.batch_size,
-            accumulate=self.config.accumulate,
-            seed=self.config.seed,
-            epoch=epoch,
+        seed, rank, images = self.config.seed, worker.rank, self.data.train
+        shard = training_shard(len(images), self._shape, rank=rank, seed=seed, epoch=epoch)
+        batches = (
+            tuple(
+                images.batch(part, augment_seed=seed_from(seed, epoch, step, index, rank))
+                for index, part in enumerate(parts)
+            )
+            for step, parts in enumerate(shard)
         )
-
-        def batches() -> Iterator[tuple[Batch, ...]]:
-            for step, parts in enumerate(shard):
-                yield tuple(
-                    self.data.train.batch(
-                        part,
-                        augment_seed=seed_from(self.config.seed, epoch, step, index, worker.rank),
-                    )
-                    for index, part in enumerate(parts)
-                )
-
-        return made_ahead(batches()) if self.data.train.decodes else batches()
+        return made_ahead(batches) if images.decodes else batches
 
     def loss(
         self,
@@ -125,10 +119,9 @@ class ImageTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextTask:
+class TextTask(_Configured):
     """Prediction of the next token of a text."""
 
-    config: TrainingConfig
     model: TextModel
     data: TextData
 
@@ -140,13 +133,7 @@ class TextTask:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
-        return windows_in_epoch(
-            len(self.data.train),
-            workers=self.config.workers,
-            batch_size=self.config.hyper.batch_size,
-            accumulate=self.config.accumulate,
-            window=self.model.window,
-        )
+        return windows_in_epoch(len(self.data.train), self._shape, window=self.model.window)
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -156,10 +143,8 @@ class TextTask:
         """Yield the windows of one worker, by optimizer step, in the order of the text."""
         return training_windows(
             self.data.train,
-            workers=worker.workers,
+            self._shape,
             rank=worker.rank,
-            batch_size=self.config.hyper.batch_size,
-            accumulate=self.config.accumulate,
             window=self.model.window,
             seed=self.config.seed,
             epoch=epoch,

@@ -8,7 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.training.data.sampling import evaluation_shard, steps_in_epoch, training_shard
+from syncline.training.data.sampling import (
+    StepShape,
+    evaluation_shard,
+    steps_in_epoch,
+    training_shard,
+)
 
 SHAPES = {
     "samples": st.integers(1, 400),
@@ -23,13 +28,7 @@ def shards(
 ) -> list[torch.Tensor]:
     return [
         training_shard(
-            samples,
-            workers=workers,
-            rank=rank,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            seed=seed,
-            epoch=epoch,
+            samples, StepShape(workers, batch_size, accumulate), rank=rank, seed=seed, epoch=epoch
         )
         for rank in range(workers)
     ]
@@ -72,5 +71,5 @@ def test_evaluation_takes_every_sample_once(samples: int, workers: int) -> None:
 
 def test_too_few_samples_name_the_numbers() -> None:
     with pytest.raises(UserError, match=r"24 samples \(2 workers x 4 .* x 3 .* only 23; lower"):
-        steps_in_epoch(23, workers=2, batch_size=4, accumulate=3)
-    assert steps_in_epoch(24, workers=2, batch_size=4, accumulate=3) == 1
+        steps_in_epoch(23, StepShape(2, 4, 3))
+    assert steps_in_epoch(24, StepShape(2, 4, 3)) == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.training.data.sampling import (
+    StepShape,
     evaluation_windows,
     training_windows,
     windows_in_epoch,
@@ -29,14 +30,12 @@ def test_windows_are_consecutive_and_disjoint(
     tokens: int, workers: int, batch_size: int, accumulate: int, epoch: int
 ) -> None:
     window = 3
-    shape = {"workers": workers, "batch_size": batch_size, "accumulate": accumulate}
+    shape = StepShape(workers, batch_size, accumulate)
     stream = torch.arange(tokens)
     seen: list[int] = []
     for rank in range(workers):
-        steps = list(
-            training_windows(stream, rank=rank, window=window, seed=0, epoch=epoch, **shape)
-        )
-        assert len(steps) == windows_in_epoch(tokens, window=window, **shape)
+        steps = list(training_windows(stream, shape, rank=rank, window=window, seed=0, epoch=epoch))
+        assert len(steps) == windows_in_epoch(tokens, shape, window=window)
         batches = [batch for step in steps for batch in step]
         for batch in batches:
             assert batch.inputs.shape == (batch_size, window)
@@ -50,14 +49,7 @@ def test_windows_are_consecutive_and_disjoint(
 def test_the_start_moves_from_epoch_to_epoch() -> None:
     def first_token(epoch: int) -> int:
         steps = training_windows(
-            torch.arange(500),
-            workers=1,
-            rank=0,
-            batch_size=1,
-            accumulate=1,
-            window=20,
-            seed=0,
-            epoch=epoch,
+            torch.arange(500), StepShape(1, 1, 1), rank=0, window=20, seed=0, epoch=epoch
         )
         return int(next(iter(steps))[0].inputs[0, 0])
 
@@ -80,4 +72,4 @@ def test_evaluation_reads_the_same_tokens_at_every_worker_count(workers: int) ->
 
 def test_too_few_tokens_name_the_numbers() -> None:
     with pytest.raises(UserError, match="only 40; lower --batch-size"):
-        windows_in_epoch(40, workers=2, batch_size=4, accumulate=1, window=5)
+        windows_in_epoch(40, StepShape(2, 4, 1), window=5)

@@ -166,7 +166,6 @@ def _random(image: Image, size: int, draw: random.Random) -> Image:
 
 DATA = ImageDataSpec(
     name="imagefolder",
-    summary="images in train/<class>/ and val/<class>/, as ImageNet is laid out",
     folder="train/<class>/ and val/<class>/ with .jpg or .png images",
     load=load,
 )

@@ -79,13 +79,7 @@ def _enlargement(model: ImageModel, image_size: int) -> int:
 
 
 def random_crops(images: Tensor, padding: int, random: torch.Generator) -> Tensor:
-    """Shift each image by up to ``padding`` pixels, filling with zeros.
-
-    Args:
-        images: (N, channels, H, W).
-        padding: pixels added on each side before a window of the old size is cut out.
-        random: gives the place of each window.
-    """
+    """Shift each image, (N, channels, H, W), by up to ``padding`` pixels, filling with zeros."""
     count, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, (padding,) * 4)
     top = torch.randint(2 * padding + 1, (count, 1), generator=random)
@@ -104,12 +98,9 @@ def random_flips(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 CIFAR10_IMAGE_SIZE = 32
-CIFAR10_CHANNELS = 3
 CIFAR10_CLASSES = 10
-
-RECORD_BYTES = 1 + CIFAR10_CHANNELS * CIFAR10_IMAGE_SIZE * CIFAR10_IMAGE_SIZE
+RECORD_BYTES = 1 + CHANNELS * CIFAR10_IMAGE_SIZE * CIFAR10_IMAGE_SIZE
 """A label and the red, green and blue planes, row by row: 3,073 bytes."""
-
 RECORDS_PER_FILE = 10_000
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -121,14 +112,7 @@ CIFAR10_DEVIATION = (62.99, 62.09, 66.70)
 
 
 def read_records(path: Path, *, records: int) -> tuple[Tensor, Tensor]:
-    """Read one file of the binary version.
-
-    Args:
-        path: the file.
-        records: how many images it must hold.
-
-    Returns:
-        Pixels, (records, 3, 32, 32), uint8; labels, (records,), int64.
+    """Read the pixels, (records, 3, 32, 32), uint8, and the labels, (records,), int64, of a file.
 
     Raises:
         FileError: the file is missing, of another size, or has a label above 9.
@@ -157,8 +141,7 @@ def read_records(path: Path, *, records: int) -> tuple[Tensor, Tensor]:
             f"{path}: record {first} (byte {first * RECORD_BYTES}): expected a label from 0 to "
             f"{CIFAR10_CLASSES - 1}, found {int(labels[first])}"
         )
-    pixels = table[:, 1:].reshape(records, CIFAR10_CHANNELS, CIFAR10_IMAGE_SIZE, CIFAR10_IMAGE_SIZE)
-    return pixels, labels
+    return table[:, 1:].reshape(records, CHANNELS, CIFAR10_IMAGE_SIZE, CIFAR10_IMAGE_SIZE), labels
 
 
 def load_cifar10(folder: Path, model: ImageModel) -> ImageData:
@@ -194,7 +177,6 @@ def load_cifar10(folder: Path, model: ImageModel) -> ImageData:
 
 CIFAR10 = ImageDataSpec(
     name="cifar10",
-    summary="CIFAR-10, binary version (32x32, 10 classes)",
     folder=f"{TRAIN_FILES[0]} to {TRAIN_FILES[-1]} and {TEST_FILE} (the binary version)",
     load=load_cifar10,
 )
@@ -203,7 +185,6 @@ CIFAR10 = ImageDataSpec(
 DIGITS_IMAGE_SIZE = 8
 DIGITS_CLASSES = 10
 TEST_FRACTION = 0.2
-
 SPLIT_SEED = 0
 """Fixes which images are for testing; runs with different seeds are tested on the same ones."""
 
@@ -258,9 +239,4 @@ def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
     )
 
 
-DIGITS = ImageDataSpec(
-    name="digits",
-    summary="1,797 scanned digits that come with scikit-learn (8x8, 10 classes)",
-    folder=None,
-    load=load_digits,
-)
+DIGITS = ImageDataSpec(name="digits", load=load_digits)

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from syncline.errors import UserError
 from syncline.training.data.spec import Batch
 
 __all__ = [
+    "StepShape",
     "evaluation_shard",
     "evaluation_windows",
     "generator",
@@ -62,12 +63,23 @@ def made_ahead(items: Iterator[T]) -> Iterator[T]:
             yield item  # type: ignore[misc]
 
 
-def steps_in_epoch(samples: int, *, workers: int, batch_size: int, accumulate: int) -> int:
+class StepShape(NamedTuple):
+    """How many samples, or rows of text, one optimizer step takes."""
+
+    workers: int
+    batch_size: int
+    """Of one worker in one forward pass."""
+    accumulate: int
+    """Forward passes."""
+
+
+def steps_in_epoch(samples: int, shape: StepShape) -> int:
     """Return the optimizer steps an epoch; the last incomplete global batch is dropped.
 
     Raises:
         UserError: the samples do not fill one global batch.
     """
+    workers, batch_size, accumulate = shape
     global_batch = workers * batch_size * accumulate
     if samples < global_batch:
         raise UserError(
@@ -77,26 +89,15 @@ def steps_in_epoch(samples: int, *, workers: int, batch_size: int, accumulate: i
     return samples // global_batch
 
 
-def training_shard(
-    samples: int,
-    *,
-    workers: int,
-    rank: int,
-    batch_size: int,
-    accumulate: int,
-    seed: int,
-    epoch: int,
-) -> Tensor:
-    """Return one worker's samples of one epoch.
+def training_shard(samples: int, shape: StepShape, *, rank: int, seed: int, epoch: int) -> Tensor:
+    """Return one worker's samples of one epoch: (steps, accumulate, batch_size), int64 indices.
 
     All workers draw the same permutation from (seed, epoch) and take their part of each global
     batch, so that the shards are disjoint and every global batch is the same set of samples
     whatever the worker count that makes it up.
-
-    Returns:
-        (steps, accumulate, batch_size), int64 indices.
     """
-    steps = steps_in_epoch(samples, workers=workers, batch_size=batch_size, accumulate=accumulate)
+    workers, batch_size, accumulate = shape
+    steps = steps_in_epoch(samples, shape)
     order = torch.randperm(samples, generator=generator(seed, epoch))
     used = order[: steps * accumulate * workers * batch_size]
     return used.view(steps, accumulate, workers, batch_size)[:, :, rank]
@@ -111,14 +112,13 @@ EVALUATION_ROWS = 32
 """Columns of an evaluation, over all workers: the result must not depend on the worker count."""
 
 
-def windows_in_epoch(
-    tokens: int, *, workers: int, batch_size: int, accumulate: int, window: int
-) -> int:
+def windows_in_epoch(tokens: int, shape: StepShape, *, window: int) -> int:
     """Return the optimizer steps an epoch over a stream; incomplete ones are dropped.
 
     Raises:
         UserError: the stream does not fill one step.
     """
+    workers, batch_size, accumulate = shape
     # One window's length is left for the random start, one token for the last target.
     column = (tokens - window) // (workers * batch_size)
     steps = column // (window * accumulate)
@@ -132,24 +132,15 @@ def windows_in_epoch(
 
 
 def training_windows(
-    stream: Tensor,
-    *,
-    workers: int,
-    rank: int,
-    batch_size: int,
-    accumulate: int,
-    window: int,
-    seed: int,
-    epoch: int,
+    stream: Tensor, shape: StepShape, *, rank: int, window: int, seed: int, epoch: int
 ) -> Iterator[tuple[Batch, ...]]:
     """Yield one worker's windows of one epoch, ``accumulate`` of them a step.
 
     The text starts at a random token of its first window, drawn from (seed, epoch), so that the
     borders of the windows move from epoch to epoch.
     """
-    steps = windows_in_epoch(
-        len(stream), workers=workers, batch_size=batch_size, accumulate=accumulate, window=window
-    )
+    workers, batch_size, accumulate = shape
+    steps = windows_in_epoch(len(stream), shape, window=window)
     start = int(torch.randint(window, (), generator=generator(seed, epoch)))
     rows = workers * batch_size
     inputs, targets = _columns(stream[start:], rows, (len(stream) - window) // rows)

@@ -42,12 +42,9 @@ class ImageSplit(Protocol):
         """Return the number of images."""
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
-        """Return the images of the given indices.
+        """Return the images of ``indices``, (N,), int64.
 
-        Args:
-            indices: (N,), int64.
-            augment_seed: what the random changes of the images depend on, beside their place in
-                the batch; None changes nothing.
+        ``augment_seed`` seeds random changes of the images; None changes nothing.
         """
 
 
@@ -77,22 +74,19 @@ class ImageDataSpec:
     """How to load a data set of images."""
 
     name: str
-    summary: str
-    folder: str | None
-    """What ``--data-dir`` must hold, for messages; None where the data need no folder."""
     load: Callable[[Path, ImageModel], ImageData]
     """(folder, model) -> data in a shape that the model takes."""
+    folder: str | None = None
+    """What ``--data-dir`` must hold, for messages; None where the data need no folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDataSpec:
-    """How to load a text."""
+    """How to load a text; see :class:`ImageDataSpec`."""
 
     name: str
-    summary: str
-    folder: str | None
-    """As for :class:`ImageDataSpec`."""
     load: Callable[[Path], TextData]
+    folder: str | None = None
 
 
 DataSpec = ImageDataSpec | TextDataSpec

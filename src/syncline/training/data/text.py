@@ -34,21 +34,12 @@ def load_help_text(folder: Path) -> TextData:  # noqa: ARG001
     letters = sorted(set(content))
     number = {letter: index for index, letter in enumerate(letters)}
     stream = torch.tensor([number[letter] for letter in content])
-    validation = int(len(stream) * VALIDATION_FRACTION)
-    return TextData(
-        vocabulary=len(letters),
-        train=stream[:-validation],
-        validation=stream[-validation:],
-        test=None,
-    )
+    border = len(stream) - int(len(stream) * VALIDATION_FRACTION)
+    train, validation = stream[:border], stream[border:]
+    return TextData(vocabulary=len(letters), train=train, validation=validation, test=None)
 
 
-TEXT = TextDataSpec(
-    name="text",
-    summary="the text of Python's help(), which comes with CPython, by letter",
-    folder=None,
-    load=load_help_text,
-)
+TEXT = TextDataSpec(name="text", load=load_help_text)
 
 
 PTB_FILES = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
@@ -60,35 +51,25 @@ UNKNOWN = "<unk>"
 def load_ptb(folder: Path) -> TextData:
     """Load the three files of the Penn Treebank, in the form of Mikolov; a sentence is a line.
 
-    The vocabulary is that of the training file.
-
-    Words that the training file lacks count as ``<unk>``.
+    The vocabulary is that of the training file. Words that it lacks count as ``<unk>``.
 
     Raises:
         FileError: a file is missing, empty or not UTF-8, or a word is unknown where the training
             file has no ``<unk>`` to stand for it.
     """
-    train, validation, test = (_words(folder / name) for name in PTB_FILES)
-    number = {word: index for index, word in enumerate(sorted(set(train)))}
-
-    def stream(words: list[str], name: str) -> Tensor:
-        unknown = number.get(UNKNOWN)
-        numbers = [number.get(word, unknown) for word in words]
-        known = [n for n in numbers if n is not None]
-        if len(known) < len(numbers):
-            word = words[numbers.index(None)]
+    splits = [_words(folder / name) for name in PTB_FILES]
+    number = {word: index for index, word in enumerate(sorted(set(splits[0])))}
+    streams: list[Tensor] = []
+    for words, name in zip(splits, PTB_FILES, strict=True):
+        missing = next((word for word in words if word not in number), None)
+        if missing is not None and UNKNOWN not in number:
             raise FileError(
-                f"{folder / name}: the word {quoted(word)} is not in {PTB_FILES[0]}, and that file "
-                f"has no {UNKNOWN} to stand for it"
+                f"{folder / name}: the word {quoted(missing)} is not in {PTB_FILES[0]}, and that "
+                f"file has no {UNKNOWN} to stand for it"
             )
-        return torch.tensor(known)
-
-    return TextData(
-        vocabulary=len(number),
-        train=stream(train, PTB_FILES[0]),
-        validation=stream(validation, PTB_FILES[1]),
-        test=stream(test, PTB_FILES[2]),
-    )
+        streams.append(torch.tensor([number[w if w in number else UNKNOWN] for w in words]))
+    train, validation, test = streams
+    return TextData(vocabulary=len(number), train=train, validation=validation, test=test)
 
 
 def _words(path: Path) -> list[str]:
@@ -106,9 +87,4 @@ def _words(path: Path) -> list[str]:
     return words
 
 
-PTB = TextDataSpec(
-    name="ptb",
-    summary="Penn Treebank by word: ptb.train.txt, ptb.valid.txt and ptb.test.txt",
-    folder=", ".join(PTB_FILES),
-    load=load_ptb,
-)
+PTB = TextDataSpec(name="ptb", load=load_ptb, folder=", ".join(PTB_FILES))

@@ -29,13 +29,7 @@ class LstmLanguageModel(nn.Module):
     def __init__(
         self, vocabulary: int, *, hidden: int | None = None, dropout: float | None = None
     ) -> None:
-        """Build a model of the size for the vocabulary, or of another one.
-
-        Args:
-            vocabulary: number of tokens.
-            hidden: units a layer; None: as said above.
-            dropout: share of units that is dropped; None: as said above.
-        """
+        """Build a model of the size for the vocabulary, or with other units a layer and dropout."""
         super().__init__()
         words = vocabulary >= WORD_VOCABULARY
         hidden = (650 if words else 200) if hidden is None else hidden
@@ -53,12 +47,7 @@ class LstmLanguageModel(nn.Module):
     def forward(self, tokens: Tensor, state: LstmState | None = None) -> tuple[Tensor, LstmState]:
         """Return the logits of the next tokens and the state after the window.
 
-        Args:
-            tokens: (N, T), int64.
-            state: the state before the window; None starts from zeros.
-
-        Returns:
-            (N, T, vocabulary) logits and the state to hand to the next window.
+        (N, T) int64 -> (N, T, vocabulary). The state before the window is zeros where it is None.
         """
         x, state = self.lstm(self.dropout(self.embedding(tokens)), state)
         return self.head(self.dropout(x)), state
@@ -66,7 +55,6 @@ class LstmLanguageModel(nn.Module):
 
 LSTM = TextModel(
     name="lstm",
-    summary="two-layer LSTM language model; 13.3 M parameters for Penn Treebank",
     build=LstmLanguageModel,
     carries_state=True,
     window=35,
@@ -74,7 +62,6 @@ LSTM = TextModel(
 
 
 WINDOW = 64
-LAYERS = 4
 
 
 class TransformerLanguageModel(nn.Module):
@@ -86,21 +73,9 @@ class TransformerLanguageModel(nn.Module):
     mask: Tensor
 
     def __init__(
-        self,
-        vocabulary: int,
-        *,
-        width: int | None = None,
-        layers: int = LAYERS,
-        dropout: float = 0.1,
+        self, vocabulary: int, *, width: int | None = None, layers: int = 4, dropout: float = 0.1
     ) -> None:
-        """Build a model of the size for the vocabulary, or of another one.
-
-        Args:
-            vocabulary: number of tokens.
-            width: channels, a multiple of 4; None: as said above.
-            layers: blocks.
-            dropout: share of channels that is dropped.
-        """
+        """Build a model of the size for the vocabulary, or of another ``width``: 4 divides it."""
         super().__init__()
         if width is None:
             width = 256 if vocabulary >= WORD_VOCABULARY else 128
@@ -137,7 +112,6 @@ class TransformerLanguageModel(nn.Module):
 
 TRANSFORMER = TextModel(
     name="transformer",
-    summary="decoder-only transformer language model; 5.7 M parameters for Penn Treebank",
     build=TransformerLanguageModel,
     carries_state=False,
     window=WINDOW,

@@ -15,7 +15,6 @@ class ImageModel:
     """A classifier of square images with three channels."""
 
     name: str
-    summary: str
     build: Callable[[int, int], nn.Module]
     """(image_size, classes) -> module; (N, 3, image_size, image_size) -> (N, classes) logits."""
     smallest_image: int
@@ -29,7 +28,6 @@ class TextModel:
     """A model of the next token of a text."""
 
     name: str
-    summary: str
     build: Callable[[int], nn.Module]
     """(vocabulary) -> module; (N, T) tokens -> (N, T, vocabulary) logits.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,6 +23,25 @@ __all__ = [
     "ResNet50",
     "Vgg16",
 ]
+
+
+class _Classifier(nn.Module):
+    """Averages features over the image and classifies them with one linear layer."""
+
+    features: Callable[[Tensor], Tensor]
+    """(N, 3, H, W) -> (N, channels, H/s, W/s)."""
+    head: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits; (N, 3, H, W) -> (N, classes)."""
+        x = functional.adaptive_avg_pool2d(self.features(x), 1)
+        logits: Tensor = self.head(torch.flatten(x, 1))
+        return logits
+
+    def _initialise(self, mode: Literal["fan_in", "fan_out"]) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
 
 
 class BasicBlock(nn.Module):
@@ -49,7 +71,7 @@ class BasicBlock(nn.Module):
         return functional.relu(x + y)
 
 
-class ResNet20(nn.Module):
+class ResNet20(_Classifier):
     """Three stages of three blocks with 16, 32 and 64 channels, for images of any size.
 
     Source: He et al., Deep residual learning, section 4.2.
@@ -63,17 +85,13 @@ class ResNet20(nn.Module):
         self.stage2 = _resnet20_stage(16, 32, stride=2)
         self.stage3 = _resnet20_stage(32, 64, stride=2)
         self.head = nn.Linear(64, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        self._initialise("fan_in")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, 3, H, W) -> (N, classes)."""
+    def features(self, x: Tensor) -> Tensor:
+        """Return the output of the last stage; (N, 3, H, W) -> (N, 64, H/4, W/4)."""
         x = functional.relu(self.bn1(self.conv1(x)))
-        x = self.stage3(self.stage2(self.stage1(x)))
-        x = torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1)
-        logits: Tensor = self.head(x)
-        return logits
+        features: Tensor = self.stage3(self.stage2(self.stage1(x)))
+        return features
 
 
 def _resnet20_stage(channels_in: int, channels: int, stride: int) -> nn.Sequential:
@@ -83,7 +101,6 @@ def _resnet20_stage(channels_in: int, channels: int, stride: int) -> nn.Sequenti
 
 RESNET20 = ImageModel(
     name="resnet20",
-    summary="ResNet-20 for small images, 0.27 M parameters",
     build=lambda _, classes: ResNet20(classes),
     smallest_image=8,
     folder_image=32,
@@ -128,7 +145,7 @@ class Bottleneck(nn.Module):
         return functional.relu(y + self.shortcut(x))
 
 
-class ResNet50(nn.Module):
+class ResNet50(_Classifier):
     """Four stages of 3, 4, 6 and 3 bottlenecks; 25.56 M parameters at 1,000 classes.
 
     Source: He et al., Deep residual learning, table 1.
@@ -148,22 +165,17 @@ class ResNet50(nn.Module):
             stages.append(nn.Sequential(*stage))
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(width, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self._initialise("fan_out")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, 3, H, W) -> (N, classes)."""
+    def features(self, x: Tensor) -> Tensor:
+        """Return the output of the last stage; (N, 3, H, W) -> (N, 2048, H/32, W/32)."""
         x = functional.relu(self.bn1(self.conv1(x)))
-        x = functional.max_pool2d(x, 3, stride=2, padding=1)
-        x = functional.adaptive_avg_pool2d(self.stages(x), 1)
-        logits: Tensor = self.head(torch.flatten(x, 1))
-        return logits
+        features: Tensor = self.stages(functional.max_pool2d(x, 3, stride=2, padding=1))
+        return features
 
 
 RESNET50 = ImageModel(
     name="resnet50",
-    summary="ResNet-50 for ImageNet, 25.56 M parameters",
     build=lambda _, classes: ResNet50(classes),
     smallest_image=32,
     folder_image=224,
@@ -174,8 +186,8 @@ VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 51
 """Channels of the convolutions between the poolings."""
 
 
-class Vgg16(nn.Module):
-    """Thirteen 3x3 convolutions in five stages and one linear layer.
+class Vgg16(_Classifier):
+    """Thirteen 3x3 convolutions in five stages and one linear layer; images of at least 32x32.
 
     The two hidden layers of 4,096 of the original are left out, as is usual for 32x32 images; that
     leaves 14.7 M parameters. The convolutions have no bias, since batch norm would cancel it.
@@ -199,16 +211,9 @@ class Vgg16(nn.Module):
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(channels, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, 3, H, W) -> (N, classes), H and W at least 32."""
-        x = functional.adaptive_avg_pool2d(self.features(x), 1)
-        logits: Tensor = self.head(torch.flatten(x, 1))
-        return logits
-
 
 VGG16 = ImageModel(
     name="vgg16",
-    summary="VGG-16 with batch norm for 32x32 images, 14.7 M parameters",
     build=lambda _, classes: Vgg16(classes),
     smallest_image=32,
     folder_image=32,
@@ -268,7 +273,6 @@ class AlexNet(nn.Module):
 
 ALEXNET = ImageModel(
     name="alexnet",
-    summary="AlexNet, 61.1 M parameters at 224x224; a small form below 63x63",
     build=AlexNet,
     smallest_image=32,
     folder_image=224,
