@@ -190,7 +190,7 @@ def test_a_damaged_part_is_refused_before_anything_is_loaded() -> None:
         with pytest.raises(FileError, match=f"^c.pt: damaged: .*{problem}"):
             damaged.check(Path("c.pt"), CONFIG, 10, module())
     wrong = dataclasses.replace(saved, weights={**weights, "0.bias": torch.zeros(2).int()})
-    with pytest.raises(MismatchError, match=r"'0.bias' is torch.float32 in this model, torch.int"):
+    with pytest.raises(MismatchError, match=r"'0.bias' is torch.float32 .* model, torch.int"):
         wrong.check(Path("c.pt"), CONFIG, 10, module())
 
 
@@ -239,7 +239,7 @@ def test_other_hyperparameters_are_refused_but_more_epochs_are_welcome() -> None
 
 def test_another_shape_is_refused() -> None:
     wider = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
-    with pytest.raises(MismatchError, match=r"'0.weight' has shape \(2, 4\) .* \(2, 3\) in the"):
+    with pytest.raises(MismatchError, match=r"'0.weight' is .* \(2, 4\) in .* \(2, 3\) in the"):
         checkpoint().check(Path("c.pt"), CONFIG, 10, wider)
     with pytest.raises(MismatchError, match=r"has classes 100, .* with classes 10"):
         checkpoint().check(Path("c.pt"), CONFIG, 100, module())

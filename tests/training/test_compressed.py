@@ -23,7 +23,7 @@ from syncline.training.checkpoint import load_checkpoint
 from syncline.training.config import DENSE_BELOW, TrainingConfig
 from syncline.training.loop import train
 from syncline.training.residuals import drop_states, load_state, require_states, save_state
-from syncline.training.summary import summary_json, summary_text
+from syncline.training.result import summary_json, summary_text
 from tests.workers import WorkerPool
 
 STEPS_PER_EPOCH = 3  # 24 images, two workers, 4 a batch

@@ -17,8 +17,14 @@ from syncline.training.checkpoint import Checkpoint, load_checkpoint
 from syncline.training.config import TrainingConfig
 from syncline.training.data.text import PTB_FILES
 from syncline.training.loop import train
-from syncline.training.result import BASELINE, DIFFERENCE, SETTLING, iteration_profile
-from syncline.training.summary import summary_json, summary_text
+from syncline.training.result import (
+    BASELINE,
+    DIFFERENCE,
+    SETTLING,
+    iteration_profile,
+    summary_json,
+    summary_text,
+)
 from tests.workers import WorkerPool
 
 BSP = ("bsp-1", "bsp-2", "bsp-3")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 import torch
@@ -77,27 +78,18 @@ class Checkpoint:
             if isinstance(found, Tensor) or found != expected:
                 raise MismatchError(
                     f"{path}: this training has {name} {quoted(expected)}, the checkpoint is of "
-                    "one with "
-                    f"{name} {quoted(found)}; give the options of that one, or start anew without "
-                    "--resume"
+                    f"one with {name} {quoted(found)}; give the options of that one, or start anew "
+                    "without --resume"
                 )
         if not all(isinstance(k, str) and is_plain(v) for k, v in self.weights.items()):
             raise damaged(path, "not all weights are dense tensors")
-        shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-        stored = {name: tuple(value.shape) for name, value in self.weights.items()}
-        for name in sorted(shapes.keys() | stored.keys()):
-            if shapes.get(name) != stored.get(name):
+        forms, stored = _forms(module.state_dict()), _forms(self.weights)
+        for name in sorted(forms.keys() | stored.keys()):
+            if forms.get(name) != stored.get(name):
                 raise MismatchError(
-                    f"{path}: {quoted(name)} has shape {shapes.get(name)} in this model, "
+                    f"{path}: {quoted(name)} is {forms.get(name)} in this model, "
                     f"{stored.get(name)} in the checkpoint (None: it is not there); the checkpoint "
                     "was written by another release"
-                )
-        for name, value in module.state_dict().items():
-            if self.weights[name].dtype != value.dtype:
-                raise MismatchError(
-                    f"{path}: {quoted(name)} is {value.dtype} in this model, "
-                    f"{self.weights[name].dtype} in the checkpoint; it was written by another "
-                    "release"
                 )
         self._require_whole(path, sgd(module, config))
         require_states(path.parent, self.compression_files)
@@ -148,6 +140,11 @@ class Checkpoint:
             problem = f"the files of compression are not those of step {self.step}"
         if problem is not None:
             raise damaged(path, problem)
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the type and shape of each tensor, such as ``torch.float32 (64, 3)``."""
+    return {name: f"{value.dtype} {tuple(value.shape)}" for name, value in tensors.items()}
 
 
 def _same_settings(groups: list[Any], optimizer: SGD) -> bool:
@@ -206,14 +203,7 @@ def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
 
 
 _TYPES: dict[str, type] = {
-    "settings": dict,
-    "epoch": int,
-    "step": int,
-    "weights": dict,
-    "optimizer": dict,
-    "schedule": dict,
-    "random_states": list,
-    "compression_files": list,
+    name: get_origin(kind) or kind for name, kind in get_type_hints(Checkpoint).items()
 }
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import Meta
 
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value
 from syncline.model.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
-from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
+from syncline.training.hyperparameters import (
+    Hyperparameters,
+    default_hyperparameters,
+    described,
+)
 
 __all__ = ["COLLECTIVES", "PRECISIONS", "STRATEGIES", "DeviceName", "Precision", "TrainingConfig"]
 
@@ -55,79 +58,63 @@ class TrainingConfig(Value, frozen=True):
     model: str
     data: str
     hyper: Hyperparameters
-    data_dir: Annotated[str | None, Meta(description="Folder that the data set is read from.")] = (
-        None
-    )
-    workers: Annotated[int, Meta(description="Processes to start on this host.")] = 2
-    seed: Annotated[int, Meta(description="Seed of all randomness.")] = 0
-    precision: Annotated[Precision, Meta(description="float32 or bf16.")] = "float32"
-    accumulate: Annotated[int, Meta(description="Forward passes a step.")] = 1
+    data_dir: Annotated[str | None, described("Folder that the data set is read from.")] = None
+    workers: Annotated[int, described("Processes to start on this host.")] = 2
+    seed: Annotated[int, described("Seed of all randomness.")] = 0
+    precision: Annotated[Precision, described("float32 or bf16.")] = "float32"
+    accumulate: Annotated[int, described("Forward passes a step.")] = 1
     """Only the last backward pass of a step exchanges gradients."""
-    steps: Annotated[int | None, Meta(description="Stop after this many steps.")] = None
+    steps: Annotated[int | None, described("Stop after this many steps.")] = None
     """Unless the epochs end training before. The learning rate follows the epochs all the same."""
-    device: Annotated[DeviceName, Meta(description="auto, cpu or cuda.")] = "auto"
-    strategy: Annotated[Strategy, Meta(description="How to exchange; one of those below.")] = "ddp"
+    device: Annotated[DeviceName, described("auto, cpu or cuda.")] = "auto"
+    strategy: Annotated[Strategy, described("How to exchange; one of those below.")] = "ddp"
     """``ddp``: Syncline's DistributedDataParallel; ``bsp-1`` to ``bsp-3``: linear-pipeline's
     Algorithms 1 to 3."""
     collectives: Annotated[
-        str | None,
-        Meta(description="Of a BSP strategy: auto, lp, mst or be.  [default: auto]"),
+        str | None, described("Of a BSP strategy: auto, lp, mst or be.  [default: auto]")
     ] = None
-    planner: Annotated[str, Meta(description="How to cut the gradients.")] = "auto"
-    plan: Annotated[str | None, Meta(description="Run the plan in this file.")] = None
+    planner: Annotated[str, described("How to cut the gradients.")] = "auto"
+    plan: Annotated[str | None, described("Run the plan in this file.")] = None
     profile: Annotated[
-        str | None,
-        Meta(description="Plan from the profile in this file instead of measuring one."),
+        str | None, described("Plan from the profile in this file instead of measuring one.")
     ] = None
     network: Annotated[
-        str | None,
-        Meta(description="Plan for the network in this file instead of measuring it."),
+        str | None, described("Plan for the network in this file instead of measuring it.")
     ] = None
-    overlap: Annotated[
-        bool, Meta(description="Let messages go on under the next forward pass.")
-    ] = True
+    overlap: Annotated[bool, described("Let messages go on under the next forward pass.")] = True
     """Each parameter is updated there, too. It changes no result, so a checkpoint of a training
     with it can be resumed without, and the other way round."""
-    compression: Annotated[
-        str | None, Meta(description="Exchange lossily; one of those below.")
-    ] = None
+    compression: Annotated[str | None, described("Exchange lossily; one of those below.")] = None
     density: Annotated[
-        float | None, Meta(description="Share of the gradients that is sent, sparsely.")
+        float | None, described("Share of the gradients that is sent, sparsely.")
     ] = None
     density_warmup: Annotated[
         tuple[float, ...],
-        Meta(description="Densities of the first epochs, such as 0.25,0.0725,0.015,0.004."),
+        described("Densities of the first epochs, such as 0.25,0.0725,0.015,0.004."),
     ] = ()
     dense_below: Annotated[
         int | None,
-        Meta(
-            description="Parameters of fewer elements are sent whole beside sparse ones.  "
+        described(
+            "Parameters of fewer elements are sent whole beside sparse ones.  "
             f"[default: {DENSE_BELOW}]"
         ),
     ] = None
     step_ahead: Annotated[
-        bool,
-        Meta(description="Compute gradients at the weights with this rank's residuals applied."),
+        bool, described("Compute gradients at the weights with this rank's residuals applied.")
     ] = False
     """Then nothing is deferred."""
-    check: Annotated[
-        bool, Meta(description="Go back to DDP's own exchange where that is faster.")
-    ] = True
-    baseline: Annotated[bool, Meta(description="Train a twin under torch's DDP, and compare.")] = (
-        False
-    )
-    block_steps: Annotated[int, Meta(description="Steps a turn of each twin.")] = 10
+    check: Annotated[bool, described("Go back to DDP's own exchange where that is faster.")] = True
+    baseline: Annotated[bool, described("Train a twin under torch's DDP, and compare.")] = False
+    block_steps: Annotated[int, described("Steps a turn of each twin.")] = 10
     checkpoint: Annotated[
-        str | None, Meta(description="Folder to write a checkpoint to after every epoch.")
+        str | None, described("Folder to write a checkpoint to after every epoch.")
     ] = None
-    resume: Annotated[bool, Meta(description="Continue from the checkpoint.")] = False
-    report: Annotated[
-        str, Meta(description="Folder of the report.  [default: runs/<model>-<data>]")
-    ] = ""
+    resume: Annotated[bool, described("Continue from the checkpoint.")] = False
+    report: Annotated[str, described("Folder of the report.  [default: runs/<model>-<data>]")] = ""
     timeout_s: Annotated[
-        float, Meta(description="Seconds after which a silent worker counts as lost.")
+        float, described("Seconds after which a silent worker counts as lost.")
     ] = 60.0
-    json: Annotated[bool, Meta(description="Print one JSON object at the end.")] = False
+    json: Annotated[bool, described("Print one JSON object at the end.")] = False
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -159,6 +146,11 @@ class TrainingConfig(Value, frozen=True):
         self._check_compression()
 
     @property
+    def samples_per_step(self) -> int:
+        """Samples of all workers together in one optimizer step."""
+        return self.workers * self.hyper.batch_size * self.accumulate
+
+    @property
     def is_sparse(self) -> bool:
         """Whether only the largest gradients travel."""
         return self.compression is not None and self.compression not in ("bf16", "fp16")
@@ -178,10 +170,7 @@ class TrainingConfig(Value, frozen=True):
         return DENSE_BELOW if self.dense_below is None else self.dense_below
 
     def recipe(self, steps_per_epoch: int) -> Compression | None:
-        """Return how gradients are compressed.
-
-        Args:
-            steps_per_epoch: of the training; a density of the warm-up is for an epoch.
+        """Return how gradients are compressed; each density of the warm-up is for an epoch.
 
         Raises:
             UserError: a density is out of its range.
@@ -273,12 +262,8 @@ class TrainingConfig(Value, frozen=True):
     ) -> TrainingConfig:
         """Return a configuration with the model's default hyper-parameters.
 
-        Args:
-            model: name of the model.
-            data: name of the data set.
-            overrides: hyper-parameters that differ from the defaults; None counts as not given.
-            report: folder of the report; None takes ``runs/<model>-<data>``.
-            options: the other fields.
+        ``overrides`` are hyper-parameters in place of the defaults, where they are not None, and
+        ``options`` the other fields. None as ``report`` is ``runs/<model>-<data>``.
 
         Raises:
             UserError: as on construction, and for a precision, device or strategy that does not

@@ -61,11 +61,7 @@ def started_by_launcher(environment: Mapping[str, str]) -> bool:
 
 
 def pick_device(device: DeviceName, workers_here: int) -> str:
-    """Return ``"cuda"`` or ``"cpu"``.
-
-    Args:
-        device: what was asked for; ``auto`` takes GPUs where each worker can have one.
-        workers_here: workers on this host.
+    """Return ``"cuda"`` or ``"cpu"``; ``auto`` takes GPUs if each of the workers here can have one.
 
     Raises:
         UserError: GPUs were asked for and there are too few.
@@ -106,17 +102,13 @@ def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[
         place, backend = torch.device("cpu"), "gloo"
     joins = not dist.is_initialized()
     if joins:
-        timeout = timedelta(seconds=config.timeout_s)
-        if store is None:
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            dist.init_process_group(
-                backend,
-                init_method=f"file://{store}",
-                rank=int(os.environ["RANK"]),
-                world_size=int(os.environ["WORLD_SIZE"]),
-                timeout=timeout,
-            )
+        dist.init_process_group(
+            backend,
+            init_method="env://" if store is None else f"file://{store}",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=config.timeout_s),
+        )
     workers = dist.get_world_size()
     if workers != config.workers:
         raise UserError(

@@ -11,11 +11,16 @@ from msgspec import Meta
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value
 
-__all__ = ["SCHEDULES", "Hyperparameters", "ScheduleName", "default_hyperparameters"]
+__all__ = ["SCHEDULES", "Hyperparameters", "ScheduleName", "default_hyperparameters", "described"]
 
 ScheduleName = Literal["constant", "step", "cosine"]
 
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+
+
+def described(text: str) -> Meta:
+    """Return the annotation that gives a field's option its help."""
+    return Meta(description=text)
 
 
 class Hyperparameters(Value, frozen=True):
@@ -25,21 +30,19 @@ class Hyperparameters(Value, frozen=True):
         UserError: on construction, if a value is out of its range.
     """
 
-    epochs: Annotated[int, Meta(description="Passes over the data.")]
-    batch_size: Annotated[int, Meta(description="Samples a worker in one forward pass.")]
+    epochs: Annotated[int, described("Passes over the data.")]
+    batch_size: Annotated[int, described("Samples a worker in one forward pass.")]
     """For text, rows."""
-    learning_rate: Annotated[float, Meta(description="Highest learning rate.")]
+    learning_rate: Annotated[float, described("Highest learning rate.")]
     """It is not scaled with the worker count."""
-    momentum: Annotated[float, Meta(description="Momentum of SGD.")] = 0.9
-    weight_decay: Annotated[float, Meta(description="Weight decay of SGD.")] = 0.0
+    momentum: Annotated[float, described("Momentum of SGD.")] = 0.9
+    weight_decay: Annotated[float, described("Weight decay of SGD.")] = 0.0
     schedule: Annotated[
-        ScheduleName, Meta(description="Learning rate over time: constant, step or cosine.")
+        ScheduleName, described("Learning rate over time: constant, step or cosine.")
     ] = "cosine"
     """See :func:`syncline.training.replica.learning_rate_factor`."""
-    warmup_epochs: Annotated[
-        float, Meta(description="Epochs over which the learning rate rises.")
-    ] = 0.0
-    clip_norm: Annotated[float | None, Meta(description="Largest norm of the gradients.")] = None
+    warmup_epochs: Annotated[float, described("Epochs over which the learning rate rises.")] = 0.0
+    clip_norm: Annotated[float | None, described("Largest norm of the gradients.")] = None
 
     def __post_init__(self) -> None:
         for name, value in (("--epochs", self.epochs), ("--batch-size", self.batch_size)):

@@ -47,9 +47,6 @@ def train(
         progress: where to show it; None shows nothing.
         store: see :func:`~syncline.training.group.process_group`.
 
-    Returns:
-        The record of the training.
-
     Raises:
         UserError: the data, a plan or a checkpoint does not fit, or training diverged.
         PeerError: another worker was lost.
@@ -154,9 +151,9 @@ class _Training:
             block_start = time.perf_counter()
             losses += self._run_block(block, swapped=swapped)
             self.step += len(block)
-            rate = self._samples(len(block)) / (time.perf_counter() - block_start)
+            rate = len(block) * self.config.samples_per_step / (time.perf_counter() - block_start)
             self.progress.step(self._snapshot(losses[-1], rate))
-        rate = self._samples(len(losses)) / (time.perf_counter() - start)
+        rate = len(losses) * self.config.samples_per_step / (time.perf_counter() - start)
         mean = self.worker.sum(sum(losses) / len(losses))[0] / self.worker.workers
         now = self._snapshot(mean, rate)
         # An epoch that --steps cut short is not done; a training resumed later repeats it.
@@ -183,10 +180,6 @@ class _Training:
         order = reversed(self.replicas) if swapped else iter(self.replicas)
         losses = {r.name: r.run_block(block, after_twin=after_twin) for r in order}
         return losses[SYNCLINE]
-
-    def _samples(self, steps: int) -> int:
-        config = self.config
-        return steps * config.workers * config.hyper.batch_size * config.accumulate
 
     def _snapshot(self, loss: float, samples_per_s: float) -> Snapshot:
         return Snapshot(

@@ -16,7 +16,7 @@ from syncline.measure.exchange import is_lost_peer
 from syncline.training.config import TrainingConfig
 from syncline.training.loop import train
 from syncline.training.progress import progress_on
-from syncline.training.summary import summary_json, summary_text
+from syncline.training.result import summary_json, summary_text
 from syncline.workers import leave, serve
 
 __all__ = ["lost_peers_as_errors", "main", "run_worker"]

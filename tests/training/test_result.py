@@ -9,7 +9,7 @@ import msgspec
 from syncline.model.prediction import Suggestion
 from syncline.model.run import Rate, Run
 from syncline.training.config import TrainingConfig
-from syncline.training.summary import summary_json, summary_text
+from syncline.training.result import summary_json, summary_text
 
 CONFIG = TrainingConfig.of("resnet20", "digits", baseline=True, checkpoint="ck", report="out")
 
