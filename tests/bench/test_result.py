@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from syncline.bench.page import save_report
+from syncline.bench.page import binary_size, headline, print_benchmark, save_report
 from syncline.bench.result import Benchmark
-from syncline.bench.table import binary_size, headline, print_benchmark
 from syncline.errors import UserError
 from tests.bench.examples import BENCHMARK, entry
 

@@ -124,22 +124,12 @@ class Native(Implementation):
 
     def prepared(self, order: Order, vectors: Vectors) -> Run:
         """Return the group's collective under the algorithm that is asked for."""
-        group = self.group
+        collective = getattr(self.group, order.collective.replace("-", "_"))
         given, result = _elements(vectors.given), _elements(vectors.result)
         choice = None if order.algorithm is None else Choice(order.algorithm, order.blocks)
-        match order.collective:
-            case "all-reduce":
-                return lambda: group.all_reduce(given, choice=choice, attended=True).wait()
-            case "broadcast":
-                return lambda: group.broadcast(given, choice=choice, attended=True).wait()
-            case "reduce":
-                return lambda: group.reduce(given, choice=choice, attended=True).wait()
-            case "reduce-scatter":
-                return lambda: group.reduce_scatter(
-                    given, result, choice=choice, attended=True
-                ).wait()
-            case "all-gather":
-                return lambda: group.all_gather(given, result, choice=choice, attended=True).wait()
+        if order.collective in ("reduce-scatter", "all-gather"):
+            return lambda: collective(given, result, choice=choice, attended=True).wait()
+        return lambda: collective(given, choice=choice, attended=True).wait()
 
 
 class ZeroCopy(Native):

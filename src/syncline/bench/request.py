@@ -36,24 +36,32 @@ MOST_LOCAL_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkRequest:
-    """What to measure.
+class _Request:
+    sizes_bytes: tuple[int, ...]
+    """Of the whole vector."""
+    workers: tuple[int, ...]
+    place: Local | Cluster
+    """This host, by shared memory or by TCP, or emulated hosts."""
+    rounds: int
+    lap_s: float
+    """How long a turn should take; a collective that takes longer is run once or a few times."""
+    timeout_s: float
+    """For every turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRequest(_Request):
+    """What to measure beside others.
 
     Raises:
         UserError: on construction, for what is unknown or out of range.
     """
 
     collective: Collective
-    sizes_bytes: tuple[int, ...]
-    workers: tuple[int, ...]
-    place: Local | Cluster
-    """This host, by shared memory or by TCP, or emulated hosts."""
     contestants: tuple[str, ...]
     rounds: int = LEAST_ROUNDS
     lap_s: float = 0.05
-    """How long a turn should take; a collective that takes longer is run once or a few times."""
     timeout_s: float = 300.0
-    """For every turn."""
     pythons: Mapping[str, Path] = field(default_factory=dict)
     """Of each MPI: the interpreter that has its mpi4py."""
 
@@ -140,24 +148,17 @@ def require_scale(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRequest:
-    """What to measure.
+class TuneRequest(_Request):
+    """What to measure to choose algorithms.
 
     Raises:
         UserError: on construction, for what is unknown or out of range.
     """
 
     collectives: tuple[Collective, ...]
-    sizes_bytes: tuple[int, ...]
-    """Of the whole vector."""
-    workers: tuple[int, ...]
-    place: Local | Cluster
-    """This host, by shared memory or by TCP, or emulated hosts."""
     rounds: int = 7
     lap_s: float = 0.02
-    """How long a turn should take."""
     timeout_s: float = 60.0
-    """For every turn."""
     deadline_s: float = 900.0
     """For everything; what has not been measured by then is left as it is built in."""
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rich.console import Console, Group
 from rich.padding import Padding
 
-from syncline.bench.table import widen
+from syncline.bench.page import widen
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.report import terminal, units
@@ -198,7 +198,6 @@ def render(measured: Selections) -> str:
                 *(tag("p", typeset(line), class_="note") for line in versions),
             ),
         ],
-        timelines=(),
         numbers="selections.json",
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rich.console import Console, Group
 from rich.padding import Padding
 
-from syncline.bench.table import binary_size, widen
+from syncline.bench.page import binary_size, widen
 from syncline.collectives import Collective
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, choose
@@ -142,7 +142,6 @@ def save_choices_page(several: Sequence[Choices], target: Path) -> None:
         "that cut the vector into blocks the fastest blocks at each size are drawn; who took "
         "four times as long as the fastest in the trials was left out",
         sections=[_section(choices) for choices in several],
-        timelines=(),
         numbers="choices.json",
     )
     write_text_atomically(target, text)

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from syncline.bench.contest import measure_collectives
 from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
-from syncline.bench.page import save_report
+from syncline.bench.page import print_benchmark, save_report
 from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
-from syncline.bench.table import print_benchmark
 from syncline.bench.topk_report import print_selections
 from syncline.bench.topk_report import save_report as save_selections
 from syncline.cli.arguments import place_of, place_options, worker_counts

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from syncline.bench.page import print_benchmark
 from syncline.bench.result import Benchmark
-from syncline.bench.table import print_benchmark
 from syncline.bench.topk_report import Selections, print_selections
 from syncline.bench.tuning_report import print_choices
 from syncline.errors import FileError, UserError

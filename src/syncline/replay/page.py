@@ -14,7 +14,6 @@ from syncline.replay.table import headline, measured_how, plan_cells, time_unit
 from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.chart import Axis, picture
-from syncline.report.facts import KeyFigure
 from syncline.report.markup import Column, Html, note, section, table, tag, typeset
 from syncline.report.page import page, save_page
 from syncline.report.sections import (
@@ -25,6 +24,7 @@ from syncline.report.sections import (
 )
 from syncline.report.summary import summarise
 from syncline.report.timelines import timelines_section
+from syncline.report.verdict import KeyFigure
 from syncline.traces.chrome import to_chrome_trace
 
 __all__ = ["render", "replay_picture", "save_report"]

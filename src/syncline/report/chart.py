@@ -195,18 +195,9 @@ def line_chart(
     about: str,
     marks: Sequence[Mark] = (),
 ) -> Html:
-    """Return lines as SVG.
+    """Return lines as SVG, the last on top.
 
-    Args:
-        lines: drawn in their order, the last on top.
-        x: the axis below.
-        y: the axis at the left.
-        x_text: writes a tick of the axis below.
-        y_text: writes a tick of the axis at the left.
-        title: what the lines show, above the axis at the left.
-        x_title: what the axis below shows.
-        about: what the chart shows, for screen readers.
-        marks: numbered places.
+    ``x_text`` and ``y_text`` write the ticks; ``about`` is for screen readers.
     """
 
     def at_x(value: float) -> float:

@@ -99,13 +99,9 @@ def table(
     caption: Child = None,
     marked: int | None = None,
 ) -> Html:
-    """Return a table whose first column names the rows.
+    """Return a table whose first column names the rows; row ``marked`` is highlighted.
 
-    Args:
-        columns: the columns.
-        rows: one cell a column.
-        caption: what the table shows, for screen readers.
-        marked: index of the row to highlight.
+    ``caption`` says what the table shows, for screen readers.
     """
     head = tag("tr", [tag("th", c.title, scope="col", class_=c.classes) for c in columns])
     body = []

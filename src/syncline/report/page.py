@@ -90,8 +90,8 @@ def page(
     headline: str,
     detail: str,
     sections: Sequence[Html],
-    timelines: Sequence[Timeline],
     numbers: str,
+    timelines: Sequence[Timeline] = (),
 ) -> str:
     """Return one HTML file.
 
@@ -103,8 +103,8 @@ def page(
         subject: what the page is about, in a line.
         headline: what was found, without its full stop.
         detail: why, without its full stop; may be empty.
-        sections: of the page.
-        timelines: those that a section draws.
+        sections: in the order in which they are read.
+        timelines: those that a section draws, if one does.
         numbers: name of the file that holds the same numbers.
     """
     script = "\n".join(_asset(name) for name in SCRIPTS)
@@ -196,11 +196,7 @@ def made_directory(path: Path) -> Path:
 def save_page(target: Path, text: str, name: str, beside: Mapping[str, Document | str]) -> None:
     """Write the page alone to a file that ends in ``.html``, or all files to a directory.
 
-    Args:
-        target: the file or the directory.
-        text: of the page.
-        name: of the page in a directory.
-        beside: what else goes there, by the name of the file.
+    In a directory the page is called ``name``, and ``beside`` are other files by their names.
 
     Raises:
         FileError: the file or the directory cannot be written.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.chart import fit_plot
-from syncline.report.facts import NetworkFacts, PlannerRow
 from syncline.report.markup import (
     Column,
     Html,
@@ -18,7 +17,7 @@ from syncline.report.markup import (
     tag,
     typeset,
 )
-from syncline.report.summary import Summary
+from syncline.report.summary import NetworkFacts, PlannerRow, Summary
 from syncline.report.verdict import figure_text
 
 __all__ = [

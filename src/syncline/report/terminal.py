@@ -66,14 +66,7 @@ def table(
     left: frozenset[int] = frozenset({0}),
     marked: int | None = None,
 ) -> Table:
-    """Return a table.
-
-    Args:
-        columns: their headings.
-        cells: the rows.
-        left: indices of the columns that hold names; the others hold numbers.
-        marked: index of the row to set in bold.
-    """
+    """Return a table; columns in ``left`` hold names, others numbers; row ``marked`` is bold."""
     made = plain_table()
     for index, column in enumerate(columns):
         is_name = index in left

@@ -4,22 +4,53 @@ from __future__ import annotations
 
 import math
 
+from syncline.model.document import Value
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline
 from syncline.model.run import Rate, Run
 from syncline.model.whatif import WhatIf
 from syncline.report import units
 from syncline.report.bundle import Bundle
-from syncline.report.facts import KeyFigure, Verdict, number
 from syncline.report.whatif_words import notable_settings, setting_text
 
-__all__ = ["KeyFigure", "Verdict", "figure_text", "key_figures", "verdict"]
+__all__ = ["KeyFigure", "Verdict", "figure_text", "key_figures", "number", "verdict"]
 
 RESULTS_SHOWN = 2
 """Results of the training among the key figures; all of them are in report.json."""
 
 DDP = "ddp"
 """The planner that mirrors what stock DistributedDataParallel does."""
+
+
+class Verdict(Value, frozen=True):
+    """The outcome: what happened, what was expected, and the reason for the decision."""
+
+    headline: str
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Headline and detail as one sentence."""
+        return f"{self.headline}; {self.detail}." if self.detail else f"{self.headline}."
+
+
+def number(value: float) -> float | None:
+    """Return a number as JSON has it, which has no NaN."""
+    return None if math.isnan(value) else value
+
+
+class KeyFigure(Value, frozen=True):
+    """One number worth knowing first."""
+
+    name: str
+    label: str
+    value: float | None
+    """None where a training's result is not a number."""
+    unit: str
+    """``s``, ``fraction``, ``iterations``, ``samples/s``, or empty."""
+    noise: float | None = None
+    """Standard error, in the unit of the value."""
+    note: str = ""
 
 
 def figure_text(figure: KeyFigure) -> str:
@@ -205,14 +236,8 @@ def _measured_figures(bundle: Bundle) -> list[KeyFigure]:
 
 
 def _time(name: str, label: str, rate: Rate | Baseline) -> KeyFigure:
-    return KeyFigure(
-        name=name,
-        label=label,
-        value=rate.iteration_s,
-        unit="s",
-        noise=rate.noise_s,
-        note=f"median of {units.counted(rate.iterations, 'iteration')}",
-    )
+    note = f"median of {units.counted(rate.iterations, 'iteration')}"
+    return KeyFigure(name, label, rate.iteration_s, "s", rate.noise_s, note)
 
 
 def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
@@ -229,55 +254,31 @@ def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
             note = f"{units.percent(error, signed=True)} against the measurement"
         figures.append(KeyFigure("predicted", "Predicted", predicted_s, "s", note=note))
     if prediction:
-        figures.append(
-            KeyFigure(
-                name="exposed",
-                label="Exposed communication",
-                value=prediction.exposed_s,
-                unit="s",
-                note=f"{units.percent(prediction.exposed_fraction)} of the communication is not "
-                "hidden",
-            )
-        )
-        figures.append(
-            KeyFigure(
-                name="above_bound",
-                label="Above the lower bound",
-                value=prediction.distance_to_bound,
-                unit="fraction",
-                note=f"no schedule can be below {units.duration(prediction.lower_bound_s)}",
-            )
-        )
+        hidden = f"{units.percent(prediction.exposed_fraction)} of the communication is not hidden"
+        bound = f"no schedule can be below {units.duration(prediction.lower_bound_s)}"
+        above = prediction.distance_to_bound
+        figures += [
+            KeyFigure("exposed", "Exposed communication", prediction.exposed_s, "s", note=hidden),
+            KeyFigure("above_bound", "Above the lower bound", above, "fraction", note=bound),
+        ]
     return figures
 
 
 def _training_figures(run: Run) -> list[KeyFigure]:
     figures = []
     if run.overhead_iterations is not None:
-        figures.append(
-            KeyFigure(
-                name="overhead",
-                label="Cost of measuring",
-                value=run.overhead_iterations,
-                unit="iterations",
-                note="of stock DDP, spent on measuring and planning",
-            )
-        )
+        note = "of stock DDP, spent on measuring and planning"
+        spent = run.overhead_iterations
+        figures.append(KeyFigure("overhead", "Cost of measuring", spent, "iterations", note=note))
     for rate in run.rates:
-        by_samples = rate.samples_per_s is not None
-        figures.append(
-            KeyFigure(
-                name=f"rate: {rate.name}",
-                label=f"{rate.name}, whole run",
-                value=rate.samples_per_s if rate.samples_per_s is not None else rate.iteration_s,
-                unit="samples/s" if by_samples else "s",
-                noise=None if by_samples else rate.noise_s,
-                note=f"{units.counted(rate.iterations, 'iteration')} of "
-                f"{units.with_noise(rate.iteration_s, rate.noise_s)}"
-                if by_samples
-                else f"over {units.counted(rate.iterations, 'iteration')}",
-            )
-        )
+        name, label = f"rate: {rate.name}", f"{rate.name}, whole run"
+        count = units.counted(rate.iterations, "iteration")
+        if rate.samples_per_s is None:
+            time_s, noise_s = rate.iteration_s, rate.noise_s
+            figures.append(KeyFigure(name, label, time_s, "s", noise_s, f"over {count}"))
+        else:
+            note = f"{count} of {units.with_noise(rate.iteration_s, rate.noise_s)}"
+            figures.append(KeyFigure(name, label, rate.samples_per_s, "samples/s", note=note))
     for name, result in list(run.results.items())[:RESULTS_SHOWN]:
         value = number(result)
         figures.append(KeyFigure(f"result: {name}", name.capitalize(), value, ""))
@@ -299,19 +300,9 @@ def _what_if_figures(what_if: WhatIf) -> tuple[KeyFigure, ...]:
     """Return the figures of the chosen point."""
     point, best = what_if.chosen, what_if.chosen.of(what_if.bottleneck.planner)
     workers = units.counted(point.setting.workers, "worker")
+    compared = f"of {workers}, against one without communication"
+    alone = f"one such worker takes {units.duration(point.alone_s)}"
     return (
-        KeyFigure(
-            name="speed_up",
-            label="Speed-up",
-            value=point.speed_up(best),
-            unit="",
-            note=f"of {workers}, against one without communication",
-        ),
-        KeyFigure(
-            name="efficiency",
-            label="Efficiency",
-            value=point.efficiency(best),
-            unit="fraction",
-            note=f"one such worker takes {units.duration(point.alone_s)}",
-        ),
+        KeyFigure("speed_up", "Speed-up", point.speed_up(best), "", note=compared),
+        KeyFigure("efficiency", "Efficiency", point.efficiency(best), "fraction", note=alone),
     )

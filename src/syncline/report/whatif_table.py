@@ -43,11 +43,8 @@ def print_what_if(console: Console, what_if: WhatIf) -> None:
 def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
     """Return the points with what the planners make of them, and what limits the chosen one.
 
-    Worker counts vary within a block; a line is left free where anything else changes.
-
-    Args:
-        what_if: the sweep.
-        few: up to so many planners have columns of their own; of more the fastest is shown.
+    Worker counts vary within a block; a blank line separates blocks. Up to ``few`` planners have
+    columns of their own; of more, the fastest is shown.
     """
     fields = _fields(what_if)
     setting = what_if.points[0].setting

@@ -155,12 +155,7 @@ def point_comparison(what_if: WhatIf, point: Point) -> Comparison:
 
 
 def what_if_bundle(what_if: WhatIf, timeline: Timeline) -> Bundle:
-    """Return the report on a what-if.
-
-    Args:
-        what_if: the sweep.
-        timeline: one predicted iteration of the fastest planner at the chosen point.
-    """
+    """Return the report on a sweep; ``timeline`` is of the fastest planner at its chosen point."""
     return Bundle(
         what_if=what_if,
         comparison=point_comparison(what_if, what_if.chosen),
