@@ -1,4 +1,8 @@
-"""Collectives as programs: one algorithm a file, the table of them, what is proved of them."""
+"""Collectives as programs: one algorithm a file, and the table of them.
+
+In the algorithms P, or ``ranks``, is the number of ranks, at least 1; M the bytes of the vector;
+alpha the startup time of a transfer, beta the time to send a byte and gamma the time to add one.
+"""
 
 from __future__ import annotations
 

@@ -18,9 +18,6 @@ def broadcast(ranks: int) -> Transfers:
     at the end, for alpha + beta M. Table 1 prints ``(log p + p - 1) alpha``, which is that of
     :mod:`~syncline.collectives.ring`.
 
-    Args:
-        ranks: P, at least 1.
-
     Source: linear-pipeline, section 3.2 and Table 1 (BE).
     """
     blocks = folded_blocks(ranks)
@@ -34,9 +31,6 @@ def reduce(ranks: int) -> Transfers:
 
     Cost for P = 2^k: 2 log2 P alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M. For other P, surplus
     ranks hand in their vectors first, for alpha + beta M + gamma M.
-
-    Args:
-        ranks: P, at least 1.
 
     Source: linear-pipeline, section 3.2 and Table 1 (BE).
     """

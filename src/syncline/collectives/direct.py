@@ -16,9 +16,6 @@ def all_gather(ranks: int) -> Transfers:
     ports that costs what a ring does, (P - 1) alpha + (P - 1)/P beta M, but no transfer waits for
     another one's result: where reading from a peer is as good as from a neighbour, all may run at
     once.
-
-    Args:
-        ranks: P, at least 1.
     """
     rank = np.arange(ranks)
     step = np.arange(ranks - 1)[:, None]

@@ -33,15 +33,13 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
     blocks, not to the beta M of MG-WFBP's Table 2, which no algorithm can reach: with one port in
     each direction an all-reduce takes at least 2 (P - 1)/P beta M.
 
-    Args:
-        ranks: P, at least 1.
-        blocks: how many blocks the vector is cut into, at least 1.
+    The vector is cut into ``blocks`` blocks, B, at least 1.
 
     Source: Sanders, Speck and Traeff (2009), sections 2 to 4.
     """
     if ranks == 1:
         return together()
-    edges = _edges_without_root(ranks)
+    edges = _timed(*_trees(ranks))
     turn = _broadcast_from(edges, ranks, blocks)
     return together(_up(edges, blocks), _down(edges, blocks, first_step=turn))
 
@@ -50,7 +48,7 @@ def broadcast(ranks: int, blocks: int) -> Transfers:
     """Return the broadcast from rank 0 over two binary trees of the other ranks.
 
     Rank 0 sends even blocks to the first tree's root and odd ones to the second's. Each rank gets
-    each byte once, so the time goes to beta M for many blocks. Arguments as for :func:`all_reduce`.
+    each byte once, so the time goes to beta M for many blocks.
 
     Source: Sanders, Speck and Traeff (2009), section 3.
     """
@@ -62,8 +60,7 @@ def broadcast(ranks: int, blocks: int) -> Transfers:
 def reduce(ranks: int, blocks: int) -> Transfers:
     """Return the reduction to rank 0 over the two trees of :func:`broadcast`.
 
-    Each rank sends each byte once, so the time goes to (beta + gamma) M for many blocks. Arguments
-    as for :func:`all_reduce`.
+    Each rank sends each byte once, so the time goes to (beta + gamma) M for many blocks.
 
     Source: Sanders, Speck and Traeff (2009), section 4.
     """
@@ -76,7 +73,7 @@ def all_reduce_steps(ranks: int, blocks: int) -> int:
     """Return the steps of :func:`all_reduce`: about 2 B + 4 log2 P."""
     if ranks == 1:
         return 0
-    edges = _edges_without_root(ranks)
+    edges = _timed(*_trees(ranks))
     return _broadcast_from(edges, ranks, blocks) + _last(edges, edges.delay, blocks) + 1
 
 
@@ -116,11 +113,6 @@ class _Edges(NamedTuple):
         return int(self.delay.max())
 
 
-def _edges_without_root(ranks: int) -> _Edges:
-    """Return the edges of two trees over all ranks, each with a root of its own."""
-    return _timed(*_trees(ranks))
-
-
 def _edges_from_root(ranks: int) -> _Edges:
     """Return the edges of two trees over the ranks from 1 on, and from rank 0 to both roots."""
     tree, child, parent, roots = _trees(ranks - 1)
@@ -150,6 +142,7 @@ def _trees(ranks: int) -> tuple[Numbers, Numbers, Numbers, tuple[int, int]]:
 
 
 def _timed(tree: Numbers, child: Numbers, parent: Numbers, roots: tuple[int, int]) -> _Edges:
+    """Colour the edges, and find when each is used first; arguments as :func:`_trees` returns."""
     colour = _two_colours(child, parent)
     delay = np.full((2, len(tree) // 2 + 1), -1)
     for t in (0, 1):

@@ -48,9 +48,7 @@ def fold(ranks: int, blocks: int) -> Fold:
     them and get the sums at the end. That costs 2 (alpha + beta M) + gamma M more than 2^k ranks.
     The partner is a neighbour, so that it is often on the same host.
 
-    Args:
-        ranks: P, at least 1.
-        blocks: how many blocks the vector has.
+    The vector has ``blocks`` blocks.
 
     Source: Rabenseifner (2004), section 3.
     """
@@ -90,9 +88,6 @@ def doubling_all_reduce(ranks: int) -> Transfers:
     not depend on their order, so all ranks agree bit for bit. Cost for P = 2^k:
     log2 P (alpha + beta M + gamma M). Other P: see :func:`fold`.
 
-    Args:
-        ranks: P, at least 1.
-
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; cost in MG-WFBP, Table 2.
     """
     folded = fold(ranks, 1)
@@ -115,9 +110,6 @@ def doubling_all_gather(ranks: int) -> Transfers:
 
     Cost for P = 2^k: log2 P alpha + (P - 1)/P beta M. For other P, surplus ranks hand in their
     shards first, and get all of them in the end.
-
-    Args:
-        ranks: P, at least 1.
 
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, section 3.2 (BE).
     """
@@ -163,9 +155,6 @@ def halving_reduce_scatter(ranks: int) -> Transfers:
     Cost for P = 2^k: log2 P alpha + (P - 1)/P (beta M + gamma M). For other P, surplus ranks hand
     in their whole vectors first, and get their shards in the end.
 
-    Args:
-        ranks: P, at least 1.
-
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, section 3.2 (BE).
     """
     folded = fold(ranks, ranks)
@@ -189,9 +178,6 @@ def halving_doubling_all_reduce(ranks: int) -> Transfers:
     The vector has a block for each of the 2^k ranks that exchange. Cost for P = 2^k:
     2 alpha log2 P + 2 (P - 1)/P beta M + (P - 1)/P gamma M. Other P: see :func:`fold`.
     linear-pipeline's Table 1 calls this bidirectional exchange (BE).
-
-    Args:
-        ranks: P, at least 1.
 
     Source: Rabenseifner (2004); cost in MG-WFBP, Table 2.
     """

@@ -13,12 +13,8 @@ __all__ = ["all_reduce", "all_reduce_steps", "broadcast", "one_way_steps", "redu
 def broadcast(ranks: int, blocks: int) -> Transfers:
     """Return the broadcast from rank 0: block after block goes down the chain 0, 1, ... P - 1.
 
-    Each rank sends one block while it receives the next. It takes P - 2 + B steps
-    (:func:`one_way_steps`).
-
-    Args:
-        ranks: P, at least 1.
-        blocks: B, how many blocks the vector is cut into, at least 1.
+    Each rank sends one block while it receives the next. It takes P - 2 + B steps for a vector of
+    B blocks (:func:`one_way_steps`).
 
     Source: linear-pipeline, section 3 and Fig. 2a.
     """
@@ -28,7 +24,7 @@ def broadcast(ranks: int, blocks: int) -> Transfers:
 def reduce(ranks: int, blocks: int) -> Transfers:
     """Return the reduction to rank 0: blocks go down the chain 1, 2, ... P - 1, 0 and are added up.
 
-    It takes P - 2 + B steps (:func:`one_way_steps`). Arguments as for :func:`broadcast`.
+    It takes P - 2 + B steps (:func:`one_way_steps`).
 
     Source: linear-pipeline, section 3 and Fig. 2b.
     """
@@ -45,7 +41,6 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
 
     Fig. 2c of the paper takes 9 steps for 3 ranks and 4 blocks, because it also sends the sums to
     the rank that formed them. That is left out here, which makes 8 (:func:`all_reduce_steps`).
-    Arguments as for :func:`broadcast`.
 
     Source: linear-pipeline, section 3 and Fig. 2c.
     """

@@ -17,9 +17,6 @@ def broadcast(ranks: int) -> Transfers:
     2^(k-1), then from both to those 2^(k-2) further on, and so on. Cost: log2 P (alpha + beta M),
     the logarithm rounded up.
 
-    Args:
-        ranks: P, at least 1.
-
     Source: linear-pipeline, section 3.2 and Table 1 (MST).
     """
     whole = np.zeros(ranks, dtype=np.int64)

@@ -15,9 +15,6 @@ def all_reduce(ranks: int) -> Transfers:
 
     Cost: 2 (P - 1) alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M.
 
-    Args:
-        ranks: P, at least 1.
-
     Source: Patarasuk and Yuan (2009); cost in MG-WFBP, Table 2.
     """
     return in_turn(reduce_scatter(ranks), all_gather(ranks))
@@ -30,9 +27,6 @@ def reduce_scatter(ranks: int) -> Transfers:
     at rank r + 1, so that its sum is complete at rank r. Cost:
     (P - 1) alpha + (P - 1)/P (beta M + gamma M).
 
-    Args:
-        ranks: P, at least 1.
-
     Source: Patarasuk and Yuan (2009).
     """
     return _round(ranks, first_block=-1, reduces=True)
@@ -43,9 +37,6 @@ def all_gather(ranks: int) -> Transfers:
 
     For P - 1 steps each rank sends on the block that it got last, first its own. Cost:
     (P - 1) alpha + (P - 1)/P beta M.
-
-    Args:
-        ranks: P, at least 1.
 
     Source: Patarasuk and Yuan (2009).
     """
@@ -69,9 +60,6 @@ def broadcast(ranks: int) -> Transfers:
 
     Cost for any P: (log2 P + P - 1) alpha + 2 (P - 1)/P beta M, the logarithm rounded up. It is
     what Table 1 prints for the bidirectional exchange.
-
-    Args:
-        ranks: P, at least 1.
 
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, Table 1.
     """

@@ -117,7 +117,7 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in errors."""
         return f"schedule {self.algorithm!r} ({self.ranks} ranks)"
 
     def _require(self, holds: Flags, otherwise: str) -> None:
@@ -131,25 +131,21 @@ class Schedule:
 
     def _require_independent_steps(self) -> None:
         """Check that no step writes a block twice, or overwrites what the rank sends in it."""
+        rows = np.arange(len(self))
         row, block = self.rows_and_blocks()
         step = self.step[row].astype(np.int64)
         written = (step * self.ranks + self.destination[row]) * self.blocks + block
         keys = np.sort(written)
         twice = keys[1:][np.diff(keys) == 0]
-        clash = np.isin(written, twice)
-        self._require_none(row[clash], "its receiver gets a block twice in a step")
+        clash = row[np.isin(written, twice)]
+        self._require(~np.isin(rows, clash), "its receiver gets a block twice in a step")
         sent = np.sort((step * self.ranks + self.source[row]) * self.blocks + block)
         copied = np.sort(written[~self.reduces[row]])
         place = np.searchsorted(sent, copied)
         lost = copied[place < len(sent)]
         lost = lost[sent[place[: len(lost)]] == lost]
-        clash = np.isin(written, lost) & ~self.reduces[row]
-        self._require_none(row[clash], "its receiver overwrites what it sends in the step")
-
-    def _require_none(self, rows: NDArray[np.int64], otherwise: str) -> None:
-        holds = np.ones(len(self), dtype=np.bool_)
-        holds[rows] = False
-        self._require(holds, otherwise)
+        clash = row[np.isin(written, lost) & ~self.reduces[row]]
+        self._require(~np.isin(rows, clash), "its receiver overwrites what it sends in the step")
 
     def __len__(self) -> int:
         return len(self.step)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from syncline.collectives import (
     bidirectional_exchange,
     direct,
-    double_binary_trees,
     halving_doubling,
     linear_pipeline,
     minimum_spanning_tree,
     ring,
 )
+from syncline.collectives import double_binary_trees as two_trees
+from syncline.collectives.halving_doubling import folded_blocks
 from syncline.collectives.schedule import Schedule, require_ranks
 from syncline.collectives.transfers import Transfers
 from syncline.errors import UserError, require_known
@@ -30,94 +30,70 @@ MOST_BLOCKS = 4096
 """The most blocks that :func:`best_blocks` tries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
-    """An algorithm whose number of blocks follows from the number of ranks."""
+class Fixed(NamedTuple):
+    """An algorithm whose number of blocks follows from the number of ranks, the argument of both.
+
+    A collective with a root has rank 0 as the root.
+    """
 
     transfers: Callable[[int], Transfers]
-    """For a number of ranks; a rooted collective has rank 0 as the root."""
     blocks: Callable[[int], int]
-    """The number of blocks for a number of ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelined:
-    """An algorithm that takes the number of blocks."""
+class Pipelined(NamedTuple):
+    """An algorithm that takes the numbers of ranks and blocks; the root is rank 0."""
 
     transfers: Callable[[int, int], Transfers]
-    """For numbers of ranks and blocks; a rooted collective has rank 0 as the root."""
     steps: Callable[[int, int], int]
-    """How many steps it takes for numbers of ranks and blocks."""
 
 
-def _whole(ranks: int) -> int:
-    del ranks
+def _one(ranks: int) -> int:  # noqa: ARG001 - the vector stays whole
     return 1
 
 
-def _shards(ranks: int) -> int:
+def _one_a_rank(ranks: int) -> int:
     return ranks
 
 
-_TREE_ALL_REDUCE = Fixed(transfers=minimum_spanning_tree.all_reduce, blocks=_whole)
-_EXCHANGE_ALL_REDUCE = Fixed(
-    transfers=halving_doubling.halving_doubling_all_reduce, blocks=halving_doubling.folded_blocks
-)
+_TREE = Fixed(minimum_spanning_tree.all_reduce, _one)
+_HALVING_DOUBLING = Fixed(halving_doubling.halving_doubling_all_reduce, folded_blocks)
 
 PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     "broadcast": {
-        "minimum-spanning-tree": Fixed(transfers=minimum_spanning_tree.broadcast, blocks=_whole),
-        "bidirectional-exchange": Fixed(
-            transfers=bidirectional_exchange.broadcast, blocks=halving_doubling.folded_blocks
-        ),
-        "scatter-ring": Fixed(transfers=ring.broadcast, blocks=_shards),
-        "direct": Fixed(transfers=direct.broadcast, blocks=_whole),
-        "double-binary-trees": Pipelined(
-            transfers=double_binary_trees.broadcast, steps=double_binary_trees.broadcast_steps
-        ),
-        "linear-pipeline": Pipelined(
-            transfers=linear_pipeline.broadcast, steps=linear_pipeline.one_way_steps
-        ),
+        "minimum-spanning-tree": Fixed(minimum_spanning_tree.broadcast, _one),
+        "bidirectional-exchange": Fixed(bidirectional_exchange.broadcast, folded_blocks),
+        "scatter-ring": Fixed(ring.broadcast, _one_a_rank),
+        "direct": Fixed(direct.broadcast, _one),
+        "double-binary-trees": Pipelined(two_trees.broadcast, two_trees.broadcast_steps),
+        "linear-pipeline": Pipelined(linear_pipeline.broadcast, linear_pipeline.one_way_steps),
     },
     "reduce": {
-        "minimum-spanning-tree": Fixed(transfers=minimum_spanning_tree.reduce, blocks=_whole),
-        "bidirectional-exchange": Fixed(
-            transfers=bidirectional_exchange.reduce, blocks=halving_doubling.folded_blocks
-        ),
-        "direct": Fixed(transfers=direct.reduce, blocks=_shards),
-        "double-binary-trees": Pipelined(
-            transfers=double_binary_trees.reduce, steps=double_binary_trees.reduce_steps
-        ),
-        "linear-pipeline": Pipelined(
-            transfers=linear_pipeline.reduce, steps=linear_pipeline.one_way_steps
-        ),
+        "minimum-spanning-tree": Fixed(minimum_spanning_tree.reduce, _one),
+        "bidirectional-exchange": Fixed(bidirectional_exchange.reduce, folded_blocks),
+        "direct": Fixed(direct.reduce, _one_a_rank),
+        "double-binary-trees": Pipelined(two_trees.reduce, two_trees.reduce_steps),
+        "linear-pipeline": Pipelined(linear_pipeline.reduce, linear_pipeline.one_way_steps),
     },
     "all-reduce": {
-        "binary-tree": _TREE_ALL_REDUCE,
-        "minimum-spanning-tree": _TREE_ALL_REDUCE,
-        "recursive-doubling": Fixed(transfers=halving_doubling.doubling_all_reduce, blocks=_whole),
-        "halving-doubling": _EXCHANGE_ALL_REDUCE,
-        "bidirectional-exchange": _EXCHANGE_ALL_REDUCE,
-        "ring": Fixed(transfers=ring.all_reduce, blocks=_shards),
-        "direct": Fixed(transfers=direct.all_reduce, blocks=_shards),
-        "double-binary-trees": Pipelined(
-            transfers=double_binary_trees.all_reduce, steps=double_binary_trees.all_reduce_steps
-        ),
-        "linear-pipeline": Pipelined(
-            transfers=linear_pipeline.all_reduce, steps=linear_pipeline.all_reduce_steps
-        ),
+        "binary-tree": _TREE,
+        "minimum-spanning-tree": _TREE,
+        "recursive-doubling": Fixed(halving_doubling.doubling_all_reduce, _one),
+        "halving-doubling": _HALVING_DOUBLING,
+        "bidirectional-exchange": _HALVING_DOUBLING,
+        "ring": Fixed(ring.all_reduce, _one_a_rank),
+        "direct": Fixed(direct.all_reduce, _one_a_rank),
+        "double-binary-trees": Pipelined(two_trees.all_reduce, two_trees.all_reduce_steps),
+        "linear-pipeline": Pipelined(linear_pipeline.all_reduce, linear_pipeline.all_reduce_steps),
     },
     "reduce-scatter": {
-        "ring": Fixed(transfers=ring.reduce_scatter, blocks=_shards),
-        "recursive-halving": Fixed(
-            transfers=halving_doubling.halving_reduce_scatter, blocks=_shards
-        ),
-        "direct": Fixed(transfers=direct.reduce_scatter, blocks=_shards),
+        "ring": Fixed(ring.reduce_scatter, _one_a_rank),
+        "recursive-halving": Fixed(halving_doubling.halving_reduce_scatter, _one_a_rank),
+        "direct": Fixed(direct.reduce_scatter, _one_a_rank),
     },
     "all-gather": {
-        "ring": Fixed(transfers=ring.all_gather, blocks=_shards),
-        "recursive-doubling": Fixed(transfers=halving_doubling.doubling_all_gather, blocks=_shards),
-        "direct": Fixed(transfers=direct.all_gather, blocks=_shards),
+        "ring": Fixed(ring.all_gather, _one_a_rank),
+        "recursive-doubling": Fixed(halving_doubling.doubling_all_gather, _one_a_rank),
+        "direct": Fixed(direct.all_gather, _one_a_rank),
     },
 }
 """Algorithms by collective and name; the names of the cost lines in ``syncline.model`` where they
@@ -126,12 +102,7 @@ minimum spanning tree, its halving and doubling the other's bidirectional exchan
 
 
 def program(
-    collective: Collective,
-    algorithm: str,
-    ranks: int,
-    *,
-    blocks: int | None = None,
-    root: int = 0,
+    collective: Collective, algorithm: str, ranks: int, *, blocks: int | None = None, root: int = 0
 ) -> Schedule:
     """Return the program of a collective.
 
@@ -143,20 +114,19 @@ def program(
     - reduce-scatter: rank r ends with the sum of shard r, the rth of P equal parts of the vector;
     - all-gather: every rank ends with shard r of rank r, for all r.
 
-    What else a rank's vector holds at the end is not said: partial sums, mostly. Where there are
-    shards there are P blocks, and where P divides the length, shards are equal.
+    The rest of a rank's vector is undefined at the end. Collectives with shards have P blocks,
+    which are equal if P divides the length.
 
     Args:
         collective: a key of :data:`PROGRAMS`.
         algorithm: a key of the table there.
         ranks: how many ranks take part.
-        blocks: how many blocks to cut the vector into; for :class:`Pipelined` algorithms only.
-        root: the root of a broadcast or reduce; of those only.
+        blocks: how many blocks to cut the vector into; only for :class:`Pipelined` algorithms.
+        root: only for a broadcast or reduce.
 
     Raises:
-        UserError: there is no such collective or algorithm, or no such number of ranks; blocks are
-            missing, or given where the algorithm decides on them itself; the root is none of the
-            ranks, or is given where there is none.
+        UserError: one of these does not exist, is out of range, or is missing or given where it
+            should not be.
     """
     entry = _entry(collective, algorithm)
     if isinstance(entry, Pipelined):
@@ -198,14 +168,6 @@ def best_blocks(
 
     More blocks fill the pipeline sooner and cost more startups. It tries 1, 2, 3, 4, 6, 8 ... 4,096
     blocks, and one less than each, at ``steps (alpha + beta M / blocks)``.
-
-    Args:
-        collective: a key of :data:`PROGRAMS`.
-        algorithm: a :class:`Pipelined` algorithm of the table there.
-        ranks: how many ranks take part.
-        size_bytes: M, the size of the vector.
-        alpha_s: startup time of a transfer, in seconds.
-        beta_s_per_byte: transmission time, in seconds a byte.
 
     Raises:
         UserError: there is no such collective or algorithm, or it is not pipelined.

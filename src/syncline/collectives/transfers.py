@@ -44,16 +44,13 @@ class Transfers(NamedTuple):
             destination: the rank that receives.
             block_start: the first block sent.
             block_stop: the block after the last; None for a single block.
-            reduces: whether the receiver adds what comes to its own, or replaces its own.
+            reduces: whether the receiver adds the blocks to its own; otherwise they replace them.
         """
         start = np.asarray(block_start)
         stop = start + 1 if block_stop is None else np.asarray(block_stop)
         columns = np.broadcast_arrays(step, source, destination, start, stop)
-        step_, source_, destination_, start_, stop_ = (
-            column.astype(np.int32).ravel() for column in columns
-        )
-        flags = np.full(len(step_), reduces)
-        return cls(step_, source_, destination_, start_, stop_, flags)
+        listed = [column.astype(np.int32).ravel() for column in columns]
+        return cls(*listed, np.full(len(listed[0]), reduces))
 
     @property
     def steps(self) -> int:
@@ -61,9 +58,9 @@ class Transfers(NamedTuple):
         return int(self.step.max(initial=-1)) + 1
 
     def backwards(self, *, reduces: bool) -> Transfers:
-        """Return these in reverse: the last step first, from those who received to who sent.
+        """Return these in reverse: the last step first, from receivers to senders.
 
-        An all-gather becomes a reduce-scatter so, a broadcast a reduce and a scatter a gather.
+        So an all-gather becomes a reduce-scatter, a broadcast a reduce, and a scatter a gather.
         """
         return self._replace(
             step=self.steps - 1 - self.step,

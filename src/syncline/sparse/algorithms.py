@@ -103,9 +103,8 @@ def tree(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeO
     while bit < ranks and not rank & bit:
         if rank + bit < ranks:
             (theirs,) = yield ExchangeStep(receive_from=rank + bit, receives=1)
-            joined = join(held, theirs, share)
-            held = joined.kept
-            returned += [joined.dropped, joined.remainder]
+            held, left_over = join(held, theirs, share)
+            returned += left_over
         bit *= 2
     # Now `bit` is the rank's lowest set bit, or of rank 0 the first that is not below P.
     if rank:
@@ -149,9 +148,8 @@ def butterfly(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], Exch
     returned: list[SparseVector] = []
     if rank < 2 * surplus:
         (handed_in,) = yield ExchangeStep(receive_from=rank + 1, receives=1)
-        joined = join(held, handed_in, share)
-        held = joined.kept
-        returned += [joined.dropped, joined.remainder]
+        held, left_over = join(held, handed_in, share)
+        returned += left_over
 
     number = rank // 2 if rank < 2 * surplus else rank - surplus
     bit = 1
@@ -159,14 +157,12 @@ def butterfly(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], Exch
         other = number ^ bit
         partner = 2 * other if other < surplus else other + surplus
         (theirs,) = yield ExchangeStep(partner, (held,), partner, 1)
-        joined = join(held, theirs, share)
-        held = joined.kept
+        held, left_over = join(held, theirs, share)
         bit *= 2
-        both = joined.dropped, joined.remainder
         if not share.lowest_keeps:
-            returned += [_own_part(each, number, bit) for each in both]
+            returned += [_own_part(each, number, bit) for each in left_over]
         elif number % bit == 0:
-            returned += both
+            returned += left_over
 
     if rank < 2 * surplus:
         yield ExchangeStep(send_to=rank + 1, contents=(held,))

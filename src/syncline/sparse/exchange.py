@@ -22,7 +22,6 @@ __all__ = [
     "Content",
     "ExchangeOutcome",
     "ExchangeStep",
-    "Joined",
     "Refusal",
     "Share",
     "join",
@@ -92,29 +91,20 @@ class ExchangeOutcome(NamedTuple):
 Algorithm = Callable[[Share], Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]]
 
 
-class Joined(NamedTuple):
-    """The sum of two vectors, cut to the quota."""
-
-    kept: Content
-    """With values that the wire can hold without rounding."""
-    dropped: SparseVector
-    """Entries of the sum that were not kept."""
-    remainder: SparseVector
-    """The rounding errors of those kept."""
-
-
-def join(a: Content, b: Content, share: Share) -> Joined:
+def join(a: Content, b: Content, share: Share) -> tuple[Content, list[SparseVector]]:
     """Add two vectors and keep the largest entries; a refusal is passed on.
 
     ``(b, a)`` gives the same bits. Of two refusals the one of the lower rank is kept.
+
+    Returns:
+        The sum cut to the quota, with values that the wire can hold without rounding; and what is
+        missing from it: the other entries, and the rounding errors of those kept.
     """
-    nothing = SparseVector.empty(share.length)
-    refusals = [content for content in (a, b) if isinstance(content, Refusal)]
     if isinstance(a, Refusal) or isinstance(b, Refusal):
-        return Joined(min(refusals), nothing, nothing)
+        return min(content for content in (a, b) if isinstance(content, Refusal)), []
     kept, dropped = merged(a, b, share.quota)
     kept, remainder = rounded(kept, share.precision)
-    return Joined(kept, dropped, remainder)
+    return kept, [dropped, remainder]
 
 
 UNREADABLE = 1

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
@@ -40,16 +40,6 @@ TOLERANCE = 2.0**-18
 times."""
 
 
-class _Begun(NamedTuple):
-    """The part of a sparse exchange that needs no other rank."""
-
-    own: Content
-    quota: Quota
-    wire: WireFormat
-    conservation: _Conservation | None
-    """None if conservation is not checked."""
-
-
 class SparseReducer:
     """Averages gradients over the ranks of a group in messages.
 
@@ -74,8 +64,7 @@ class SparseReducer:
             group: used by nothing else.
             timeout: after which a peer that does not answer counts as lost.
             context: of the gradients' device; the caller has entered it.
-            check: whether every exchange is checked for lost gradient, by dense exchanges of
-                float64.
+            check: whether every exchange is checked for lost gradient, by exchanging it all.
         """
         self._recipe = recipe
         self._elements = dict(elements)
@@ -116,8 +105,8 @@ class SparseReducer:
             MismatchError: ranks exchange different messages.
             PeerError: a rank failed, or did not answer in time.
         """
-        sparse = [g for g in gradients if not self._is_dense(g)]
-        dense = [g for g in gradients if self._is_dense(g)]
+        sparse = [gradient for gradient in gradients if gradient.name in self.residuals]
+        dense = [gradient for gradient in gradients if gradient.name not in self.residuals]
         refusal = None
         odd = self._memory.first_not_finite([gradient.values for gradient in gradients])
         if odd is not None:
@@ -130,18 +119,16 @@ class SparseReducer:
 
         def exchange() -> None:
             if sparse:
-                self._exchange(sparse, ready or self._begin(sparse, refusal, step, message))
+                (ready or self._begin(sparse, refusal, step, message))()
             if dense:
                 self._exchange_whole(dense)
 
         return exchange
 
-    def _is_dense(self, gradient: NamedGradient) -> bool:
-        return self._recipe.is_dense(gradient.name, self._elements[gradient.name])
-
     def _begin(
         self, gradients: Sequence[NamedGradient], refusal: Refusal | None, step: int, message: int
-    ) -> _Begun:
+    ) -> Callable[[], None]:
+        """Do the part of a sparse exchange that needs no other rank; return the rest."""
         names = [gradient.name for gradient in gradients]
         quota = self._treatment.quota([self._elements[name] for name in names], step)
         wire = WireFormat(
@@ -152,10 +139,7 @@ class SparseReducer:
         )
         if refusal is None:
             self._treatment.clip(gradients, self.scale)
-        conservation = None
-        if self._check:
-            momentum = self._recipe.momentum
-            conservation = _Conservation(gradients, self.residuals, momentum, self.transport)
+        require_conserved = self._conservation(gradients) if self._check else None
         own: Content
         if refusal is not None:
             own = refusal
@@ -164,11 +148,17 @@ class SparseReducer:
             self.residuals.add(names, remainder)
         else:
             own = Refusal(self.transport.rank, OVERFLOW, self._numbers[taken])
-        return _Begun(own, quota, wire, conservation)
+        return partial(self._exchange, gradients, own, quota, wire, require_conserved)
 
-    def _exchange(self, gradients: Sequence[NamedGradient], begun: _Begun) -> None:
+    def _exchange(
+        self,
+        gradients: Sequence[NamedGradient],
+        own: Content,
+        quota: Quota,
+        wire: WireFormat,
+        require_conserved: Callable[[SparseVector], None] | None,
+    ) -> None:
         names = [gradient.name for gradient in gradients]
-        own, quota, wire, conservation = begun
         rank, ranks = self.transport.rank, self.transport.ranks
         share = Share(rank, ranks, own, quota, wire.precision, self.lowest_keeps)
         outcome = self.transport.run(ALGORITHMS[self._recipe.algorithm], share, wire)
@@ -184,8 +174,8 @@ class SparseReducer:
         self.residuals.add(names, outcome.returned)
         if self._recipe.factor_masking and isinstance(own, SparseVector):
             self._treatment.mask(names, own, delivered)
-        if conservation is not None:
-            conservation.require(delivered)
+        if require_conserved is not None:
+            require_conserved(delivered)
         averages = delivered.values / np.float32(self.transport.ranks)
         self._memory.write(
             [gradient.values for gradient in gradients],
@@ -218,63 +208,42 @@ class SparseReducer:
         for gradient in gradients:
             gradient.values.fill_(math.inf)
 
+    def _conservation(self, gradients: Sequence[NamedGradient]) -> Callable[[SparseVector], None]:
+        """Add up all ranks' residuals and gradients, before an exchange; all ranks call.
 
-class _Conservation:
-    """Compares the sum of all ranks' residuals and gradients before and after an exchange.
-
-    Args:
-        gradients: of a message, before any addition.
-        residuals: of this rank.
-        momentum: of the velocities, if there are any; they replace the gradients.
-        transport: sums over the ranks; all of them must call.
-    """
-
-    def __init__(
-        self,
-        gradients: Sequence[NamedGradient],
-        residuals: Residuals,
-        momentum: float,
-        transport: SparseTransport,
-    ) -> None:
-        self._gradients = list(gradients)
-        self._residuals = residuals
-        self._transport = transport
+        Returns:
+            What compares the sum with that of residuals and delivered values, after it. All ranks
+            call it. It raises InternalError if an element differs by more than rounding.
+        """
+        residuals, transport = self.residuals, self.transport
         rows = []
-        for name, values in gradients:
-            added = values
+        for name, added in gradients:
             velocity = residuals.velocity_of(name)
             if velocity is not None:
-                added = velocity * momentum + added
+                added = velocity * self._recipe.momentum + added
             residual = residuals.of(name).double()
             rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
-        self._before = torch.cat(rows, dim=1).cpu()
-        """Of shape (2, elements), float64: sums over all ranks, and sums of the magnitudes."""
-        transport.all_reduce(self._before, counted=False)
+        before = torch.cat(rows, dim=1).cpu()  # float64: sums, and sums of magnitudes
+        transport.all_reduce(before, counted=False)
 
-    def require(self, delivered: SparseVector) -> None:
-        """Compare the sum of residuals and delivered values with the sum before; all ranks call.
+        def require(delivered: SparseVector) -> None:
+            after = torch.cat([residuals.of(name).double() for name, _ in gradients]).cpu()
+            transport.all_reduce(after, counted=False)
+            after += torch.from_numpy(delivered.dense())
+            expected, magnitude = before
+            allowed = magnitude * (TOLERANCE * transport.ranks) + 1e-37
+            wrong = torch.nonzero((after - expected).abs() > allowed).view(-1).tolist()
+            first = 0
+            for name, values in gradients:
+                if wrong and wrong[0] < first + values.numel():
+                    raise InternalError(
+                        f"element {wrong[0] - first} of {name!r} is not conserved: residuals and "
+                        f"gradients were {expected[wrong[0]]:g}, residuals and what was delivered "
+                        f"are {after[wrong[0]]:g}; please report it, with the recipe"
+                    )
+                first += values.numel()
 
-        Raises:
-            InternalError: an element differs by more than rounding.
-        """
-        after = torch.cat([self._residuals.of(g.name).double() for g in self._gradients]).cpu()
-        self._transport.all_reduce(after, counted=False)
-        after += torch.from_numpy(delivered.dense())
-        expected, magnitude = self._before
-        allowed = magnitude * (TOLERANCE * self._transport.ranks) + 1e-37
-        wrong = torch.nonzero((after - expected).abs() > allowed).view(-1)
-        if len(wrong) == 0:
-            return
-        index = int(wrong[0])
-        start = 0
-        for name, values in self._gradients:
-            if index < start + values.numel():
-                raise InternalError(
-                    f"element {index - start} of {name!r} is not conserved: residuals and "
-                    f"gradients were {expected[index]:g}, residuals and what was delivered are "
-                    f"{after[index]:g}; please report it, with the recipe"
-                )
-            start += values.numel()
+        return require
 
 
 def _digest_of(*what: object) -> int:
