@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -181,9 +181,9 @@ def exit_code_of(code: int) -> int:
 
 
 @contextmanager
-def restored_signals(numbers: Iterable[signal.Signals] = ENDING_SIGNALS) -> Iterator[None]:
-    """Restore the signal handlers at the end."""
-    before = {number: signal.getsignal(number) for number in numbers}
+def restored_signals() -> Iterator[None]:
+    """Restore the handlers of the ending signals at the end."""
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     try:
         yield
     finally:
@@ -204,15 +204,14 @@ def ended_by_signals() -> Iterator[None]:
     """
 
     def leave(number: int, _: FrameType | None) -> None:
-        for ending in heeded:
+        for ending in _not_ignored():
             signal.signal(ending, signal.SIG_IGN)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(exit_code_of(-number))
 
-    heeded = _heeded(ENDING_SIGNALS)
-    with restored_signals(heeded):
-        for number in heeded:
+    with restored_signals():
+        for number in _not_ignored():
             signal.signal(number, leave)
         yield
 
@@ -231,27 +230,24 @@ def stop_on_ctrl_c() -> None:
     signal.signal(signal.SIGINT, stop)
 
 
-def _heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return all signals but SIGHUP where nohup has this process ignore it."""
+def _not_ignored() -> list[signal.Signals]:
+    """Return the ending signals, without SIGHUP if nohup has this process ignore it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [number for number in numbers if not (ignored and number == signal.SIGHUP)]
+    return [number for number in ENDING_SIGNALS if not (ignored and number == signal.SIGHUP)]
 
 
 @contextmanager
-def received_signals(
-    numbers: Iterable[signal.Signals] = ENDING_SIGNALS,
-) -> Iterator[socket.socket]:
-    """Yield a socket from which the numbers of signals are read, one a byte, instead of acting.
+def received_signals() -> Iterator[socket.socket]:
+    """Yield a socket with the numbers of ending signals, one a byte, which have no other effect.
 
     Only the main thread can receive signals.
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    heeded = _heeded(numbers)
-    with reading, writing, restored_signals(heeded):
+    with reading, writing, restored_signals():
         before = signal.set_wakeup_fd(writing.fileno())
         try:
-            for number in heeded:
+            for number in _not_ignored():
                 signal.signal(number, lambda *_: None)
             yield reading
         finally:

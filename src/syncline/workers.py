@@ -47,14 +47,14 @@ START_S = 120.0
 """For all workers to start and connect."""
 SETTLE_S = 0.5
 """Once a worker has failed, the others have this long to fail by themselves and say why: the first
-failure may be that of one that has only lost another."""
+failure may be a consequence of another one's."""
 END_S = 10.0
 """For workers to end by themselves before they are killed."""
 OUTPUT_BYTES, OUTPUT_LINES = 4000, 20
 """How much of the end of a lost worker's output goes into the error."""
 
 Progress = Callable[[str, int, int], None]
-"""Takes what is being done, and how many of how many parts of it are done."""
+"""Called with what is being done, how many parts of it are done, and how many there are."""
 
 
 class Running(Protocol):
@@ -320,7 +320,7 @@ class WorkerGroup:
     def _news(
         self, waiting: Mapping[int, Connection], wait_s: float | None
     ) -> Iterator[tuple[int, Reply | Lost]]:
-        """Yield what workers say, or that they have ended; nothing after ``wait_s``."""
+        """Yield what workers report, or that they have ended; nothing after ``wait_s``."""
         started = [s for s in self._started if s.rank is None or s.rank in waiting]
         ready = _ready([*waiting.values(), *(s.process for s in started)], wait_s)
         spoken = {rank for rank, connection in waiting.items() if connection in ready}
@@ -349,7 +349,7 @@ class WorkerGroup:
 
 
 def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
-    """Return those that can be read from; none after ``wait_s``."""
+    """Return those that can be read from; an empty list after ``wait_s``."""
     return wait(sources, wait_s)
 
 
@@ -383,7 +383,7 @@ def _error(worker: str, failure: Failure | Lost) -> SynclineError:
 
 
 def _remoteness(failure: Failure | Lost) -> int:
-    """Return how far a failure is from the cause of all; 0 is the cause."""
+    """Return how far a failure is from their common cause; 0 is the cause."""
     if isinstance(failure, Lost):
         return 0
     return 2 if failure.kind == PeerError.__name__ else 1
@@ -439,13 +439,11 @@ def serve(path: str, rank: int, kind: Any, act: Callable[[Any, Progress], object
 
 
 def _failure_of(error: Exception) -> Failure:
+    kind = type(error).__name__
     if isinstance(error, SynclineError):
-        return Failure(message=str(error), kind=type(error).__name__)
-    return Failure(
-        message=f"{type(error).__name__}: {error}",
-        kind=type(error).__name__,
-        traceback="".join(traceback.format_exception(error)),
-    )
+        return Failure(message=str(error), kind=kind)
+    lines = traceback.format_exception(error)
+    return Failure(message=f"{kind}: {error}", kind=kind, traceback="".join(lines))
 
 
 def _connected(path: str, greeting: Hello | Remote) -> Connection:

@@ -148,7 +148,7 @@ def test_unknown_collectives_and_algorithms() -> None:
 
 
 def test_blocks_where_they_have_no_meaning() -> None:
-    with pytest.raises(UserError, match="ring cuts the vector as it must; blocks=3"):
+    with pytest.raises(UserError, match="ring cuts the vector by itself; leave blocks=3"):
         program("all-reduce", "ring", 4, blocks=3)
     costs = {"size_bytes": 1, "alpha_s": 1, "beta_s_per_byte": 1}
     with pytest.raises(
@@ -165,7 +165,7 @@ def test_missing_blocks() -> None:
 
 
 def test_impossible_roots() -> None:
-    with pytest.raises(UserError, match="all-reduce has no root; root=1 has no meaning"):
+    with pytest.raises(UserError, match="all-reduce has no root; leave root=1 out"):
         program("all-reduce", "ring", 4, root=1)
     for root in (-1, 4):
         with pytest.raises(UserError, match=f"the root is one of the ranks, found {root}"):

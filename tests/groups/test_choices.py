@@ -81,10 +81,10 @@ def test_a_file_that_was_cut_off_is_refused(length: int) -> None:
         ((Region(from_bytes=0, algorithm="ring"),) * 2, "expected regions from 0"),
         ((Region(from_bytes=0, algorithm="rings"),), "unknown algorithm 'rings'"),
         ((Region(from_bytes=0, algorithm="ring", block_bytes=4),), "it takes no blocks"),
-        ((Region(from_bytes=0, algorithm="linear-pipeline"),), "needs a block, of a byte, or more"),
+        ((Region(from_bytes=0, algorithm="linear-pipeline"),), "needs blocks, at least 1"),
         (
             (Region(from_bytes=0, algorithm="linear-pipeline", block_bytes=0),),
-            "needs a block, of a byte, or more; found 0",
+            "needs blocks, at least 1; found 0",
         ),
         ((Region(from_bytes=0, algorithm="hierarchical"),), "for several hosts with several ranks"),
     ],

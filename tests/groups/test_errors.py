@@ -41,7 +41,7 @@ def test_input_that_cannot_be_used(workers: WorkerPool, tmp_path: Path) -> None:
         "root": "expected a rank from 0 to 1, found 2",
         "negative root": "expected a rank from 0 to 1, found -1",
         "algorithm": "unknown all-reduce algorithm 'rings'; did you mean 'ring'? (known: ",
-        "blocks": "ring cuts the vector as it must; blocks=3 has no meaning",
+        "blocks": "ring cuts the vector by itself; leave blocks=3 out",
         "no blocks": "linear-pipeline needs a number of blocks; ",
         "itself": "cannot send to itself, or receive from itself",
         "peer": "from 0 to 1, found 2",

@@ -96,14 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines = unfinished(dumps)
             print("\n".join(lines) or "every operation that was begun is completed")
             analyse(dumps)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            IndexError,
-            AttributeError,
-            AssertionError,
-        ) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             raise FileError(
                 f"{prefix}*.json: these are not the dumps of one job: {shortened(repr(error))}"
             ) from None

@@ -33,20 +33,18 @@ class Gpus:
     """Device groups of a process group's ranks, and groups of other backends.
 
     Ranks of one host run all-reduce, broadcast and reduce as linear pipelines between their GPUs.
-    All ranks decide alike, so it depends on nothing but the call, its dtype and the hosts. Whatever
-    else there is passes through host memory. Where the group was made as ``"cpu:syncline,
+    All ranks must decide alike, so the decision depends only on the call, its dtype and the hosts.
+    Everything else passes through host memory. Where the group was made as ``"cpu:syncline,
     cuda:nccl"``, another group of torch's, of that backend, takes what is on its device.
 
     Not run on a GPU yet: see docs/gpu.md.
 
     Args:
         owner: refers to the process group, which must not be kept alive.
-        join: makes a group of its ranks for a device group, by a name.
     """
 
-    def __init__(self, owner: weakref.ref[Any], join: Callable[[str], Group]) -> None:
+    def __init__(self, owner: weakref.ref[Any]) -> None:
         self._owner = owner
-        self._join = join
         self._groups: dict[str, DeviceGroup | None] = {}
         """By name; None where the ranks are not all on one host."""
         self._others: dict[str, Any] = {}
@@ -120,7 +118,8 @@ class Gpus:
 
     def _group(self, name: str, device: torch.device) -> DeviceGroup | None:
         if name not in self._groups:
-            group = self._join(name)
+            owner: Any = self._owner()
+            group: Group = owner.joined(name)
             if len(group.hosts) == 1:
                 self._groups[name] = DeviceGroup(group, CudaDevice(device))
             else:
@@ -134,7 +133,7 @@ class Gpus:
             if group is not None:
                 try:
                     group.close()
-                except PeerError:  # it has left already, and has said so where it was waited for
+                except PeerError:  # the group has failed, and whoever waited got the error
                     group.leave()
 
     def leave(self) -> None:

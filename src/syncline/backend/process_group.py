@@ -109,25 +109,17 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """The last operations."""
         self._on_failure: Callable[[], str] = str
         self._dump_no_more: Callable[[], object] = str
-        self._outer = self._joined("calls")
+        self._outer = self.joined("calls")
         self._inner: Group | None = None
         own = weakref.ref(self)
-
-        def joined(name: str) -> Group:
-            found = own()
-            assert found is not None
-            return found._joined(name)
-
-        self._gpus = Gpus(own, joined)
+        self._gpus = Gpus(own)
         self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
         self._completer = Completer()
         # Runs also when the group is collected, even on that thread.
         self._complete_no_more = weakref.finalize(self, self._completer.close)
         if prefix is not None and entries > 0:
-            this = weakref.ref(self)
-            dumper = Dumper(
-                prefix, store, self._outer.meeting, rank, size, lambda: _recorded(this())
-            )
+            meeting = self._outer.meeting
+            dumper = Dumper(prefix, store, meeting, rank, size, lambda: _recorded(own()))
             self._dump_no_more = weakref.finalize(self, dumper.close)
             self._on_failure = self._outer.on_failure = dumper.failed
 
@@ -141,10 +133,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if threading.get_ident() != self._completer.ident:
             return self._outer
         if self._inner is None:
-            self._inner = self._joined("calls of futures")
+            self._inner = self.joined("calls of futures")
         return self._inner
 
-    def _joined(self, name: str) -> Group:
+    def joined(self, name: str) -> Group:
+        """Make another group of the ranks; all of them must call."""
         group = Group(
             self._store,
             self._rank,

@@ -21,8 +21,7 @@ LATE = -1
 class _UntilExit:
     """A context for several threads at once, which none can enter once the process is ending.
 
-    A thread that tries stays there, until the process has ended. A thread may enter it again
-    inside itself.
+    A thread that tries blocks until the process has ended. Entering it twice is allowed.
     """
 
     def __init__(self) -> None:

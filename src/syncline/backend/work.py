@@ -94,10 +94,8 @@ class BackendWork(dist.Work):
         deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
             for pending in self.pending:
-                if deadline_s is None:
-                    pending.wait()
-                else:
-                    pending.wait(max(deadline_s - time.monotonic(), 0.0))
+                left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
+                pending.wait(left_s)
         except BaseException as error:
             if any(pending.ended and not pending.done for pending in self.pending):
                 self._error = error

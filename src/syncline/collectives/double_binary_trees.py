@@ -127,8 +127,8 @@ def _edges_from_root(ranks: int) -> _Edges:
 def _trees(ranks: int) -> tuple[Numbers, Numbers, Numbers, tuple[int, int]]:
     """Return two trees over the same ranks: for each edge its tree and ends, and the two roots."""
     first = _parents(ranks)
-    # The second tree is the first one's mirror image, which makes inner ranks of leaves; for odd P,
-    # the first one moved on by a rank.
+    # For even P the second tree is the first one's mirror image, which turns leaves into inner
+    # ranks; for odd P, the first one moved on by a rank.
     if ranks % 2 == 0:
         second = ranks - 1 - first[::-1]
         roots = (0, ranks - 1)

@@ -1,4 +1,4 @@
-"""Hierarchical: sums inside each host first, so that between hosts every byte goes once."""
+"""Hierarchical: sums inside each host first, so that every byte crosses between hosts once."""
 
 from __future__ import annotations
 

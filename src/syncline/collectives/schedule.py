@@ -196,7 +196,7 @@ class Schedule:
 
 
 def require_ranks(algorithm: str, ranks: int, *, blocks: int = 1) -> None:
-    """Check a number of ranks, and of blocks that all of them pass on twice.
+    """Check the number of ranks, and that of blocks, each of which a rank sends at most twice.
 
     Raises:
         UserError: there are fewer than 1 or more than ``LARGEST_RANKS`` ranks, or so many blocks

@@ -138,13 +138,11 @@ def program(
         transfers = entry.transfers(ranks, blocks)
     else:
         if blocks is not None:
-            raise UserError(
-                f"{algorithm} cuts the vector as it must; blocks={blocks} has no meaning"
-            )
+            raise UserError(f"{algorithm} cuts the vector by itself; leave blocks={blocks} out")
         require_ranks(algorithm, ranks)
         blocks, transfers = entry.blocks(ranks), entry.transfers(ranks)
     if root != 0 and collective not in ROOTED:
-        raise UserError(f"{collective} has no root; root={root} has no meaning")
+        raise UserError(f"{collective} has no root; leave root={root} out")
     return Schedule.of(
         collective=collective,
         algorithm=algorithm,

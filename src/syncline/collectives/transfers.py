@@ -50,7 +50,7 @@ class Transfers(NamedTuple):
         stop = start + 1 if block_stop is None else np.asarray(block_stop)
         columns = np.broadcast_arrays(step, source, destination, start, stop)
         listed = [column.astype(np.int32).ravel() for column in columns]
-        return cls(*listed, np.full(len(listed[0]), reduces))
+        return cls._make([*listed, np.full(len(listed[0]), reduces)])
 
     @property
     def steps(self) -> int:

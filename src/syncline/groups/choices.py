@@ -9,6 +9,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -202,9 +203,9 @@ def require_algorithm(
     else:
         raise UserError(f"{where}: {unknown('algorithm', algorithm, PROGRAMS[collective])}")
     if pipelined and (blocks is None or blocks < 1):
-        raise UserError(f"{where}: {algorithm} needs a block, of a byte, or more; found {blocks}")
+        raise UserError(f"{where}: {algorithm} needs blocks, at least 1; found {blocks}")
     if not pipelined and blocks is not None:
-        raise UserError(f"{where}: {algorithm} cuts the vector as it must; it takes no blocks")
+        raise UserError(f"{where}: {algorithm} cuts the vector by itself; it takes no blocks")
 
 
 AGAIN = "measure again with 'syncline tune'"
@@ -284,11 +285,8 @@ def _read(path: Path, changed_ns: int) -> Choices | None:
         raise FileError(f"{error} ({_DO})") from None
     if choices.release != release():
         logger.warning(
-            "%s was measured with release %s, this is %s: built-in choices are used; %s",
-            path,
-            choices.release,
-            release(),
-            AGAIN,
+            f"{path} was measured with release {choices.release}, this is {release()}: built-in "
+            f"choices are used; {AGAIN}"
         )
         return None
     return choices
@@ -298,23 +296,19 @@ BUILT_IN = "built-in"
 CHOICES = "choices"
 """The name of rank 0's note."""
 Wanted = Choices | Literal["measured", "built-in"]
-"""Which choices a group is to use: those given, those that the user's cache has for its hosts, else
-the built-in ones; or the built-in ones."""
+"""Which choices a group uses: the given ones, or the built-in ones. ``"measured"``: what ``syncline
+tune`` has measured for these hosts, if the user's cache has that, else the built-in ones."""
 
 
+@dataclass(frozen=True, slots=True)
 class Chooser:
-    """Chooses the algorithm of a collective.
+    """Chooses the algorithm of a collective."""
 
-    Args:
-        hosts: the ranks of each host.
-        regions: measured choices; other collectives get the built-in choice.
-        source: where the regions come from, in words.
-    """
-
-    def __init__(self, hosts: Hosts, regions: Regions, source: str) -> None:
-        self.hosts = hosts
-        self.regions = regions
-        self.source = source
+    hosts: Hosts
+    regions: Regions
+    """Measured choices; other collectives get the built-in choice."""
+    source: str
+    """Where the regions come from, in words."""
 
     def choose(self, collective: Collective, size_bytes: int) -> Choice:
         """Return the algorithm for a vector of ``size_bytes``."""

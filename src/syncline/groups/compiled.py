@@ -50,7 +50,9 @@ def compiled(
     elif collective == "all-reduce" and choice.blocks is None:
         schedule = hierarchical(hosts)
     else:
-        raise UserError("hierarchical is an all-reduce that cuts the vector as it must")
+        raise UserError(
+            "hierarchical is an all-reduce, and cuts the vector by itself; leave blocks out"
+        )
     steps = [(s.step, ACTIONS[s.action], *s[2:]) for s in schedule.program(rank)]
     rows = np.array(steps, dtype=np.int32).reshape(-1, 5)
     native = _native.make_program(rank, ranks, schedule.blocks, rows)

@@ -118,23 +118,6 @@ class Pending:
         self._keep = None
         self._group._let_go()
 
-    def release(self) -> None:
-        """Do nothing: :meth:`wait` releases the memory."""
-
-
-class Closing:
-    """A shared buffer that is closed once the collectives before it are done.
-
-    Args:
-        release: closes it.
-    """
-
-    __slots__ = ("release",)
-    done = True
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self.release = release
-
 
 DONE = Pending(None, None, None)
 """A collective that was done at once."""
@@ -155,9 +138,8 @@ class Group:
         timeout_s: deadline for meeting, and for every wait that is not given its own.
         transport: ``"auto"``: shared memory inside a host, UCX between hosts; ``"shared"``: refuse
             ranks of other hosts; ``"ucx"``: UCX to all ranks.
-        choices: which algorithm is taken for which size. ``"measured"``: what ``syncline tune`` has
-            measured for these hosts, if rank 0's user has that in the cache, else ``"built-in"``;
-            or choices that were loaded. Those of rank 0 count.
+        choices: which algorithm is taken for which size; see :data:`~.choices.Wanted`. Those of
+            rank 0 count.
 
     Raises:
         PeerError: a rank did not come.
@@ -185,8 +167,8 @@ class Group:
         self.on_failure: Callable[[], str] = str
         """Called when an operation fails on this rank; returns the end of the error message."""
         self._lock = threading.Lock()
-        self._begun: deque[Pending | Closing] = deque()
-        """Collectives that may be under way, in order, and buffers to close between them."""
+        self._begun: deque[Pending | Callable[[], None]] = deque()
+        """Collectives that may be under way, in order, and what closes buffers between them."""
         self._calls: dict[tuple[object, ...], PreparedCall] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
@@ -205,7 +187,7 @@ class Group:
             self.hosts = self.site.layout
             """The ranks of each host; if UCX joins all ranks, each counts as a host of its own."""
             crowded = len(reception.neighbours) > len(os.sched_getaffinity(0))
-            prefix = reception.prefix
+            prefix = self.meeting
             self._peers: list[Introduced] = []
             own: list[int] = []
             """This rank's memory segment and, with UCX, the eventfd that wakes it."""
@@ -215,9 +197,7 @@ class Group:
                 if remote:
                     own.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
                 worker = new_worker(rank) if remote else None
-                ways = []
-                if worker is not None:
-                    ways = addresses(worker, store, prefix, rank, remote, deadline)
+                ways = addresses(worker, store, prefix, rank, remote, deadline) if worker else []
                 others = [other for other in near if other != rank]
                 self._peers = reception.meet(others, own)
                 # Only now: meeting the other ranks shows whether one has ended.
@@ -380,15 +360,8 @@ class Group:
         The given elements are not changed; the result is an equal part of as many. See
         :meth:`all_reduce`.
         """
-        key = (
-            "reduce-scatter",
-            given.count,
-            given.dtype,
-            choice,
-            reduction,
-            result.count,
-            result.dtype,
-        )
+        counts = given.count, given.dtype, choice, reduction, result.count, result.dtype
+        key = "reduce-scatter", *counts
         call = self._calls.get(key)
         if call is None:
             _fitting(result, given, self.ranks)
@@ -459,7 +432,8 @@ class Group:
 
         def close(forget: Callable[[], None]) -> None:
             if (kept := group()) is not None:
-                kept._when_done(forget)
+                kept._begun.append(forget)
+                kept._let_go()
 
         return self._buffers.allocate(size_bytes, self.timeout_s, close)
 
@@ -570,20 +544,16 @@ class Group:
         return pending
 
     def _let_go(self) -> None:
-        """Forget collectives that are done, which refer to the group."""
+        """Forget collectives that are done, which refer to the group, and close buffers."""
         if self._native.forked:
             return  # the fork has no thread that could release the lock
         done = []
         with self._lock:
-            while self._begun and self._begun[0].done:
+            while self._begun and (not isinstance(self._begun[0], Pending) or self._begun[0].done):
                 done.append(self._begun.popleft())
         for each in done:
-            each.release()
-
-    def _when_done(self, release: Callable[[], None]) -> None:
-        """Call something once all collectives that have begun are done, but not in a fork."""
-        self._begun.append(Closing(release))
-        self._let_go()
+            if not isinstance(each, Pending):
+                each()
 
     def _wait(self, native: _native.Task, timeout_s: float | None) -> None:
         if timeout_s is None:
@@ -670,16 +640,16 @@ def _window(ranks: int) -> int:
 def _new_segment(ranks: int, rank: int) -> int:
     """Return memory without a name, so that it never outlives its processes."""
     size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
-    where = f"rank {rank}: no {size_bytes} bytes of shared memory to be had"
     try:
         segment = os.memfd_create("syncline", os.MFD_CLOEXEC)
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, segment)
+            os.ftruncate(segment, size_bytes)
+            failed.pop_all()
     except OSError as error:
-        raise UserError(f"{where}: {error}") from error
-    try:
-        os.ftruncate(segment, size_bytes)
-    except OSError as error:
-        os.close(segment)
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(
+            f"rank {rank}: no {size_bytes} bytes of shared memory to be had: {error}"
+        ) from error
     return segment
 
 

@@ -124,36 +124,24 @@ class _StrangerError(Exception):
     """The other end is no rank of this group."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Meeting:
-    """Meets other ranks of this host.
+    """Meets other ranks of this host."""
 
-    Args:
-        rank: this rank.
-        addresses: where each rank of the group listens.
-        secret: known to all ranks of the group, and to nobody else.
-        listening: this rank's own socket.
-        passed: descriptors for each rank that is met; each rank passes equally many.
-        require_joining: called with a rank; raises PeerError if it has posted why it does not join.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        addresses: Sequence[str],
-        secret: bytes,
-        listening: socket.socket,
-        passed: Sequence[int],
-        require_joining: Callable[[int], None],
-    ) -> None:
-        self._rank = rank
-        self._addresses = addresses
-        self._secret = secret
-        self._listening = listening
-        self._passed = passed
-        self._require_joining = require_joining
-        self._talks: dict[socket.socket, Talk] = {}
-        self._called: dict[int, socket.socket] = {}
-        self._missing: set[int] = set()
+    _rank: int
+    _addresses: Sequence[str]
+    """Where each rank of the group listens."""
+    _secret: bytes
+    """Known to all ranks of the group, and to nobody else."""
+    _listening: socket.socket
+    """This rank's own."""
+    _passed: Sequence[int]
+    """Descriptors for each rank that is met; each rank passes equally many."""
+    _require_joining: Callable[[int], None]
+    """Called with a rank; raises PeerError if it has posted why it does not join."""
+    _talks: dict[socket.socket, Talk] = field(default_factory=dict)
+    _called: dict[int, socket.socket] = field(default_factory=dict)
+    _missing: set[int] = field(default_factory=set)
 
     def meet(self, others: Sequence[int], deadline: float) -> list[Introduced]:
         """Meet other ranks.

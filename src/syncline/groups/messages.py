@@ -31,7 +31,7 @@ def require_descriptors(count: int, rank: int) -> None:
     """Make sure that this process may open this many more files.
 
     Raises:
-        UserError: it may not. Some are free, so the other ranks can still be notified.
+        UserError: it may not. A few stay free, to notify the other ranks.
     """
     opened: list[int] = []
     try:

@@ -103,21 +103,15 @@ class _Result(Value, frozen=True, kw_only=True):
     """Why there is no group."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RollCall:
-    """Finds the processes of a group.
+    """Finds the processes of a group, through a store that all its ranks share."""
 
-    Args:
-        store: shared by all ranks of the group.
-        name: of the group.
-        rank: this rank.
-        ranks: how many there are.
-    """
-
-    def __init__(self, store: Store, name: str, rank: int, ranks: int) -> None:
-        self._store = store
-        self._name = name
-        self._rank = rank
-        self._ranks = ranks
+    _store: Store
+    _name: str
+    """Of the group."""
+    _rank: int
+    _ranks: int
 
     def join(self, card: RankCard, deadline: float) -> Roll:
         """Return the roll with this process on it, once all ranks have answered.
@@ -227,9 +221,7 @@ class RollCall:
         Raises:
             PeerError: it did, but no longer does. (If it never did, the call is an old one.)
         """
-        if call.card is None or own.card is None:
-            return False
-        if call.card.host != own.card.host:
+        if call.card is None or own.card is None or call.card.host != own.card.host:
             return False
         now = listens(call.card.socket)
         if before and not now and not self._store.check([f"{prefix}/roll"]):

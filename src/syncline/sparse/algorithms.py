@@ -43,7 +43,7 @@ def all_gather(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], lis
 def summed(contents: Sequence[Content], length: int) -> Content:
     """Return the sum of neighbours in pairs, or the refusal of the lowest rank that refused.
 
-    In pairs, since sums grow: ``P k log2 P`` entries are read, and not ``P^2 k / 2``.
+    In pairs, because sums grow: this reads ``P k log2 P`` entries instead of ``P^2 k / 2``.
     """
     refusals = [content for content in contents if isinstance(content, Refusal)]
     if refusals:

@@ -57,7 +57,7 @@ class Share(NamedTuple):
     precision: Precision
     """The precision of values on the wire."""
     lowest_keeps: bool = False
-    """Whether the lowest of the ranks that make the same merge keeps what it drops."""
+    """Whether, of the ranks that make the same merge, the lowest keeps what the merge drops."""
 
     @property
     def length(self) -> int:

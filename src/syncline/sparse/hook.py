@@ -31,8 +31,8 @@ from syncline.torch_private import current_graph_task, queue_callback
 __all__ = ["GTopKState", "resharded"]
 
 PATIENCE = 2
-"""An exchange may take this many timeouts of the group: errors of its own waits name the peer, so
-they should come first."""
+"""An exchange may take this many timeouts of the group. Its own waits then fail first, with errors
+that name the peer."""
 
 Future = torch.futures.Future
 

@@ -82,7 +82,7 @@ class HostMemory:
         return None
 
     def are_zero(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Say of each tensor whether all it has are zeros."""
+        """Say of each tensor whether it has elements and all are zeros."""
         return [values.numel() > 0 and _is_zero(values) for values in tensors]
 
     def take(

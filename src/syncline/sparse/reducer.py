@@ -56,15 +56,9 @@ class SparseReducer:
         context: StreamContext,
         check: bool,
     ) -> None:
-        """Begin with empty residuals.
+        """Begin with empty residuals; see :class:`~syncline.sparse.session.Session`.
 
-        Args:
-            recipe: the same on all ranks.
-            elements: of every parameter by name, in the order of the model.
-            group: used by nothing else.
-            timeout: after which a peer that does not answer counts as lost.
-            context: of the gradients' device; the caller has entered it.
-            check: whether every exchange is checked for lost gradient, by exchanging it all.
+        Nothing else uses the group. The caller has entered the context.
         """
         self._recipe = recipe
         self._elements = dict(elements)

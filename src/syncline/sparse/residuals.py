@@ -112,10 +112,10 @@ class Residuals:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; raise MismatchError if it is of other parameters."""
-        for what, own in (("residuals", self._residuals), ("velocities", self._velocities)):
-            given: Tensors = state[what]
+        kept = {"residuals": self._residuals, "velocities": self._velocities}
+        for what, own in kept.items():
             expected = {name: len(tensor) for name, tensor in own.items()}
-            found = {name: tensor.numel() for name, tensor in given.items()}
+            found = {name: tensor.numel() for name, tensor in state[what].items()}
             if found != expected:
                 names = sorted(n for n in {*expected, *found} if expected.get(n) != found.get(n))
                 raise MismatchError(
@@ -123,7 +123,7 @@ class Residuals:
                     f"{quoted(names[0])} has {found.get(names[0], 'none of the')} elements there, "
                     f"{expected.get(names[0], 'none')} here"
                 )
-        for what, own in (("residuals", self._residuals), ("velocities", self._velocities)):
+        for what, own in kept.items():
             for name, tensor in state[what].items():
                 own[name].copy_(tensor.reshape(-1))
         self._rates = dict(state.get("rates", {}))
@@ -230,10 +230,9 @@ class Treatment:
         return [list(gradients)]
 
     def _tracked(self, gradient: NamedGradient, is_zero: bool) -> Tracked:
-        """Return the tensors to select from.
+        """Return the tensors to select from; zeros for a gradient of zeros, so nothing is sent.
 
-        Zeros for a gradient of zeros, so that nothing is sent: DDP discards the average for a
-        parameter that no rank has used, so it would be lost.
+        DDP discards the average for a parameter that no rank has used, so it would be lost.
         """
         residual = self._residuals.of(gradient.name)
         velocity = self._residuals.velocity_of(gradient.name)

@@ -117,14 +117,6 @@ class Session:
         """Mark the present step as one to be skipped."""
         self.reducer.refused = True
 
-    def _begin_step(self, scaler: Scaler) -> None:
-        self.undo_refused()
-        self._before.clear()
-        scale = float(scaler.get_scale())
-        if scale != self.reducer.scale:
-            self.reducer.residuals.scale(scale / self.reducer.scale)
-            self.reducer.scale = scale
-
     def undo_refused(self) -> None:
         """Restore the residuals from before the last step, if that step is to be skipped."""
         if self.refused:
@@ -142,7 +134,7 @@ class Session:
     ) -> None:
         """Compute gradients at the weights with residuals applied, until the session ends.
 
-        See :class:`StepAhead` for the arguments; ``settle`` waits until nothing is under way.
+        See :class:`StepAhead` for the arguments; ``settle`` waits for all exchanges to end.
 
         Raises:
             UserError: it is an optimizer of another kind or model, or it was given before; or the
@@ -182,9 +174,14 @@ class Session:
         """
         with self.context.after(after):
             if self._scaler is not None:
-                if not self._begun:
-                    self._begin_step(self._scaler)
                 residuals = self.reducer.residuals
+                if not self._begun:
+                    self.undo_refused()
+                    self._before.clear()
+                    scale = float(self._scaler.get_scale())
+                    if scale != self.reducer.scale:
+                        residuals.scale(scale / self.reducer.scale)
+                        self.reducer.scale = scale
                 self._before |= {g.name: residuals.copy_of(g.name) for g in gradients}
             self._begun = True
             exchange = self.reducer.prepare(gradients, step=self.step, message=message)

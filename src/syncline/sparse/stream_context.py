@@ -15,7 +15,7 @@ __all__ = ["CudaStreamContext", "StreamContext", "stream_context_for"]
 
 
 class StreamContext:
-    """The host: every operation is complete when it returns."""
+    """The host, where every operation is complete when it returns."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,8 +41,8 @@ class StreamContext:
 class CudaStreamContext(StreamContext):
     """A stream of its own on a GPU, beside that of the backward pass.
 
-    The host's thread waits for the device at the end, so nothing after it need know of the stream.
-    It is a thread of the exchange's own, which releases the interpreter while it waits.
+    The calling thread waits for the device at the end, so later work needs no further wait. It is
+    a thread of the exchange alone, and releases the interpreter's lock while it waits.
     """
 
     def __init__(self, device: torch.device) -> None:

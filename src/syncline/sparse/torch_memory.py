@@ -91,7 +91,7 @@ class TorchMemory:
 
 
 def _largest_of_each(tensors: Sequence[Tensor]) -> list[float]:
-    """Return the largest magnitude of each tensor; NaN where there is one, 0 of no elements."""
+    """Return the largest magnitude of each tensor; NaN if it holds one, 0 if it is empty."""
     present = [number for number, tensor in enumerate(tensors) if tensor.numel()]
     found = [0.0] * len(tensors)
     if present:

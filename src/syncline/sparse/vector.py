@@ -106,7 +106,7 @@ def merged(a: SparseVector, b: SparseVector, quota: Quota) -> tuple[SparseVector
     The same bits for ``(b, a)``. Of equal magnitudes the lower index is kept. Entries whose sum is
     exactly zero are in neither: they have been delivered, as a zero. O(entries).
 
-    Source: gTop-k, Definition 1 (the operator T), which has no word on the others.
+    Source: gTop-k, Definition 1 (the operator T), which does not say what happens to the others.
     """
     ends = np.cumsum(quota.lengths, dtype=np.uint64)
     counts = np.array(quota.counts, np.uint64)

@@ -100,7 +100,8 @@ class WireFormat:
             raise MismatchError("not a message of a sparse exchange")
         if kind == REFUSAL:
             return Refusal(entries, *REASON.unpack_from(message.data, HEADER_BYTES))
-        found = (k, length, _name_of(precision), digest)
+        name = dict(enumerate(PRECISIONS)).get(precision, f"precision {precision}")
+        found = (k, length, name, digest)
         expected = (self.k, self.length, self.precision, self.digest)
         if found != expected:
             raise MismatchError(
@@ -138,7 +139,3 @@ class WireFormat:
         precision = PRECISIONS.index(self.precision)
         fields = (MAGIC, kind, precision, coding, 0, entries, self.k, self.length, self.digest)
         HEADER.pack_into(message.data, 0, *fields)
-
-
-def _name_of(precision: int) -> str:
-    return PRECISIONS[precision] if precision < len(PRECISIONS) else f"precision {precision}"

@@ -98,8 +98,8 @@ class AllReduce(Algorithm):
     """BSP-SGD with an all-reduce.
 
     The barrier of line 4 is the end of the all-reduce: no rank has the sum before all have given.
-    The weights of the ranks may part by rounding, where their arithmetic differs; line 7 brings
-    them together again.
+    Ranks whose arithmetic differs may drift apart by rounding; line 7 makes their weights equal
+    again.
 
     Args:
         job: what is trained.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from syncline.backend.tensors import elements_of
-from syncline.collectives.table import PROGRAMS, Collective, Pipelined
+from syncline.collectives.table import PROGRAMS, Pipelined
 from syncline.devices import DeviceGroup
-from syncline.devices.device_group import DeviceWork
+from syncline.devices.device_group import DeviceWork, Kind
 from syncline.errors import UserError, require_known
 from syncline.groups import Choice, Elements, Group, Pending
 
@@ -72,36 +71,25 @@ class Channel:
         """Whether this rank is the root."""
         return self.group.rank == ROOT
 
-    # ``attended``: the caller will wait at once, and then does the work itself.
+    def start(self, collective: Kind, buffer: Tensor, *, attended: bool = False) -> Started:
+        """Start to copy the root's elements to all ranks, or to add those of all ranks.
 
-    def broadcast(self, buffer: Tensor, *, attended: bool = False) -> Started:
-        """Start to copy the root's elements to all ranks."""
-        if isinstance(self.group, DeviceGroup):
-            return self.group.begin("broadcast", buffer, root=ROOT)
-        elements = elements_of(buffer, copies=True)
-        choice = self._choice("broadcast", elements)
-        return self.group.broadcast(elements, root=ROOT, choice=choice, attended=attended)
-
-    def reduce(self, buffer: Tensor, *, attended: bool = False) -> Started:
-        """Start to add the elements of all ranks; the sum replaces those of the root.
-
-        The contents of other ranks' buffers are undefined at the end.
+        A reduce replaces the root's elements by the sums and leaves the other ranks' undefined; an
+        all-reduce replaces those of every rank. If ``attended``, the caller will wait at once, and
+        then does the work itself.
         """
         if isinstance(self.group, DeviceGroup):
-            return self.group.begin("reduce", buffer, root=ROOT)
-        elements = elements_of(buffer, copies=False)
-        choice = self._choice("reduce", elements)
-        return self.group.reduce(elements, elements, root=ROOT, choice=choice, attended=attended)
-
-    def all_reduce(self, buffer: Tensor, *, attended: bool = False) -> Started:
-        """Start to add the elements of all ranks; the sum replaces those of every rank."""
-        if isinstance(self.group, DeviceGroup):
-            return self.group.begin("all-reduce", buffer)
-        elements = elements_of(buffer, copies=False)
-        choice = self._choice("all-reduce", elements)
+            return self.group.begin(collective, buffer, root=ROOT)
+        elements = elements_of(buffer, copies=collective == "broadcast")
+        choice = self._choice(collective, elements)
+        if collective == "broadcast":
+            return self.group.broadcast(elements, root=ROOT, choice=choice, attended=attended)
+        if collective == "reduce":
+            to = elements  # in place on every rank: no other memory is needed
+            return self.group.reduce(elements, to, root=ROOT, choice=choice, attended=attended)
         return self.group.all_reduce(elements, choice=choice, attended=attended)
 
-    def _choice(self, collective: Collective, elements: Elements) -> Choice | None:
+    def _choice(self, collective: Kind, elements: Elements) -> Choice | None:
         if self.family is None:
             return None
         if isinstance(PROGRAMS[collective][self.family], Pipelined):
@@ -160,7 +148,7 @@ class Values:
             for place, tensor in zip(self._packed.places, self._tensors, strict=True):
                 place.copy_(tensor)
         self._pending = [
-            channel.broadcast(buffer, attended=attended) for buffer in self._packed.buffers
+            channel.start("broadcast", buffer, attended=attended) for buffer in self._packed.buffers
         ]
 
     @torch.no_grad()
@@ -207,7 +195,7 @@ class Gradients:
                     f"a second backward pass has added to the average gradient of {name!r} before "
                     "the update; run all but the last pass under no_sync(), or call zero_grad()"
                 )
-        self._start(channel, partial(channel.reduce, attended=attended))
+        self._start(channel, "reduce", attended=attended)
 
     def finish_reduce(self, channel: Channel) -> None:
         """Wait; the root gets the averages, and the other ranks have no gradients.
@@ -228,12 +216,12 @@ class Gradients:
 
     def all_reduce(self, channel: Channel) -> None:
         """Replace every rank's gradients by the averages."""
-        self._start(channel, partial(channel.all_reduce, attended=True))
+        self._start(channel, "all-reduce", attended=True)
         _wait(self._pending)
         self._unpack()
 
     @torch.no_grad()
-    def _start(self, channel: Channel, collective: Callable[[Tensor], Started]) -> None:
+    def _start(self, channel: Channel, collective: Kind, *, attended: bool) -> None:
         share = 1.0 / channel.group.ranks
         packed = self._packed
         for (name, parameter), place, mark in zip(
@@ -249,7 +237,9 @@ class Gradients:
                 )
             else:
                 torch.mul(parameter.grad, share, out=place)
-        self._pending = [collective(buffer) for buffer in packed.buffers]
+        self._pending = [
+            channel.start(collective, buffer, attended=attended) for buffer in packed.buffers
+        ]
 
     @torch.no_grad()
     def _unpack(self) -> None:

@@ -198,7 +198,7 @@ class LayerOrder(TorchFunctionMode):
         """Return the layers as the root has seen them, on all ranks alike."""
         entered = [self._entered.get(gate, START) for gate in self._gates]
         seen = torch.tensor([self._gates, entered], dtype=torch.int64)
-        self._job.channel.broadcast(seen).wait()
+        self._job.channel.start("broadcast", seen).wait()
         gates, entered = seen.tolist()
         found: dict[int, list[int]] = {}
         for index in sorted(range(len(gates)), key=lambda index: entered[index]):

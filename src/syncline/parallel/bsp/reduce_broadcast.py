@@ -164,7 +164,7 @@ class Observation:
             message_of.fill_(len(plan.messages) - 1)
             for number, tensors in enumerate(plan.message_tensors()):
                 message_of[[order[tensor] for tensor in tensors]] = number
-        self._job.channel.broadcast(message_of).wait()
+        self._job.channel.start("broadcast", message_of).wait()
         numbers = message_of.tolist()
         return [
             [index for index, number in enumerate(numbers) if number == message]
@@ -229,8 +229,8 @@ class Observation:
         channel = self._job.channel
         buffer = torch.zeros(-(-size_bytes // 4))
         for repetition in range(REPETITIONS + 1):
-            channel.all_reduce(torch.zeros(1)).wait()  # together: a push ends when all have begun
+            channel.start("all-reduce", torch.zeros(1)).wait()  # all ranks begin a push together
             start_s = time.perf_counter()
-            channel.reduce(buffer).wait()
+            channel.start("reduce", buffer).wait()
             if repetition:  # the first warms up
                 yield time.perf_counter() - start_s
