@@ -42,7 +42,7 @@ class Record:
 
     __slots__ = ("created_ns", "ended_ns", "inputs", "name", "number", "outputs", "peer", "tasks")
 
-    def __init__(self, name: str, inputs: Sequence[Kind], outputs: Sequence[Kind] | None) -> None:
+    def __init__(self, name: str, inputs: Sequence[Kind], outputs: Sequence[Kind]) -> None:
         self.name = name
         self.inputs = inputs
         self.outputs = outputs
@@ -115,7 +115,7 @@ class FlightRecorder:
             self.messages += 1
         if not self.records.maxlen:
             return None
-        record = Record(name, _kinds(inputs), None if outputs is None else _kinds(outputs))
+        record = Record(name, _kinds(inputs), _kinds(inputs if outputs is None else outputs))
         record.peer = peer
         record.number = self.collectives, self.messages
         self.records.append(record)
@@ -138,11 +138,7 @@ class FlightRecorder:
                 "time_discovered_started_ns": 0 if record.tasks is None else record.created_ns,
                 "time_discovered_completed_ns": record.ended_ns,
                 **_described("input", record.name, record.inputs),
-                **_described(
-                    "output",
-                    record.name,
-                    record.inputs if record.outputs is None else record.outputs,
-                ),
+                **_described("output", record.name, record.outputs),
                 "state": record.state,
                 "is_p2p": record.peer is not None,
                 "retired": record.state == "completed",

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -386,12 +386,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Collect every rank's tensor in a list, in the order of ranks."""
         if other := self._other(inputs):
             return other.allgather(outputs, inputs, *_options(opts))
-
-        def begin() -> BackendWork:
-            works = [self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True)]
-            return self._together(works, outputs)
-
-        return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
+        works = (self._gather_all(*pair) for pair in zip(outputs, inputs, strict=True))
+        return self._all_begun("all_gather", inputs, works, outputs)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
@@ -399,15 +395,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Collect several tensors; ``outputs[r]`` are those of rank r."""
         if other := self._other(inputs):
             return other.allgather_coalesced(outputs, inputs, *_options(opts))
-
-        def begin() -> BackendWork:
-            works = [
-                self._gather_all([of_rank[number] for of_rank in outputs], tensor)
-                for number, tensor in enumerate(inputs)
-            ]
-            return self._together(works, outputs)
-
-        return self._begun("all_gather", inputs, begin, outputs=_flat(outputs))
+        works = (
+            self._gather_all([of_rank[number] for of_rank in outputs], tensor)
+            for number, tensor in enumerate(inputs)
+        )
+        return self._all_begun("all_gather", inputs, works, outputs)
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -415,13 +407,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Collect several tensors, each in one."""
         if other := self._other(inputs):
             return other.allgather_into_tensor_coalesced(outputs, inputs, *_options(opts))
-
-        def begin() -> BackendWork:
-            pairs = zip(outputs, inputs, strict=True)
-            works = [self._gather_single(*pair, _attended(opts)) for pair in pairs]
-            return self._together(works, outputs)
-
-        return self._begun("all_gather_into_tensor_coalesced", inputs, begin, outputs=outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        works = (self._gather_single(*pair, _attended(opts)) for pair in pairs)
+        return self._all_begun("all_gather_into_tensor_coalesced", inputs, works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -468,18 +456,15 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if other := self._other(outputs):
             return other.reduce_scatter(outputs, inputs, *_options(opts))
 
-        def begin() -> BackendWork:
-            works = []
-            for output, parts in zip(outputs, inputs, strict=True):
-                reduction = reduction_of(opts, parts)
-                if len({part.numel() for part in parts}) == 1:
-                    whole = torch.cat([part.reshape(-1) for part in parts])
-                    works.append(self._scatter_single(output, whole, reduction, _attended(opts)))
-                else:
-                    works.append(self._reduce_to_each(output, parts, reduction))
-            return self._together(works, outputs)
+        def begin(output: Tensor, parts: list[Tensor]) -> BackendWork:
+            reduction = reduction_of(opts, parts)
+            if len({part.numel() for part in parts}) != 1:
+                return self._reduce_to_each(output, parts, reduction)
+            whole = torch.cat([part.reshape(-1) for part in parts])
+            return self._scatter_single(output, whole, reduction, _attended(opts))
 
-        return self._begun("reduce_scatter", _flat(inputs), begin, outputs=outputs)
+        works = (begin(*pair) for pair in zip(outputs, inputs, strict=True))
+        return self._all_begun("reduce_scatter", _flat(inputs), works, outputs)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -487,15 +472,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Reduce several tensors over all ranks; rank r gets the r-th part of each."""
         if other := self._other(inputs):
             return other.reduce_scatter_tensor_coalesced(outputs, inputs, *_options(opts))
-
-        def begin() -> BackendWork:
-            works = [
-                self._scatter_single(output, given, reduction_of(opts, [given]), _attended(opts))
-                for output, given in zip(outputs, inputs, strict=True)
-            ]
-            return self._together(works, outputs)
-
-        return self._begun("reduce_scatter_tensor_coalesced", inputs, begin, outputs=outputs)
+        works = (
+            self._scatter_single(output, given, reduction_of(opts, [given]), _attended(opts))
+            for output, given in zip(outputs, inputs, strict=True)
+        )
+        return self._all_begun("reduce_scatter_tensor_coalesced", inputs, works, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -503,30 +484,23 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Collect every rank's tensor at the root."""
         if other := self._other(inputs):
             return other.gather(outputs, inputs, *_options(opts))
-
-        def begin() -> BackendWork:
-            works = []
-            for number, tensor in enumerate(inputs):
-                sent = {opts.rootRank: tensor}
-                taken = dict(enumerate(outputs[number])) if self._rank == opts.rootRank else {}
-                works.append(self._to_each("gather", sent, taken))
-            return self._together(works, outputs)
-
-        return self._begun("gather", inputs, begin, outputs=_flat(outputs))
+        root, is_root = opts.rootRank, self._rank == opts.rootRank
+        works = (
+            self._to_each("gather", {root: given}, dict(enumerate(outputs[n])) if is_root else {})
+            for n, given in enumerate(inputs)
+        )
+        return self._all_begun("gather", inputs, works, outputs)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> BackendWork:
         """Give every rank one of the root's tensors."""
         if other := self._other(outputs):
             return other.scatter(outputs, inputs, *_options(opts))
-
-        def begin() -> BackendWork:
-            works = []
-            for number, tensor in enumerate(outputs):
-                sent = dict(enumerate(inputs[number])) if self._rank == opts.rootRank else {}
-                works.append(self._to_each("scatter", sent, {opts.rootRank: tensor}))
-            return self._together(works, outputs)
-
-        return self._begun("scatter", _flat(inputs), begin, outputs=outputs)
+        root, is_root = opts.rootRank, self._rank == opts.rootRank
+        works = (
+            self._to_each("scatter", dict(enumerate(inputs[n])) if is_root else {}, {root: output})
+            for n, output in enumerate(outputs)
+        )
+        return self._all_begun("scatter", _flat(inputs), works, outputs)
 
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -641,6 +615,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
         return profiled(name, tensors, recorded) if profiling() else recorded()
 
+    def _all_begun(
+        self, name: str, tensors: Sequence[Tensor], works: Iterable[BackendWork], results: list[Any]
+    ) -> BackendWork:
+        """Begin several works as one operation; the results are tensors or lists of them."""
+        outputs = _flat([each if isinstance(each, list) else [each] for each in results])
+        begin = partial(self._together, works, results)
+        return self._begun(name, tensors, begin, outputs=outputs)
+
     def _each(
         self,
         tensors: Sequence[Tensor],
@@ -718,7 +700,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         own = dense[self._rank].view(output.shape)
         return self._together(works, [output]).then([copying(output, own)], [output])
 
-    def _together(self, works: Sequence[BackendWork], results: Any) -> BackendWork:
+    def _together(self, works: Iterable[BackendWork], results: Any) -> BackendWork:
+        works = list(works)
         pending = [pending for work in works for pending in work.pending]
         finishes = [finish for work in works for finish in work.finishes]
         return BackendWork(pending, results, self._completer, finishes)

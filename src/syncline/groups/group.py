@@ -391,7 +391,6 @@ class Group:
             part_of: the collective of which this is a part; the receiver must give the same. The
                 tag is ignored then.
         """
-        self._require_peer(peer)
         return self._message(self._native.send, given, peer, tag, part_of)
 
     def receive(
@@ -407,10 +406,7 @@ class Group:
         From whoever sends first if ``peer`` is None, see :attr:`Pending.peer`. The rest is as for
         :meth:`send`.
         """
-        if peer is not None:
-            self._require_peer(peer)
-        source = ANY_RANK if peer is None else peer
-        return self._message(self._native.receive, result, source, tag, part_of)
+        return self._message(self._native.receive, result, peer, tag, part_of)
 
     def allocate(self, size_bytes: int) -> SharedBuffer:
         """Return memory that the other ranks of this host read in place, without a copy.
@@ -497,10 +493,16 @@ class Group:
         self,
         begin: Callable[[int, int, int, int, int, int], _native.Message],
         buffer: Elements,
-        peer: int,
+        peer: int | None,
         tag: int,
         part_of: Parted | None,
     ) -> Pending:
+        if peer is None:
+            peer = ANY_RANK
+        else:
+            self._require_rank(peer)
+            if peer == self.rank:
+                raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
         if not 0 <= tag <= MOST_TAG:
             raise UserError(f"expected a tag from 0 to {MOST_TAG}, found {tag}")
         dtype, kind = dtype_code(buffer.dtype), COLLECTIVES[part_of or "exchange"]
@@ -586,11 +588,6 @@ class Group:
         if disagrees:
             return MismatchError(f"the ranks called different collectives: {what}")
         return PeerError(f"rank {self.rank}: {what}")
-
-    def _require_peer(self, peer: int) -> None:
-        self._require_rank(peer)
-        if peer == self.rank:
-            raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:

@@ -76,10 +76,8 @@ class HostMemory:
 
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
-        for number, values in enumerate(tensors):
-            if first_not_finite(values.data_ptr(), values.numel()) is not None:
-                return number
-        return None
+        found = (first_not_finite(each.data_ptr(), each.numel()) for each in tensors)
+        return next((number for number, first in enumerate(found) if first is not None), None)
 
     def are_zero(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Say of each tensor whether it has elements and all are zeros."""
