@@ -89,8 +89,8 @@ def test_one_rank_does_nothing(collective: Collective, algorithm: str) -> None:
     assert (len(alone), alone.steps, alone.program(0)) == (0, 0, [])
 
 
-@each(NAMES)
 @pytest.mark.slow
+@each(NAMES)
 def test_largest_programs(collective: Collective, algorithm: str) -> None:
     if algorithm in ("ring", "direct") and collective != "all-reduce":
         return  # of millions of transfers; halves of the all-reduce

@@ -210,7 +210,7 @@ def test_the_search_judges_as_the_simulator_does(
     assert simulated == pytest.approx(one_period_s(profile, own, network), abs=1e-12)
 
 
-@pytest.mark.parametrize("network", first_few(PRESETS.values(), 2), ids=PRESETS)
+@pytest.mark.parametrize("network", first_few(PRESETS.values()), ids=PRESETS)
 def test_it_is_near_the_bound_on_measured_traces(network: Network) -> None:
     if not TRACES.is_dir():
         pytest.skip(f"no traces: {TRACES} is absent")
