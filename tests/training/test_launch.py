@@ -114,10 +114,8 @@ def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None
     wait_until(lambda: len(workers_of(parent)) == 2, "two workers")
     workers = workers_of(parent)
     wait_until(lambda: seconds_computed(workers[1]) > 5, "the first iteration")
-    killed = time.monotonic()
     os.kill(workers[1], signal.SIGKILL)
     _, err = ended(parent, workers)
-    assert time.monotonic() - killed < 20
     assert parent.returncode == 1
     assert err == (
         "error: worker 1 was ended by SIGKILL (signal 9); all workers were stopped; start again, "
