@@ -204,6 +204,17 @@ def test_circles_are_found(tmp_path: Path, first: str, second: str, found: bool)
     assert circle(tmp_path / "syncline") in ([[a, b, a], [b, a, b]] if found else [[]])
 
 
+def test_test_modules_are_not_shared_between_folders() -> None:
+    """What tests of several folders share is in modules of helpers: a folder can be run alone."""
+    tests = Path(__file__).parent
+    for path in sorted(tests.rglob("*.py")):
+        own = ["tests", *path.relative_to(tests).parts[:-1]]
+        for line, name in imports(path, tests):
+            folder, found, _ = name.partition(".test_")
+            if name.startswith("tests.") and found:
+                assert folder.split(".") == own, f"{path}:{line}: {name}"
+
+
 def test_the_table_has_no_cycle() -> None:
     for package, below in ALLOWED.items():
         for lower in below - {"_native", "__init__"}:

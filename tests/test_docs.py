@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import math
-import operator
 import re
 import runpy
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -24,26 +22,14 @@ from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS, planner_named
 from syncline.simulator.predict import predict
+from tests.pages import DOCS, evaluate, table_rows, text_of
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 EVERYTHING = [*PAGES, *OTHERS]
 
 pages = pytest.mark.parametrize("page", EVERYTHING, ids=lambda page: page.name)
-
-
-def text_of(name: str) -> str:
-    return (DOCS / name).read_text()
-
-
-def table_rows(text: str, columns: int) -> Iterator[list[str]]:
-    """Yield the cells of every table row, headers and rulers too, of that many columns."""
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if line.startswith("|") and len(cells) == columns:
-            yield cells
 
 
 def code_blocks(text: str, language: str) -> list[str]:
@@ -146,31 +132,6 @@ def test_outputs_are_those_of_the_commands(
 
 
 # ---------------------------------------------------------------------- formulas and figures
-
-OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-
-
-def evaluate(formula: str, **names: float) -> float:
-    def value(node: ast.expr) -> float:
-        match node:
-            case ast.Constant(value=int(number)):
-                return float(number)
-            case ast.Name(id=name):
-                return names[name]
-            case ast.BinOp(left=left, op=op, right=right):
-                return OPERATORS[type(op)](value(left), value(right))
-            case ast.Call(func=ast.Name(id="log2"), args=[argument]):
-                return math.log2(value(argument))
-            case ast.Call(func=ast.Name(id="ceil"), args=[argument]):
-                return float(math.ceil(value(argument)))
-        raise AssertionError(f"{formula}: {ast.dump(node)}")
-
-    return value(ast.parse(formula, mode="eval").body)
 
 
 def test_the_cost_table_is_that_of_the_code() -> None:

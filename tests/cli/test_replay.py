@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from syncline.cli.commands import cli
 from syncline.replay.result import Replay
-from tests.replay.test_session import PROFILE
+from tests.replay.examples import PROFILE
 from tests.testbed.machine import require_namespaces
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "replay")

@@ -21,7 +21,7 @@ from syncline.planners import PLANNERS
 from syncline.report.bundle import Bundle
 from syncline.simulator.predict import predict_iteration_s
 from tests.cli.test_plan import PROFILE, Run, network, profile, run
-from tests.simulator.test_dag import chain
+from tests.simulator.chains import chain
 from tests.traces.kineto_files import Job
 
 __all__ = ["network", "profile", "run"]  # fixtures

@@ -13,7 +13,7 @@ from syncline.model.collective_costs import (
 )
 from syncline.model.exchange import EXCHANGES
 from syncline.model.pipeline_costs import BLOCK_COUNTS, pipeline_steps
-from tests.test_docs import evaluate, table_rows, text_of
+from tests.pages import evaluate, table_rows, text_of
 
 TEXT = text_of("algorithms.md")
 ROOTED = {"broadcast": BROADCAST_ALGORITHMS, "reduce": REDUCE_ALGORITHMS}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from syncline.errors import UserError
-from tests.model.test_document import COMPARISON
+from tests.model.documents import COMPARISON
 
 ROW = COMPARISON.predictions[0]
 

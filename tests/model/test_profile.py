@@ -11,7 +11,7 @@ from hypothesis import given
 from syncline.errors import UserError
 from syncline.model.profile import Gradient, Operation, Profile
 from tests import strategies as some
-from tests.model.test_document import PROFILE
+from tests.model.documents import PROFILE
 
 
 def test_sums_by_hand() -> None:

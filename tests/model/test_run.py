@@ -9,7 +9,7 @@ import pytest
 
 from syncline.errors import FileError, UserError
 from syncline.model.run import Rate, Run
-from tests.model.test_document import RUN
+from tests.model.documents import RUN
 
 
 def rate(iteration_s: float) -> Rate:

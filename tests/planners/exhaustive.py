@@ -10,6 +10,8 @@ import random
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
+from hypothesis import strategies as st
+
 from tests.strategies import IntegerCurve
 
 Slices = list[tuple[int, int]]
@@ -163,4 +165,25 @@ def random_instance(draw: random.Random, elements: int, kind: Kind) -> Instance:
         elements=numbers,
         tail_ns=lengths,
         curve=IntegerCurve(((0, draw.randint(least, most), slope),)),
+    )
+
+
+@st.composite
+def instances(draw: st.DrawFn, *, max_elements: int = 6) -> Instance:
+    """Draw a round of a few elements, with any curve."""
+    count = draw(st.integers(1, 4))
+    elements = [1] * count
+    for _ in range(draw(st.integers(0, max_elements - count))):
+        elements[draw(st.integers(0, count - 1))] += 1
+    gaps = draw(st.lists(st.integers(0, 40), min_size=count, max_size=count))
+    segments = [(0, draw(st.integers(0, 60)), draw(st.integers(0, 20)))]
+    for start in sorted(draw(st.sets(st.integers(1, 6), max_size=2))):
+        before = segments[-1]
+        end = before[1] + before[2] * (start - before[0])
+        segments.append((start, end + draw(st.integers(0, 20)), draw(st.integers(0, 20))))
+    return Instance(
+        ready_ns=list(itertools.accumulate(gaps)),
+        elements=elements,
+        tail_ns=draw(st.lists(st.integers(0, 80), min_size=count, max_size=count)),
+        curve=IntegerCurve(tuple(segments)),
     )

@@ -26,11 +26,11 @@ from tests.planners.exhaustive import (
     Instance,
     Kind,
     every_plan,
+    instances,
     least_end_ns,
     random_instance,
 )
 from tests.planners.instances import chain, chains
-from tests.simulator.test_bound import instances
 from tests.trace_files import TRACES, all_traces
 
 

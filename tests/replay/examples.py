@@ -5,19 +5,50 @@ from __future__ import annotations
 import msgspec
 
 from syncline.model.network import Network
-from syncline.model.profile import Profile
+from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
 from syncline.replay.result import PlanTimes, Replay
 from syncline.replay.session import ReplayOutcome
 from syncline.simulator.predict import predict
-from tests.replay.test_model import layers
+from syncline.simulator.transformations import with_compute_scale
 
 ROUNDS_S = {
     "ddp": (0.130, 0.120, 0.140),
     "merge": (0.110, 0.100, 0.125),
     "tictac": (0.104, 0.102, 0.100),
 }
+
+
+def layers(
+    *,
+    need: tuple[int | None, ...] = (2, 1, 1, 0),
+    ready: tuple[int, ...] = (3, 4, 4, 5),
+    names: tuple[str, ...] = ("c.weight", "b.weight", "b.bias", "a.weight"),
+    dtypes: tuple[str, ...] = ("float32",) * 4,
+) -> Profile:
+    """Return three forward operations of 10 ms, three backward ones of 20 ms and an update."""
+    operations = [
+        *(Operation(name=f"f{i}", phase="forward", duration_s=0.01) for i in range(3)),
+        *(Operation(name=f"b{i}", phase="backward", duration_s=0.02) for i in range(3)),
+        Operation(name="tail", phase="backward", duration_s=0.003),
+        Operation(name="update", phase="update", duration_s=0.004),
+    ]
+    return Profile(
+        model="layers",
+        device="cpu",
+        workers=2,
+        iterations=1,
+        operations=tuple(operations),
+        gradients=tuple(
+            Gradient(name=n, elements=10 * (i + 1), dtype=d, ready_after=r, needed_by=q)
+            for i, (n, d, r, q) in enumerate(zip(names, dtypes, ready, need, strict=True))
+        ),
+    )
+
+
+PROFILE = with_compute_scale(layers(names=("c", "b x/y", "half", "a.b.c")), 0.05)
+"""It takes 5 ms an iteration, and has names that torch refuses."""
 
 
 def entry(planner: str = "ddp", **changes: object) -> PlanTimes:

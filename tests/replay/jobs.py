@@ -18,7 +18,7 @@ from syncline.planners import planner_named
 from syncline.replay.contest import Contestant, planned, run_contest, stock_ddp, train_step
 from syncline.replay.model import Replayed, ReplayedOptimizer, gradient_value
 from syncline.simulator.transformations import with_compute_scale
-from tests.replay.test_model import layers
+from tests.replay.examples import layers
 
 WARMUP, ITERATIONS = 3, 2
 

@@ -9,39 +9,13 @@ import torch
 from hypothesis import given
 from torch import nn
 
-from syncline.model.profile import Gradient, Operation, Profile
+from syncline.model.profile import Profile
 from syncline.replay.model import Replayed, gradient_value
 from tests import strategies as some
+from tests.replay.examples import layers
 from tests.replay.fake import FakeTime
 
 MS = 1_000_000
-
-
-def layers(
-    *,
-    need: tuple[int | None, ...] = (2, 1, 1, 0),
-    ready: tuple[int, ...] = (3, 4, 4, 5),
-    names: tuple[str, ...] = ("c.weight", "b.weight", "b.bias", "a.weight"),
-    dtypes: tuple[str, ...] = ("float32",) * 4,
-) -> Profile:
-    """Return three forward operations of 10 ms, three backward ones of 20 ms and an update."""
-    operations = [
-        *(Operation(name=f"f{i}", phase="forward", duration_s=0.01) for i in range(3)),
-        *(Operation(name=f"b{i}", phase="backward", duration_s=0.02) for i in range(3)),
-        Operation(name="tail", phase="backward", duration_s=0.003),
-        Operation(name="update", phase="update", duration_s=0.004),
-    ]
-    return Profile(
-        model="layers",
-        device="cpu",
-        workers=2,
-        iterations=1,
-        operations=tuple(operations),
-        gradients=tuple(
-            Gradient(name=n, elements=10 * (i + 1), dtype=d, ready_after=r, needed_by=q)
-            for i, (n, d, r, q) in enumerate(zip(names, dtypes, ready, need, strict=True))
-        ),
-    )
 
 
 def observed(module: Replayed, fake: FakeTime) -> tuple[list[tuple[str, int]], list[str]]:

@@ -7,8 +7,8 @@ import copy
 import torch
 
 from syncline.replay.model import Replayed, ReplayedOptimizer
+from tests.replay.examples import layers
 from tests.replay.fake import FakeTime
-from tests.replay.test_model import layers
 
 MS = 1_000_000
 

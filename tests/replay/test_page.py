@@ -16,8 +16,7 @@ from syncline.model.profile import Profile
 from syncline.replay.page import render, replay_picture, save_report
 from syncline.replay.result import Replay
 from syncline.replay.table import headline, print_replay, replay_table
-from tests.replay.examples import entry, outcome, replay
-from tests.replay.test_model import layers
+from tests.replay.examples import entry, layers, outcome, replay
 
 HOSTILE = "<script>alert(1)</script>{{style}}\"'&"
 

@@ -20,10 +20,9 @@ from syncline.replay.session import replay as run_replay
 from syncline.replay.session import require_memory
 from syncline.simulator.transformations import with_compute_scale
 from syncline.testbed import Cluster
-from tests.replay.test_model import layers
+from tests.replay.examples import PROFILE, layers
 from tests.testbed.machine import require_namespaces
 
-PROFILE = with_compute_scale(layers(names=("c", "b x/y", "half", "a.b.c")), 0.05)
 CLUSTER = Cluster.of(hosts=2)
 NETWORK = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-7, name="given")
 

@@ -17,7 +17,7 @@ from syncline.model.collective_costs import (
 )
 from syncline.model.pipeline_costs import pipeline_steps
 from tests.collectives.programs import NAMES, PIPELINED, each, make, own
-from tests.test_docs import evaluate, table_rows, text_of
+from tests.pages import evaluate, table_rows, text_of
 
 POWERS = [1 << k for k in range(1, 8)]
 OTHERS = [3, 5, 6, 7, 11, 12, 31, 33, 63, 100]

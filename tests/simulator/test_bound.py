@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -16,30 +15,16 @@ from syncline.planners import PLANNERS
 from syncline.simulator.bound import Terms, least_s_per_byte, lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
 from tests import strategies as some
-from tests.planners.exhaustive import KINDS, Instance, Kind, least_end_ns, random_instance
+from tests.planners.exhaustive import (
+    KINDS,
+    Instance,
+    Kind,
+    instances,
+    least_end_ns,
+    random_instance,
+)
 from tests.planners.instances import chains
 from tests.trace_files import TRACES, all_traces
-
-
-@st.composite
-def instances(draw: st.DrawFn, *, max_elements: int = 6) -> Instance:
-    """Draw a round of a few elements, with any curve."""
-    count = draw(st.integers(1, 4))
-    elements = [1] * count
-    for _ in range(draw(st.integers(0, max_elements - count))):
-        elements[draw(st.integers(0, count - 1))] += 1
-    gaps = draw(st.lists(st.integers(0, 40), min_size=count, max_size=count))
-    segments = [(0, draw(st.integers(0, 60)), draw(st.integers(0, 20)))]
-    for start in sorted(draw(st.sets(st.integers(1, 6), max_size=2))):
-        before = segments[-1]
-        end = before[1] + before[2] * (start - before[0])
-        segments.append((start, end + draw(st.integers(0, 20)), draw(st.integers(0, 20))))
-    return Instance(
-        ready_ns=list(itertools.accumulate(gaps)),
-        elements=elements,
-        tail_ns=draw(st.lists(st.integers(0, 80), min_size=count, max_size=count)),
-        curve=some.IntegerCurve(tuple(segments)),
-    )
 
 
 def bound_ns(instance: Instance, *, halves: bool = False, in_flight: int | None = None) -> int:

@@ -19,7 +19,7 @@ from syncline.planners import PLANNERS
 from syncline.planners.table import CANDIDATES
 from syncline.simulator.predict import predict, predict_iteration_s
 from tests import strategies as some
-from tests.model.test_document import NETWORK, PLAN, PROFILE
+from tests.model.documents import NETWORK, PLAN, PROFILE
 
 NS = 1e-9
 

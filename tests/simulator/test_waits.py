@@ -15,7 +15,7 @@ from syncline.simulator.predict import predict
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.workers import Workers
 from tests import strategies as some
-from tests.simulator.test_dag import NS, chain, layers, line, plan_of
+from tests.simulator.chains import NS, chain, layers, line, plan_of
 
 HALVES = chain([50, 50], [50, 50], [100, 100])
 """g2 is ready at 150, g1 at 200; each takes 100 to exchange."""

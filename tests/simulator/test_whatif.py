@@ -23,7 +23,7 @@ from syncline.simulator.whatif import (
 )
 from syncline.simulator.workers import ALIKE, Workers
 from tests import strategies as some
-from tests.simulator.test_dag import chain
+from tests.simulator.chains import chain
 
 GBIT = 125e6
 LINK = Link(alpha_s=20e-6, beta_s_per_byte=1 / (10 * GBIT), gamma_s_per_byte=0.0)
