@@ -173,9 +173,10 @@ def curves(draw: st.DrawFn) -> CostCurve:
 
 
 def contentions(most: float) -> st.SearchStrategy[Contention]:
-    """Draw factors between 1 and ``most``, often one of them 1."""
+    """Draw factors between 1 and ``most``, often one of them 1, and what each message computes."""
     factor = st.just(1.0) | st.floats(1, most)
-    return st.builds(Contention, computing=factor, exchange=factor)
+    per_message_s = st.just(0.0) | st.floats(0, 1e-6)
+    return st.builds(Contention, computing=factor, exchange=factor, per_message_s=per_message_s)
 
 
 @st.composite

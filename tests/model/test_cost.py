@@ -217,3 +217,11 @@ def test_less_takes_off_what_in_turn_has_put_on(
     line = CostCurve.line(a_s, b)
     back = CostCurve.in_turn([tried, line]).less(line)
     assert back.seconds(size) == pytest.approx(tried.seconds(size), rel=1e-6, abs=1e-6)
+
+
+@given(some.falling_curves(), st.sampled_from([0.0, 1e-6, 0.25]), st.integers(0, 1 << 30))
+def test_raised_adds_a_constant_to_every_message_that_is_not_empty(
+    tried: CostCurve, extra_s: float, size_bytes: int
+) -> None:
+    expected_s = tried.seconds(size_bytes) + (extra_s if size_bytes else 0.0)
+    assert tried.raised(extra_s).seconds(size_bytes) == pytest.approx(expected_s)

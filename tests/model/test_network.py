@@ -156,6 +156,12 @@ def test_no_workers() -> None:
         LINKED.with_workers(0)
 
 
+@pytest.mark.parametrize("per_message_s", [-1e-9, math.inf, math.nan])
+def test_what_messages_take_from_computing_is_a_time(per_message_s: float) -> None:
+    with pytest.raises(UserError, match=r"contention.per_message_s"):
+        Contention(per_message_s=per_message_s)
+
+
 # Bandwidth and latency
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Message, Plan, Tensor
@@ -37,6 +38,8 @@ GIVEN = Plan(
 STOCK_S = 0.19
 """As the simulator predicts without contention."""
 NOISE_S = 1e-3
+EXPLORING = [f"trying {parts} equal parts" for parts in module.EXPLORED_PARTS]
+"""Where parameters are deferred, before planning."""
 READ = "gradients are read before each step"
 
 
@@ -60,6 +63,9 @@ class Told:
     def excess_s(self, result: StageResult, _: Any) -> float | None:
         return result.computing_s[-1] if result.computing_s else None
 
+    def busy_excess_s(self, result: StageResult, _: Any) -> float | None:
+        return result.busy_s[-1] if result.busy_s else None
+
     def profile(self, _: StageResult, __: Network) -> Any:
         return PROFILE
 
@@ -75,10 +81,12 @@ class Told:
 
 class Deferring:
     can_defer = True
+    device = torch.device("cpu")
 
 
 class Waiting:
     can_defer = False
+    device = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +105,7 @@ def play(
     flushed: Callable[[Stage], str | None] = lambda _: None,
     *,
     norm: Norm | None = None,
+    busy: Callable[[Stage], list[float]] = lambda _: [],
     before: StageResult | None = None,
 ) -> list[Stage]:
     """Send each stage's result until the steady state; return the stages."""
@@ -106,7 +115,10 @@ def play(
         stages.append(stage)
         read = flushed(stage)
         result = StageResult(
-            iteration_s=[takes(stage)] * stage.iterations, flushed=read, norm=norm if read else None
+            iteration_s=[takes(stage)] * stage.iterations,
+            busy_s=busy(stage),
+            flushed=read,
+            norm=norm if read else None,
         )
         stage = script.send(result)
     return [*stages, stage]
@@ -136,13 +148,38 @@ def told(run: Tuning, text: str) -> list[str]:
 def test_overlap_is_tried_and_kept_where_it_gains() -> None:
     run = tuning()
     stages = play(run.stages(), faster)
-    assert names(stages)[:3] == ["baseline", "profiling", "trying overlap"]
+    assert names(stages)[:5] == ["baseline", "profiling", *EXPLORING, "trying overlap"]
     assert stages[-1].plan is run.plan
     assert run.plan is not None
     assert (run.plan.planner, run.plan.wait, run.decision) == ("overlap", "need", "planned")
     assert run.reason.endswith("each update is left to the next forward pass")
     assert run.planned is not None
     assert run.planned.iteration_s == STOCK_S / 2
+
+
+@pytest.mark.parametrize("norm", [None, "2"])
+def test_what_the_engines_messages_take_from_computing_is_planned_for(norm: Norm | None) -> None:
+    """5 ms each, found under a few messages and many."""
+
+    def busy(stage: Stage) -> list[float]:
+        exploring = stage.plan is not None and stage.name in EXPLORING
+        return [5e-3 * len(stage.plan.messages)] if exploring and stage.plan else []
+
+    run = tuning(profile=msgspec.structs.replace(PROFILE, norm=norm))
+    stages = play(run.stages(), faster, busy=busy)
+    explored = [stage.plan for stage in stages if stage.name in EXPLORING]
+    assert [plan.norm for plan in explored if plan] == [norm, norm]
+    assert run._forecasts is not None
+    found = run._forecasts.network.contention
+    assert found.per_message_s == pytest.approx(5e-3, rel=0.1)
+    assert found.fitted
+
+
+def test_a_gpus_engine_is_not_measured_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Deferring, "device", torch.device("cuda"))
+    stages = play(tuning().stages(), faster)
+    assert not set(EXPLORING) & set(names(stages))
+    assert "trying overlap" in names(stages)
 
 
 def test_what_is_predicted_is_what_runs() -> None:
@@ -280,6 +317,7 @@ def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
     run = tuning()
     stages = play(run.stages(), lambda _: 1.0)
     tried = [n for n in names(stages) if n.startswith("trying ") and "again" not in n]
+    tried = [n for n in tried if n not in EXPLORING]
     assert tried == ["trying wfbp", "trying single", "trying mgwfbp"]
     assert len(tried) == TRIALS
 
@@ -289,7 +327,7 @@ def test_deferring_is_given_up_where_gradients_are_read_early(planner: str) -> N
     run = tuning(planner=planner)
     stages = play(run.stages(), faster, reads_early)
     deferred = [stage.name for stage in stages if reads_early(stage)]
-    assert deferred == [f"trying {planner if planner != 'auto' else 'overlap'}"]
+    assert deferred == EXPLORING[:1]
     assert run.plan is not None
     assert run.plan.wait == "update"
     assert run.decision == "planned"

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from syncline.model.cost import CostCurve
 from syncline.model.network import PRESETS, Network
-from syncline.model.profile import Profile
+from syncline.model.profile import Norm, Profile
 from syncline.planners import PLANNERS
 from syncline.planners.dear import Dear
 from syncline.planners.halves import (
     NEXT_TO_NOTHING,
     HalvesRound,
     Order,
+    in_equal_parts,
     plan_in_halves,
     with_fewer_groups,
 )
@@ -117,6 +118,24 @@ def test_no_planner_is_better_under_the_constraint(profile: Profile, network: Ne
         plan = PLANNERS[name].plan(profile, network)
         assert plan.norm == ("2" if plan.wait == "need" else None)
         assert own <= predict_iteration_s(profile, network, plan) + 1e-12, name
+
+
+@given(chains(), networks, st.integers(1, 9), st.sampled_from([None, "2"]))
+def test_equal_parts_are_whole_tensors_of_about_one_size(
+    profile: Profile, network: Network, parts: int, norm: Norm | None
+) -> None:
+    profile = msgspec.structs.replace(profile, norm=norm)
+    plan = in_equal_parts(profile, network, parts)
+    halved = [m for m in plan.messages if m.collective != "all-gather"]
+    assert len(plan.messages) == len(halved) * (2 if norm else 1)
+    assert len(halved) <= parts
+    edges = {0, *itertools.accumulate(t.elements for t in plan.tensors)}
+    assert {edge for m in halved for edge in (m.start, m.stop)} <= edges
+    largest = max(t.size_bytes for t in plan.tensors)
+    for message in halved:
+        size_bytes = 4 * (message.stop - message.start)
+        assert size_bytes < profile.gradient_bytes / parts + 1 + largest
+    assert (plan.wait, plan.in_flight, plan.norm) == ("need", 2, norm)
 
 
 def every_order(groups: int) -> Iterator[Order]:

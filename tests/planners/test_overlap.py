@@ -259,6 +259,17 @@ def test_a_large_tensor_is_cut_for_the_one_that_is_needed_first() -> None:
     assert whole > 1.05 * ours
 
 
+def test_there_are_fewer_halves_where_each_takes_time_from_computing() -> None:
+    profile = some.profile_of([2_000_000] * 40, [100_000] * 40, forward_ns=40_000_000)
+    profile = msgspec.structs.replace(profile, norm="2")
+    free = Network.line(workers=4, a_s=1e-4, b_s_per_byte=8e-9)
+    costly = msgspec.structs.replace(free, contention=Contention(per_message_s=2e-3))
+    without, ours = Overlap().plan(profile, free), Overlap().plan(profile, costly)
+    without_s, ours_s = (predict_iteration_s(profile, costly, plan) for plan in (without, ours))
+    assert len(ours.messages) < len(without.messages)
+    assert ours_s < 0.95 * without_s
+
+
 def test_a_round_that_is_hidden_needs_few_messages() -> None:
     profile = some.profile_of([10_000_000] * 20, [100] * 20, forward_ns=100_000_000)
     plan = Overlap().plan(profile, Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -14,6 +15,7 @@ from syncline.model.plan import Plan
 from syncline.model.profile import WAIT, Operation, Profile
 from syncline.planners import PLANNERS
 from syncline.planners.ddp import Ddp
+from syncline.planners.halves import in_equal_parts
 from syncline.planners.table import CANDIDATES
 from syncline.simulator.contention import LARGEST, Measured, as_under_stock, fit_contention
 from syncline.simulator.predict import predict, predict_iteration_s
@@ -124,6 +126,33 @@ def test_noise_averages_out_over_several_plans(seed: int) -> None:
     found = fit_contention(profile, NETWORK, [stock, *tried]).contention
     assert found.computing == pytest.approx(1.05, abs=0.01)
     assert found.exchange == pytest.approx(1.6, abs=0.1)
+
+
+@some.few
+@given(st.integers(0, 100), st.floats(1, 2), st.floats(1, 1.5), st.floats(0, 2e-3))
+def test_few_messages_and_many_tell_what_each_takes_from_computing(
+    seed: int, computing: float, exchange: float, per_message_s: float
+) -> None:
+    profile, (ddp, *_) = instance(seed)
+    truth = Contention(computing=computing, exchange=exchange, per_message_s=per_message_s)
+    plans = [ddp, *(in_equal_parts(profile, SLOW, parts) for parts in (4, 12))]
+    runs = [measured(profile, under(truth, SLOW), plan) for plan in plans]
+    found = fit_contention(profile, SLOW, runs)
+    assert found.contention.per_message_s == pytest.approx(per_message_s, abs=1e-4)
+    for run in runs:
+        assert predict_iteration_s(profile, found, run.plan) == pytest.approx(
+            run.iteration_s, rel=0.01
+        )
+
+
+def test_messages_take_time_from_computing_only_where_they_are_waited_for_by_need() -> None:
+    profile, (ddp, *_) = instance()
+    costly = under(Contention(per_message_s=1e-3), Network.line(workers=4, a_s=0.0, b_s_per_byte=0))
+    alone_s = math.fsum(operation.duration_s for operation in profile.operations)
+    assert predict_iteration_s(profile, costly, ddp) == pytest.approx(alone_s)
+    plan = in_equal_parts(profile, costly, 5)
+    expected_s = alone_s + 1e-3 * len(plan.messages)
+    assert predict_iteration_s(profile, costly, plan) == pytest.approx(expected_s)
 
 
 @some.few

@@ -41,13 +41,17 @@ class Contention(Value, frozen=True, kw_only=True):
     evenly, so that overlapping them gains nothing, as on a host whose every core computes.
 
     Raises:
-        UserError: on construction, for a factor below 1 or above 100.
+        UserError: on construction, for a factor below 1 or above 100, or a time that is negative or
+            not finite.
     """
 
     computing: float = 1.0
     """What messages under way do to computing."""
     exchange: float = 1.0
     """What computing does to messages."""
+    per_message_s: float = 0.0
+    """Seconds that a worker computes longer for each message of a plan that waits by need: the
+    engine's own work, on a processor that computes as well."""
     fitted: bool = False
     """Fitted to iterations of a training; otherwise measured by the probe, or given."""
 
@@ -58,6 +62,7 @@ class Contention(Value, frozen=True, kw_only=True):
                     f"network: contention must be at least 1 and at most {LARGEST_CONTENTION:g}, "
                     f"found {factor} for {name}"
                 )
+        require_time("network: contention.per_message_s", self.per_message_s)
 
     @classmethod
     def of_both(cls, factor: float) -> Contention:
@@ -66,7 +71,7 @@ class Contention(Value, frozen=True, kw_only=True):
 
     @property
     def slows(self) -> bool:
-        """Whether one of them is slowed by the other."""
+        """Whether one of them is slowed while the other goes on."""
         return max(self.computing, self.exchange) > 1
 
 

@@ -83,6 +83,8 @@ class StageResult:
     recorded: list[tuple[ObservedIteration, Recorded]] = field(default_factory=list)
     computing_s: list[float] = field(default_factory=list)
     """Seconds of forward and backward pass together, of iterations that the reducer has timed."""
+    busy_s: list[float] = field(default_factory=list)
+    """Seconds of each iteration in which a processor did not wait for the engine's messages."""
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did."""
     flushed: str | None = None
@@ -129,6 +131,17 @@ class RankMeasurements:
         excess_s = median([value for value, _ in everyone]) - alone_s
         noise_s = math.sqrt(2) * median([error for _, error in everyone])
         return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
+
+    def busy_excess_s(self, result: StageResult, profile: Profile) -> float | None:
+        """Return how much longer a worker computed beside the engine's messages than the profile says.
+
+        Seconds, the median over the ranks; None if some rank's iterations were not timed.
+        """
+        everyone: list[float] = self.gather(median(result.busy_s) if result.busy_s else None)
+        if None in everyone:
+            return None
+        alone_s = math.fsum(o.duration_s for o in profile.operations if o.name != WAIT)
+        return median(everyone) - alone_s
 
     def network(self, iteration_s: float, *, contention: bool = False) -> Network:
         """Probe the network with messages up to the size of all gradients.

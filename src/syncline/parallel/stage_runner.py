@@ -180,6 +180,8 @@ class StageRunner:
         if stage.plan is None and not stage.observe:
             self._note_computing()
             stamp = self._clock.stamp()
+        elif self._buckets.engine is not None and self._job.device.type == "cpu":
+            self._note_busy()
         self._start = stamp
         if self._noted is not None:
             self._read_noted(*self._noted)
@@ -213,6 +215,12 @@ class StageRunner:
         self._timed = pace
         if self._done > self.stage.warmup + 1:
             self._result.computing_s.append(pace.computation_s)
+
+    def _note_busy(self) -> None:
+        """Keep how much of the last iteration the processor did not wait for messages."""
+        pace = self._buckets.pace(self._clock.between_ns(*self._stamps[-1]) / NS_PER_S)
+        if pace is not None and self._done > self.stage.warmup:
+            self._result.busy_s.append(pace.computation_s)
 
     def _read_noted(self, finished: ObservedIteration, recorded: Recorded) -> None:
         self._clock.settle()

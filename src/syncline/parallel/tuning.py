@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -35,6 +35,7 @@ from syncline.parallel.wrapped import Wrapped
 from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.compressed import compressed, compressing
 from syncline.planners.ddp import Ddp
+from syncline.planners.halves import in_equal_parts
 from syncline.simulator.contention import Measured, as_under_stock
 
 __all__ = ["Tuning"]
@@ -58,6 +59,9 @@ OTHER_ORDER = (
     "find_unused_parameters=True, with which DDP keeps the plan's order"
 )
 RECORDED_ITERATIONS = 3
+EXPLORED_PARTS = (4, 12)
+"""Messages, in halves if there is a norm, under which the engine is measured before planning: few
+and many show what each takes from computing."""
 TRIALS = 3
 """At most this many plans are tried: another when the one before has taught something."""
 
@@ -67,6 +71,8 @@ class _Trial(NamedTuple):
     rate: Rate
     forecasts: Forecasts | None
     """What was expected before the plan was tried; None where the plan was given."""
+    excess_s: float | None = None
+    """How much longer a worker computed than in the profile, seconds; None: not measured."""
 
 
 class Tuning:
@@ -116,6 +122,11 @@ class Tuning:
         if self.plan is not None or self.profile is None or self.network is None:
             return self.plan
         return self._settings.ddp.plan(self.profile, self.network)
+
+    @property
+    def _known(self) -> tuple[bool, Norm | None]:
+        """What training under a plan may show of the program: whether it defers, for which norm."""
+        return self._flushes.defers, self._norm
 
     def stages(self) -> Stages:
         """Measure, plan, try, decide, record, and train on; once more after a change."""
@@ -188,31 +199,22 @@ class Tuning:
         )
         profile, own = as_under_stock(own, profile, network)
         self.profile = profile
-        first = forecasts = self._forecast(profile, network, [own])
-        if forecasts.held_back:
+        first = self._forecast(profile, network, [own])
+        if first.held_back:
             self._flushes.say_held_back(settings.planner)
-        trials: list[_Trial | None] = []
-        while forecasts.plan is not None and len(trials) < TRIALS:
-            known = self._flushes.defers, self._norm
-            trial = yield from self._try(forecasts.plan, forecasts)
-            if (self._flushes.defers, self._norm) != known:
-                # Nothing of what was expected and tried can run any more: once more from here.
-                profile = self.profile = msgspec.structs.replace(profile, norm=self._norm)
-                first = forecasts = self._forecast(profile, network, [own])
-                trials.clear()
-                continue
-            trials.append(trial)
-            if trial is None or settings.planner != Auto.NAME or settings.compression is not None:
+        while True:
+            known, measured, trials = self._known, [own], []
+            if self._explores(first):
+                measured += yield from self._explore(profile, network)
+            if len(measured) > 1:
+                first = self._forecast(profile, network, measured)
+            if self._known == known:
+                trials = yield from self._try_best(first, profile, network, measured)
+            if self._known == known:
                 break
-            tried = [t for t in trials if t is not None]
-            measured = [own, *(_measured(t.plan, t.rate) for t in tried)]
-            forecasts = self._forecast(profile, network, measured)
-            best_s = min(m.iteration_s for m in measured)
-            name = forecasts.comparison.chosen
-            if name in {t.plan.planner for t in tried}:
-                break
-            if forecasts.predicted_s(name) > best_s - CONFIDENCE * self.baseline.noise_s:
-                break
+            # Nothing of what was expected and tried can run any more: once more from here.
+            profile = self.profile = msgspec.structs.replace(profile, norm=self._norm)
+            first = self._forecast(profile, network, [own])
         yield from self._judge(trials, first)
 
     def resume(self, plan: Plan | None) -> None:
@@ -294,7 +296,66 @@ class Tuning:
             return None
         if self._learns_norm(result) or self._flushes.gives_up(result):
             return None
-        return _Trial(plan, self._measurements.rate(plan.planner, result), forecasts)
+        rate = self._measurements.rate(plan.planner, result)
+        excess_s = None
+        if self.profile is not None:
+            excess_s = self._measurements.busy_excess_s(result, self.profile)
+        return _Trial(plan, rate, forecasts, excess_s)
+
+    def _try_best(
+        self, first: Forecasts, profile: Profile, network: Network, known: Sequence[Measured]
+    ) -> Generator[Stage, StageResult, list[_Trial | None]]:
+        """Try the plan that is expected to be the best, and another if that teaches something."""
+        settings, baseline, forecasts = self._settings, self.baseline, first
+        assert baseline is not None
+        trials: list[_Trial | None] = []
+        measured = list(known)
+        tried: set[str] = set()
+        while forecasts.plan is not None and len(trials) < TRIALS:
+            trial = yield from self._try(forecasts.plan, forecasts)
+            trials.append(trial)
+            if trial is None or settings.planner != Auto.NAME or settings.compression is not None:
+                break
+            tried.add(trial.plan.planner)
+            measured.append(_measured(trial.plan, trial.rate, trial.excess_s))
+            forecasts = self._forecast(profile, network, measured)
+            best_s = min(m.iteration_s for m in measured)
+            name = forecasts.comparison.chosen
+            least_gain_s = CONFIDENCE * baseline.noise_s
+            if name in tried or forecasts.predicted_s(name) > best_s - least_gain_s:
+                break
+        return trials
+
+    def _explores(self, forecasts: Forecasts) -> bool:
+        """Whether messages of the engine are to be measured before they are planned.
+
+        On a GPU they take no time from what computes.
+        """
+        return (
+            forecasts.plan is not None
+            and forecasts.plan.wait == "need"
+            and self._settings.compression is None
+            and self._job.device.type == "cpu"
+        )
+
+    def _explore(
+        self, profile: Profile, network: Network
+    ) -> Generator[Stage, StageResult, list[Measured]]:
+        """Train under a few messages of equal size, and under many; return nothing if that fails.
+
+        Nothing that is measured before tells what the engine takes from computing: stock DDP's
+        messages hardly overlap, and are another library's. The plans are simple ones, not those
+        that will be predicted.
+        """
+        found: list[Measured] = []
+        for parts in EXPLORED_PARTS:
+            plan = in_equal_parts(profile, network, parts)
+            trial = yield from self._try(plan, None)
+            if trial is None:
+                return []
+            if trial.excess_s is not None:
+                found.append(_measured(plan, trial.rate, trial.excess_s))
+        return found
 
     def _learns_norm(self, result: StageResult) -> bool:
         """Note that every update waits for a norm of the gradients; return whether that is new."""

@@ -6,15 +6,25 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from syncline import _native
 from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import BYTES_PER_NORM, Message, Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
+from syncline.planners.ddp import Ddp
 from syncline.planners.slices import Slice, plan_of, whole_tensors
 
-__all__ = ["NEXT_TO_NOTHING", "HalvesRound", "Order", "plan_in_halves", "with_fewer_groups"]
+__all__ = [
+    "NEXT_TO_NOTHING",
+    "HalvesRound",
+    "Order",
+    "in_equal_parts",
+    "plan_in_halves",
+    "with_fewer_groups",
+]
 
 GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """Numbers of groups of equal size that the search begins with."""
@@ -28,7 +38,13 @@ Order = list[tuple[int, int, bool]]
 
 
 def plan_in_halves(
-    name: str, profile: Profile, network: Network, *, in_flight: int, budget: int = DEFAULT_BUDGET
+    name: str,
+    profile: Profile,
+    network: Network,
+    *,
+    in_flight: int,
+    handling_s: float = 0.0,
+    budget: int = DEFAULT_BUDGET,
 ) -> Plan:
     """Return a plan whose sums end early, and whose gathers fill the channel around them.
 
@@ -47,15 +63,44 @@ def plan_in_halves(
         profile: with :attr:`~syncline.model.profile.Profile.norm`.
         network: what messages cost.
         in_flight: 1 or 2.
+        handling_s: what a message costs beside its time on the network, for the search.
         budget: orders that the search looks at.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
         return plan_of(name, profile, network.workers, [Message(start=0, stop=0)])
     round_ = HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
+    if handling_s:
+        round_ = round_._replace(half=round_.half.raised(handling_s))
     lasts, order = with_fewer_groups(round_, *round_.search(budget))
     messages = _messages(tensors, lasts, order)
     return plan_of(name, profile, network.workers, messages, in_flight=in_flight)
+
+
+def in_equal_parts(profile: Profile, network: Network, parts: int) -> Plan:
+    """Return a plan of whole tensors in ready order, in about so many messages of equal size.
+
+    They overlap as far as simple messages can: two are under way, and updates wait by need. If
+    every update waits for a norm, each is sent in halves, and the gathers follow in the order of
+    need.
+    """
+    size_bytes = -(-profile.gradient_bytes // parts)
+    cut = Ddp(bucket_bytes=size_bytes, first_bucket_bytes=size_bytes)
+    plan = cut.plan(profile, network)
+    messages = plan.messages
+    if profile.norm is not None:
+        messages = (
+            *(msgspec.structs.replace(m, collective="reduce-scatter") for m in messages),
+            *(msgspec.structs.replace(m, collective="all-gather") for m in reversed(messages)),
+        )
+    return msgspec.structs.replace(
+        plan,
+        planner=f"{parts} equal parts",
+        messages=messages,
+        wait="need",
+        in_flight=2,
+        norm=profile.norm,
+    )
 
 
 class HalvesRound(NamedTuple):

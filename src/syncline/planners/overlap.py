@@ -36,6 +36,10 @@ MARGIN = 1 / 16
 """Share of the computing time by which messages should be early. It no longer shortens the period
 but lets it survive a delay."""
 
+HANDLING = (0, 1, 4)
+"""The search knows no message that takes time from computing. So many times that time is added to a
+message's cost in turn, and the simulator judges what is found."""
+
 Slices = list[tuple[int, int]]
 """Slices ``[start, stop)`` of the concatenated gradients, in elements, in the order of sending."""
 
@@ -147,7 +151,9 @@ class Overlap(Planner, frozen=True, kw_only=True):
     time has a sixteenth to spare: a period that computing decides gains only that margin.
 
     The result is compared, in the simulator, with the plans of all other planners as they are. The
-    best is taken; of equals the one with the fewest messages in flight, then the fewest in all.
+    best is taken; of equals the one with the fewest messages in flight, then the fewest in all. Where
+    messages take time from computing, the search runs three times, with that time added to their cost
+    0, 1 and 4 times.
 
     Args:
         in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is
@@ -180,12 +186,17 @@ class Overlap(Planner, frozen=True, kw_only=True):
             # Sparse messages travel one at a time.
             return msgspec.structs.replace(self, in_flight=1).plan(profile, network)
         rivals = list(_plans(profile, network))
+        per_message_s = network.contention.per_message_s
+        handling_s = [times * per_message_s for times in HANDLING] if per_message_s else [0.0]
         if profile.norm is None:
-            compared = [self.own_plan(profile, network, rivals)]
+            compared = [
+                self.own_plan(profile, network, rivals, handling_s=each_s) for each_s in handling_s
+            ]
         else:
             compared = [
-                plan_in_halves(self.NAME, profile, network, in_flight=in_flight)
+                plan_in_halves(self.NAME, profile, network, in_flight=in_flight, handling_s=each_s)
                 for in_flight in range(1, self.in_flight + 1)
+                for each_s in handling_s
             ]
         # Where two at once were measured in rows, one at a time is not compared. The time of a
         # message alone leaves out the pause before the next one, so small messages look cheap.
@@ -194,6 +205,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         unknown = (
             network.contention.slows
+            or per_message_s
             or curve.never_falling() != curve
             or profile.norm is not None
             or not profile.is_one_round_after_another
@@ -214,15 +226,25 @@ class Overlap(Planner, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(best, planner=self.NAME)
 
-    def own_plan(self, profile: Profile, network: Network, seeds: Sequence[Plan] = ()) -> Plan:
+    def own_plan(
+        self,
+        profile: Profile,
+        network: Network,
+        seeds: Sequence[Plan] = (),
+        *,
+        handling_s: float = 0.0,
+    ) -> Plan:
         """Return the plan of the search, without comparing it with other plans.
 
         Args:
             profile: what the worker computes.
             network: what messages cost.
             seeds: plans to improve on.
+            handling_s: what a message costs beside its time on the network.
         """
         curve = network.collective("all-reduce", in_flight=self.in_flight)
+        if handling_s:
+            curve = curve.raised(handling_s)
         # The search bisects for the largest slice that is sent in time, and its exact solution
         # takes no slice to be cheaper than a part of it.
         never_falling = curve.never_falling()

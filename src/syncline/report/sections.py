@@ -204,6 +204,9 @@ def _network_terms(facts: NetworkFacts) -> Html:
     terms.append(("slowed computing", f"{facts.contention.computing:.2f}", why))
     why = f"how many times slower messages run while computing{known}; 1: not at all"
     terms.append(("slowed messages", f"{facts.contention.exchange:.2f}", why))
+    if facts.contention.per_message_s:
+        why = f"how much longer a worker computes for each message with deferred updates{known}"
+        terms.append(("a message", units.duration(facts.contention.per_message_s), why))
     columns = [Column(title="Term"), Column(title="Value", numeric=True), Column(title="Meaning")]
     return table(columns, terms, caption="Terms of the network's cost")
 

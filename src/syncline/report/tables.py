@@ -133,11 +133,14 @@ def network_table(network: Network) -> RenderableType:
         worst = units.percent(facts.fit_error_max)
         pairs.append(("fit error", f"{units.percent(facts.fit_error)} mean, {worst} at worst"))
     known = ", fitted to measured iterations" if facts.contention.fitted else ""
+    each = ""
+    if facts.contention.per_message_s:
+        each = f", {units.duration(facts.contention.per_message_s)} of computing a message"
     pairs.append(
         (
             "contention",
             f"computing {facts.contention.computing:.2f} and messages "
-            f"{facts.contention.exchange:.2f} times slower at once{known}",
+            f"{facts.contention.exchange:.2f} times slower at once{each}{known}",
         )
     )
     cells = [

@@ -20,6 +20,8 @@ LARGEST = 4.0
 """A larger factor is an error of the model and no contention."""
 EXACT = 1e-3
 """Share of an iteration below which a difference is the error of a bisection."""
+ROUNDS = 4
+"""Linear fits of what messages take from computing, each where the last one ended."""
 STEPS = 13
 """Halvings of the interval from 1 to :data:`LARGEST`: to 0.0002."""
 
@@ -32,8 +34,8 @@ class Measured(NamedTuple):
     noise_s: float = 0.0
     """A smaller difference from a prediction is noise."""
     excess_s: float | None = None
-    """How much longer forward and backward pass took than in the profile, with nothing under way,
-    seconds; 0 where that is noise, None where it was not measured."""
+    """How much longer a worker computed than in the profile, with nothing under way, seconds: in
+    forward and backward pass. None where it was not measured."""
 
 
 def as_under_stock(stock: Measured, profile: Profile, network: Network) -> tuple[Profile, Measured]:
@@ -83,24 +85,61 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
     The profile's operations were timed with nothing under way, and the network's messages with
     nothing computed. Where both overlap, an iteration takes longer than they say. What messages do
     to computing follows from how much longer the passes took; what computing does to messages, from
-    what the iterations still take longer, in the mean of the relative differences. Where the passes
-    were not timed under any plan, both factors are the same. Each is between 1 and 4.
+    what the iterations still take longer, in the mean of the relative differences. Where plans that
+    wait by need were timed with few messages and with many, what each message takes from computing
+    follows too, by least squares. Where the passes were not timed under any plan, both factors are
+    the same. Each is between 1 and 4.
 
     Args:
         profile: what a worker computes.
         network: what messages cost; its own contention is replaced if anything was measured.
         measured: iterations under some plans.
 
-    Two nested bisections: 200 simulations of each plan.
+    Bisections, one in the other: 200 simulations of each plan.
     """
     if not measured:
         return network
-    timed = [(m.plan, max(m.excess_s, 0.0)) for m in measured if m.excess_s is not None]
-    wanted_s = math.fsum(excess_s for _, excess_s in timed)
+    timed = [(m.plan, m.excess_s) for m in measured if m.excess_s is not None]
+    counts = [len(plan.messages) if plan.wait == "need" else 0 for plan, _ in timed]
+    wanted_s = math.fsum(max(excess_s, 0.0) for _, excess_s in timed)
 
-    def with_factors(computing: float, exchange: float) -> Network:
-        contention = Contention(computing=computing, exchange=exchange, fitted=True)
+    def with_factors(computing: float, exchange: float, per_message_s: float = 0.0) -> Network:
+        contention = Contention(
+            computing=computing, exchange=exchange, per_message_s=per_message_s, fitted=True
+        )
         return msgspec.structs.replace(network, contention=contention)
+
+    def excesses_s(computing: float, exchange: float, per_message_s: float) -> list[float]:
+        network = with_factors(computing, exchange, per_message_s)
+        return [_excess_s(profile, network, plan) for plan, _ in timed]
+
+    def by_messages(exchange: float) -> Network:
+        """Return the network with what fits the excess of few messages and of many.
+
+        Gauss-Newton: the excess grows with each of the two, and a little with their product.
+        """
+        slower, per_message_s = 0.1, 0.0
+        more = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
+        for _ in range(ROUNDS):
+            found = excesses_s(1 + slower, exchange, per_message_s)
+            by_slower, by_message = (
+                [(raised - at) / step for raised, at in zip(excess_s, found, strict=True)]
+                for step, excess_s in zip(
+                    more,
+                    (
+                        excesses_s(1 + slower + more[0], exchange, per_message_s),
+                        excesses_s(1 + slower, exchange, per_message_s + more[1]),
+                    ),
+                    strict=True,
+                )
+            )
+            goal_s = [
+                wanted - at + a * slower + b * per_message_s
+                for (_, wanted), at, a, b in zip(timed, found, by_slower, by_message, strict=True)
+            ]
+            slower, per_message_s = _least_squares(by_slower, by_message, goal_s)
+            slower = min(slower, LARGEST - 1 - more[0])
+        return with_factors(1 + slower, exchange, per_message_s)
 
     def given(exchange: float) -> Network:
         """Return the network with the computing factor that goes with one of the exchange."""
@@ -113,19 +152,51 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 
         return with_factors(_root(excess_s), exchange)
 
-    def differences(exchange: float) -> list[float]:
-        candidate = given(exchange)
+    def differences(candidate: Network) -> list[float]:
         return [predict_iteration_s(profile, candidate, m.plan) - m.iteration_s for m in measured]
 
-    def mean(exchange: float) -> float:
-        pairs = zip(differences(exchange), measured, strict=True)
+    def mean(candidate: Network) -> float:
+        pairs = zip(differences(candidate), measured, strict=True)
         return math.fsum(seconds / m.iteration_s for seconds, m in pairs)
 
-    found = differences(1.0)
+    several = len(set(counts) - {0}) > 1 and profile.phase_s(*COMPUTING) > 0
+    first = by_messages(1.0) if several else given(1.0)
     noise_s = [max(m.noise_s, EXACT * m.iteration_s) for m in measured]
-    if all(abs(seconds) <= noise for seconds, noise in zip(found, noise_s, strict=True)):
-        return given(1.0)
-    return given(_root(mean))
+    found = zip(differences(first), noise_s, strict=True)
+    if all(abs(seconds) <= noise for seconds, noise in found):
+        return first
+    if not several:
+        return given(_root(lambda exchange: mean(given(exchange))))
+    computing, per_message_s = first.contention.computing, first.contention.per_message_s
+    return by_messages(
+        _root(lambda exchange: mean(with_factors(computing, exchange, per_message_s)))
+    )
+
+
+def _least_squares(
+    a: Sequence[float], b: Sequence[float], wanted: Sequence[float]
+) -> tuple[float, float]:
+    """Return ``(x, y)``, both at least 0, with the least ``sum((a x + b y - wanted)^2)``.
+
+    ``a`` and ``b`` are columns of numbers of at least 0; one of zeros gives 0.
+    """
+
+    def of(one: Sequence[float], other: Sequence[float]) -> float:
+        return math.fsum(p * q for p, q in zip(one, other, strict=True))
+
+    aa, ab, bb, aw, bw = of(a, a), of(a, b), of(b, b), of(a, wanted), of(b, wanted)
+    independent = aa * bb - ab * ab
+    if independent > 1e-9 * aa * bb:
+        x, y = (bb * aw - ab * bw) / independent, (aa * bw - ab * aw) / independent
+        if x >= 0 and y >= 0:
+            return x, y
+    alone = (max(aw / aa, 0.0) if aa else 0.0, 0.0), (0.0, max(bw / bb, 0.0) if bb else 0.0)
+
+    def error(found: tuple[float, float]) -> float:
+        x, y = found
+        return math.fsum((p * x + q * y - w) ** 2 for p, q, w in zip(a, b, wanted, strict=True))
+
+    return min(alone, key=error)
 
 
 def _root(increasing: Callable[[float], float]) -> float:

@@ -124,7 +124,8 @@ def build(
             f"{count} tasks; at most {MOST_TASKS} can be simulated"
         )
     lanes = _add_lanes(dag, network, strategy)
-    _add_tasks(dag, lanes, workers)
+    handling_s = network.contention.per_message_s * len(plan.messages) if on_need and plan else 0.0
+    _add_tasks(dag, lanes, workers, handling_s)
     connect(dag, profile, plan, strategy)
     _share_links(dag, strategy)
     return dag
@@ -192,11 +193,15 @@ def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list
     return lanes
 
 
-def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers) -> None:
+def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers, handling_s: float) -> None:
+    """Add the tasks of all iterations; those that compute last ``handling_s`` longer together."""
     slots, count = dag.layout.slots, len(dag.classes)
     factors = workers.draws(dag.classes, dag.iterations)[:, :, None]
     own_ns = np.array([slot.duration_ns for slot in slots], dtype=np.float64)
     slowed = np.array([slot.lane not in (*NOT_COMPUTING, PEERS) for slot in slots])
+    computing_ns = float(own_ns[slowed].sum())
+    if handling_s and computing_ns:
+        own_ns[slowed] *= 1 + handling_s * NS_PER_S / computing_ns
     durations = np.rint(np.where(slowed, factors * own_ns, own_ns)).astype(np.int64)
     lane_of = np.array([lanes[slot.lane] for slot in slots], dtype=np.int32).T  # (classes, slots)
     wire_lanes = np.array([lanes[task.lane][0] for task in dag.messages], dtype=np.int32)
