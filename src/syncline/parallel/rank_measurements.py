@@ -133,9 +133,9 @@ class RankMeasurements:
         return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
 
     def busy_excess_s(self, result: StageResult, profile: Profile) -> float | None:
-        """Return how much longer a worker computed beside the engine's messages than the profile says.
+        """Return the seconds that a worker computed longer beside the engine's messages than alone.
 
-        Seconds, the median over the ranks; None if some rank's iterations were not timed.
+        The median over the ranks; None if some rank's iterations were not timed.
         """
         everyone: list[float] = self.gather(median(result.busy_s) if result.busy_s else None)
         if None in everyone:

@@ -151,9 +151,9 @@ class Overlap(Planner, frozen=True, kw_only=True):
     time has a sixteenth to spare: a period that computing decides gains only that margin.
 
     The result is compared, in the simulator, with the plans of all other planners as they are. The
-    best is taken; of equals the one with the fewest messages in flight, then the fewest in all. Where
-    messages take time from computing, the search runs three times, with that time added to their cost
-    0, 1 and 4 times.
+    best is taken; of equals the one with the fewest messages in flight, then the fewest in all.
+    Where messages take time from computing, the search runs three times, with that time added to
+    their cost 0, 1 and 4 times.
 
     Args:
         in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is
