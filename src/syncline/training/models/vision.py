@@ -367,7 +367,6 @@ def _halved() -> nn.MaxPool2d:
 
 GOOGLENET = ImageModel(
     name="googlenet",
-    summary="GoogLeNet for ImageNet, 7.0 M parameters",
     build=lambda _, classes: GoogLeNet(classes),
     smallest_image=32,
     folder_image=224,
