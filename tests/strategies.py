@@ -20,8 +20,8 @@ from syncline.model.timeline import Span, Timeline
 NS_PER_S = 1_000_000_000
 PHASES = ("data", "copy", "forward", "backward")
 
-LARGE = settings.get_current_profile_name() == "large"
-"""Whether ``make test-slow`` runs the tests, which tries more examples."""
+LARGE = settings.get_current_profile_name() in ("large", "random")
+"""Whether ``make test-slow`` runs the tests, or somebody looks for failures: with more examples."""
 few = settings(
     max_examples=40 if LARGE else 12,
     deadline=None,
