@@ -14,7 +14,7 @@ from tests.workers import WorkerPool
 @pytest.mark.parametrize(
     "arguments", first_few([{"planner": "overlap"}, {"planner": "wfbp"}]), ids=str
 )
-@pytest.mark.parametrize("kind", first_few(uneven_jobs.LOOPS, 3))
+@pytest.mark.parametrize("kind", first_few(uneven_jobs.LOOPS, 2))
 def test_only_exchanged_backward_passes_count(
     workers: WorkerPool, kind: str, arguments: dict[str, Any]
 ) -> None:

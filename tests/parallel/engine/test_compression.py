@@ -65,6 +65,7 @@ def test_a_device_that_works_by_itself_gives_the_same_bits(workers: WorkerPool, 
     assert workers.run(jobs.as_on_a_gpu, 2, given, overlap) == [[], []]
 
 
+@pytest.mark.slow
 def test_three_ranks_and_momentum(workers: WorkerPool) -> None:
     given = {
         "density": 0.05,

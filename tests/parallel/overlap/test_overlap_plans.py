@@ -120,7 +120,7 @@ def plans(draw: st.DrawFn, ranks: int) -> Plan:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", first_few([2, 3]))
 def test_any_plan(workers: WorkerPool, ranks: int) -> None:
     @settings(
         max_examples=8,
