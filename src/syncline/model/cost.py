@@ -199,13 +199,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
     def raised(self, extra_s: float) -> CostCurve:
         """Return the curve with ``extra_s`` more for every message but an empty one."""
-        first, *others = self.rows()
-        _, cost_s, rate = first
-        found = [(0, cost_s, 0.0)]
-        if not others or others[0][0] > 1:
-            found.append((1, cost_s + rate + extra_s, rate))
-        found += [(start, cost_s + extra_s, rate) for start, cost_s, rate in others]
-        return CostCurve.of_rows(found)
+        extra = CostCurve.of_rows([(0, 0.0, 0.0), (1, extra_s, 0.0)])
+        return CostCurve.in_turn([self, extra])
 
     def never_falling(self) -> CostCurve:
         """Return the least curve above this one that never falls: the running maximum.

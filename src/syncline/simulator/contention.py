@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
@@ -15,6 +17,8 @@ from syncline.model.quantities import NS_PER_S
 from syncline.simulator.predict import DEFAULT_STRATEGY, predict_iteration_s, simulate_plan
 
 __all__ = ["LARGEST", "Measured", "as_under_stock", "fit_contention"]
+
+Floats = NDArray[np.float64]
 
 LARGEST = 4.0
 """A larger factor is an error of the model and no contention."""
@@ -34,8 +38,9 @@ class Measured(NamedTuple):
     noise_s: float = 0.0
     """A smaller difference from a prediction is noise."""
     excess_s: float | None = None
-    """How much longer a worker computed than in the profile, with nothing under way, seconds: in
-    forward and backward pass. None where it was not measured."""
+    """How much longer a worker computed than in the profile, with nothing under way, seconds: under
+    stock DDP in forward and backward pass, under the engine in the whole iteration. None where it
+    was not measured."""
 
 
 def as_under_stock(stock: Measured, profile: Profile, network: Network) -> tuple[Profile, Measured]:
@@ -119,26 +124,16 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
         Gauss-Newton: the excess grows with each of the two, and a little with their product.
         """
         slower, per_message_s = 0.1, 0.0
-        more = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
+        step, step_s = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
+        wanted = np.array([excess_s for _, excess_s in timed])
         for _ in range(ROUNDS):
-            found = excesses_s(1 + slower, exchange, per_message_s)
-            by_slower, by_message = (
-                [(raised - at) / step for raised, at in zip(excess_s, found, strict=True)]
-                for step, excess_s in zip(
-                    more,
-                    (
-                        excesses_s(1 + slower + more[0], exchange, per_message_s),
-                        excesses_s(1 + slower, exchange, per_message_s + more[1]),
-                    ),
-                    strict=True,
-                )
-            )
-            goal_s = [
-                wanted - at + a * slower + b * per_message_s
-                for (_, wanted), at, a, b in zip(timed, found, by_slower, by_message, strict=True)
-            ]
+            found = np.array(excesses_s(1 + slower, exchange, per_message_s))
+            more_slower = np.array(excesses_s(1 + slower + step, exchange, per_message_s))
+            more_each = np.array(excesses_s(1 + slower, exchange, per_message_s + step_s))
+            by_slower, by_message = (more_slower - found) / step, (more_each - found) / step_s
+            goal_s = wanted - found + by_slower * slower + by_message * per_message_s
             slower, per_message_s = _least_squares(by_slower, by_message, goal_s)
-            slower = min(slower, LARGEST - 1 - more[0])
+            slower = min(slower, LARGEST - 1 - step)
         return with_factors(1 + slower, exchange, per_message_s)
 
     def given(exchange: float) -> Network:
@@ -173,30 +168,21 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
     )
 
 
-def _least_squares(
-    a: Sequence[float], b: Sequence[float], wanted: Sequence[float]
-) -> tuple[float, float]:
+def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
     """Return ``(x, y)``, both at least 0, with the least ``sum((a x + b y - wanted)^2)``.
 
     ``a`` and ``b`` are columns of numbers of at least 0; one of zeros gives 0.
     """
-
-    def of(one: Sequence[float], other: Sequence[float]) -> float:
-        return math.fsum(p * q for p, q in zip(one, other, strict=True))
-
-    aa, ab, bb, aw, bw = of(a, a), of(a, b), of(b, b), of(a, wanted), of(b, wanted)
+    aa, ab, bb, aw, bw = (
+        float(p @ q) for p, q in ((a, a), (a, b), (b, b), (a, wanted), (b, wanted))
+    )
     independent = aa * bb - ab * ab
     if independent > 1e-9 * aa * bb:
         x, y = (bb * aw - ab * bw) / independent, (aa * bw - ab * aw) / independent
         if x >= 0 and y >= 0:
             return x, y
     alone = (max(aw / aa, 0.0) if aa else 0.0, 0.0), (0.0, max(bw / bb, 0.0) if bb else 0.0)
-
-    def error(found: tuple[float, float]) -> float:
-        x, y = found
-        return math.fsum((p * x + q * y - w) ** 2 for p, q, w in zip(a, b, wanted, strict=True))
-
-    return min(alone, key=error)
+    return min(alone, key=lambda found: float(np.sum((a * found[0] + b * found[1] - wanted) ** 2)))
 
 
 def _root(increasing: Callable[[float], float]) -> float:
