@@ -22,7 +22,6 @@ BENCHMARKS = (
     "group_faults",
     "soak",
     "prediction_error",
-    "shaped_link",
     "bsp_profile",
     "bsp_hosts",
     "topk",

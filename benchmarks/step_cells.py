@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.step_models import MODELS, profile_of
 from benchmarks.step_peers import PEERS
-from syncline.model.profile import Profile
+from syncline.model.profile import Operation, Profile
 from syncline.model.quantities import parse_bandwidth
 from syncline.planners import PLANNERS
 
@@ -85,11 +85,19 @@ class Cell:
         size_bytes = self.profile().gradient_bytes
         return 2 * (self.workers - 1) / self.workers * size_bytes / self.rate_bytes_per_s
 
-    def profile(self) -> Profile:
-        """Return what each worker replays."""
+    def profile(self, *, update_s: float = 0.0) -> Profile:
+        """Return what each worker replays.
+
+        Args:
+            update_s: how long it clips and unscales, which no replay emulates but a plan counts.
+        """
         profile = profile_of(MODELS[self.model], scale=self.scale)
-        needs_norm = self.clip or self.scaled
-        return msgspec.structs.replace(profile, norm="2") if needs_norm else profile
+        if not self.clip and not self.scaled:
+            return profile
+        last = len(profile.operations) - 1
+        update = Operation(name="clip", phase="update", duration_s=update_s, after=(last,))
+        operations = (*profile.operations, update) if update_s else profile.operations
+        return msgspec.structs.replace(profile, operations=operations, norm="2")
 
     def __str__(self) -> str:
         recipe = (", clipped" if self.clip else "") + (", scaled" if self.scaled else "")

@@ -49,6 +49,8 @@ class Found:
 
     network: Network
     all_reduce_s: tuple[float, ...]
+    update_s: float
+    """What clipping and unscaling add to an iteration without exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ def probe_cell(cell: Cell, python: str) -> Found:
     def take(mark: str, what: dict[str, Any]) -> None:
         if mark == FOUND:
             network = msgspec.convert(what["network"], Network)
-            found.append(Found(network=network, all_reduce_s=tuple(what["all_reduce_s"])))
+            times_s = tuple(what["all_reduce_s"])
+            found.append(Found(network=network, all_reduce_s=times_s, update_s=what["update_s"]))
 
     # All sizes up to the largest are sent twice, and the largest some times more.
     job = {"kind": "probe", "cell": dataclasses.asdict(cell)}

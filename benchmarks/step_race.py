@@ -16,10 +16,14 @@ from benchmarks.step_cells import NOMINAL_RATE, OURS, TITLES, Cell
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_report import print_cell, summary
 from benchmarks.step_results import Forecast, Measured, Results, Turn, save, today
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.parallel.tuning import EXPLORED_PARTS
 from syncline.planners import planner_named
+from syncline.planners.halves import in_equal_parts
+from syncline.simulator.contention import Measured as Trained
+from syncline.simulator.contention import fit_contention
 from syncline.simulator.predict import predict
 
 __all__ = ["Race", "planned", "spoken"]
@@ -97,7 +101,9 @@ class Race:
     def run(self, cell: Cell) -> None:
         """Measure what is left of a cell."""
         measured = self._begin(cell)
-        profile = cell.profile()
+        profile = cell.profile(update_s=measured.update_s)
+        if not measured.forecasts:
+            measured = msgspec.structs.replace(measured, network=self._explored(measured, profile))
         plans, forecasts = planned(profile, measured.network, PREDICTED)
         self._keep(msgspec.structs.replace(measured, forecasts=forecasts))
         self._console.print(f"  {summary(measured)}", highlight=False)
@@ -141,9 +147,41 @@ class Race:
             warmup=self._arguments.warmup,
             computation_s=cell.profile().computation_s,
             all_reduce_s=found.all_reduce_s,
+            update_s=found.update_s,
             network=found.network,
             forecasts={},
         )
+
+    def _explored(self, measured: Measured, profile: Profile) -> Network:
+        """Return the network as it is while a training computes, which a run of `train` measures.
+
+        Computing is emulated, so messages do not slow it. But what is not emulated, such as the
+        copies of gradients, may slow messages where hosts share cores.
+        """
+        plans = {
+            plan.planner: plan
+            for plan in (in_equal_parts(profile, measured.network, n) for n in EXPLORED_PARTS)
+        }
+        times_s: dict[str, float] = {}
+
+        def take(name: str, turn: Turn) -> None:
+            times_s[name] = turn.iteration_s
+
+        ended = race_cell(
+            measured.cell,
+            [(name, 0) for name in plans],
+            plans,
+            python=self._python,
+            iterations=self._arguments.iterations,
+            warmup=self._arguments.warmup,
+            seconds=None,
+            expected_s=lambda name: self._turn_s(measured.cell, measured, name),
+            turn=take,
+        )
+        if ended.reason:
+            raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
+        found = [Trained(plans[name], times_s[name], excess_s=0.0) for name in plans]
+        return fit_contention(profile, measured.network, found)
 
     def _expecting(self, cell: Cell) -> Callable[[str], float]:
         measured = self._of(cell)
@@ -182,11 +220,18 @@ class Race:
 def planned(
     profile: Profile, network: Network, names: tuple[str, ...]
 ) -> tuple[dict[str, Plan], dict[str, Forecast]]:
-    """Return the plan of each planner, and what it is predicted to take."""
-    plans = {name: planner_named(name).plan(profile, network) for name in names}
-    forecasts = {}
-    for name, plan in plans.items():
-        prediction = predict(profile, network, plan).prediction
+    """Return the plan of each planner, and what it is predicted to take.
+
+    Stock DDP's messages are not our engine's, with which contention was measured.
+    """
+    plans, forecasts = {}, {}
+    for name in names:
+        if name == "ddp":
+            where = msgspec.structs.replace(network, contention=Contention())
+        else:
+            where = network
+        plan = plans[name] = planner_named(name).plan(profile, where)
+        prediction = predict(profile, where, plan).prediction
         forecasts[name] = Forecast(
             messages=prediction.messages,
             iteration_s=prediction.iteration_s,

@@ -63,6 +63,9 @@ class Measured(Value, frozen=True, kw_only=True):
     """Of one iteration, without communication; what is emulated, not measured."""
     all_reduce_s: tuple[float, ...]
     """Of one all-reduce of all gradients alone, by the slowest rank."""
+    update_s: float = 0.0
+    """What clipping and unscaling add to an iteration without exchange. Nothing of it is emulated.
+    """
     network: Network
     """As probed on these links."""
     forecasts: dict[str, Forecast]

@@ -19,6 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from benchmarks.common import median
 from benchmarks.step_cells import Cell
 from benchmarks.step_models import MODELS
 from benchmarks.step_peers import PEERS
@@ -27,6 +28,7 @@ from syncline.measure.exchange import gather_numbers
 from syncline.measure.probe import probe
 from syncline.model.network import Contention
 from syncline.model.plan import Plan
+from syncline.model.profile import Profile
 from syncline.replay.contest import Contestant, planned, run_contest
 
 __all__ = ["BEGUN", "FOUND", "TURN"]
@@ -74,7 +76,28 @@ def measure_network(cell: Cell) -> None:
         began_s = time.perf_counter()
         dist.all_reduce(gradients)
         times_s.append(slowest(time.perf_counter() - began_s))
-    say(FOUND, network=network, all_reduce_s=times_s)
+    say(FOUND, network=network, all_reduce_s=times_s, update_s=update_alone_s(cell))
+
+
+def update_alone_s(cell: Cell) -> float:
+    """Return what clipping and unscaling take on every host, measured without exchange.
+
+    Nothing of it is emulated, and hosts that share cores take longer for it.
+    """
+    if not cell.clip and not cell.scaled:
+        return 0.0
+    clipped = cell.profile()
+    instant = tuple(msgspec.structs.replace(o, duration_s=0.0) for o in clipped.operations)
+    clipped = msgspec.structs.replace(clipped, operations=instant)
+    alone = Contestant(name="alone", wrap=lambda model, optimizer: (model, optimizer))
+
+    def step_s(profile: Profile, *, scaled: bool) -> float:
+        shapes = MODELS[cell.model].shapes()
+        laps = run_contest(profile, [alone], rounds=ALONE_REPETITIONS, shapes=shapes, scaled=scaled)
+        return median([lap.iteration_s for lap in laps[alone.name]])
+
+    plain = msgspec.structs.replace(clipped, norm=None)
+    return max(step_s(clipped, scaled=cell.scaled) - step_s(plain, scaled=False), 0.0)
 
 
 def slowest(own_s: float) -> float:

@@ -8,16 +8,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from benchmarks.step_cells import OURS, TARGET_CELLS
-from benchmarks.step_jobs import _reason, _Watch, free_bytes
+from benchmarks.step_cells import OURS, TARGET_CELLS, Cell
+from benchmarks.step_jobs import Ended, _reason, _Watch, free_bytes
 from benchmarks.step_race import Race, planned, spoken
-from benchmarks.step_results import Results
+from benchmarks.step_results import Results, Turn
 from benchmarks.step_worker import BEGUN, TURN
 from rich.console import Console
 
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
+from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
+from syncline.simulator.predict import predict_iteration_s
 from syncline.testbed.job import JobResult, WorkerEnd
 from tests.benchmarks.test_step_targets import cell_of, results_of
 
@@ -115,3 +118,38 @@ def test_every_plan_of_ours_is_made_and_predicted() -> None:
 )
 def test_durations_are_spoken(seconds: float, words: str) -> None:
     assert spoken(seconds) == words
+
+
+def test_what_computing_does_to_messages_is_measured_before_the_plans_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = msgspec.structs.replace(cell_of({}), clip=True, update_s=0.02)
+    profile = cell.cell.profile(update_s=cell.update_s)
+    race = race_of(results_of(cell), [])
+    slowed = msgspec.structs.replace(cell.network, contention=Contention(exchange=1.2))
+
+    def race_cell(_: Cell, turns: Any, plans: dict[str, Plan], **others: Any) -> Ended:
+        for name, number in turns:
+            iteration_s = predict_iteration_s(profile, slowed, plans[name])
+            turn = Turn(
+                round=number,
+                iteration_s=iteration_s,
+                settled_s=iteration_s,
+                idle_s=0.0,
+                steps_s=(),
+                wall_s=1.0,
+            )
+            others["turn"](name, turn)
+        return Ended(contestant=None)
+
+    monkeypatch.setattr("benchmarks.step_race.race_cell", race_cell)
+    contention = race._explored(cell, profile).contention
+    assert (contention.computing, contention.per_message_s) == (1.0, 0.0)
+    assert contention.exchange == pytest.approx(1.2, rel=0.01)
+
+
+def test_a_plan_counts_clipping_that_no_replay_emulates() -> None:
+    cell = Cell(model="resnet50", workers=4, rate="1gbit", clip=True)
+    plain, counted = cell.profile(), cell.profile(update_s=0.02)
+    assert counted.computation_s == pytest.approx(plain.computation_s + 0.02)
+    assert counted.norm == plain.norm == "2"
