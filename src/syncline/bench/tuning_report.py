@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rich.console import Console, Group
 from rich.padding import Padding
 
-from syncline.bench.page import binary_size, widen
+from syncline.bench.page import binary_size
 from syncline.collectives import Collective
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, choose
@@ -97,7 +97,7 @@ def _gain(choices: Choices, collective: Collective, mine: dict[int, Timing]) -> 
 
 def print_choices(console: Console, choices: Choices) -> None:
     """Print the regions of every collective, and what they gain."""
-    widen(console)
+    terminal.widen(console)
     table = terminal.plain_table()
     table.add_column("collective", no_wrap=True)
     table.add_column("from", justify="right", no_wrap=True)
@@ -150,18 +150,17 @@ def save_choices_page(several: Sequence[Choices], target: Path) -> None:
 def _section(choices: Choices) -> Html:
     timed = {timing.collective for timing in choices.timings}
     pictures = [_picture(choices, name) for name in choices.regions if name in timed]
-    rows = [tuple(row) for row in rows_of(choices)]
-    columns = [
-        Column(title="Collective", css="name"),
-        Column(title="From", numeric=True),
-        Column(title="Algorithm"),
-        Column(title="Against the built-in choice", numeric=True),
+    columns: list[Column[RegionRow]] = [
+        Column("Collective", lambda row: row.collective, css="name"),
+        Column("From", lambda row: row.start, numeric=True),
+        Column("Algorithm", lambda row: row.algorithm),
+        Column("Against the built-in choice", lambda row: row.gain, numeric=True),
     ]
     return section(
         choices.site.key,
         str(choices.site),
         tag("div", pictures, class_="beside"),
-        table(columns, rows, caption=_title(choices)),
+        table(columns, rows_of(choices), caption=_title(choices)),
     )
 
 

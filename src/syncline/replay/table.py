@@ -31,8 +31,6 @@ def measured_how(replay: Replay) -> str:
     return f"medians of {rounds} of {iterations}, in turns"
 
 
-WIDTH = 160
-"""Columns where the output is no terminal."""
 LESS = frozenset({"messages", "rounds", "above bound"})
 """Columns that are left out where there is no room."""
 
@@ -40,9 +38,9 @@ LESS = frozenset({"messages", "rounds", "above bound"})
 def print_replay(console: Console, replay: Replay) -> None:
     """Print the table; a terminal that is too narrow gets fewer columns."""
     table = replay_table(replay)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    elif terminal.width(console, _plans(replay, frozenset())) > console.width:
+    terminal.widen(console)
+    needed = terminal.width(console, _plans(replay, frozenset()))
+    if console.is_terminal and needed > console.width:
         table = replay_table(replay, without=LESS)
     console.print(table)
 

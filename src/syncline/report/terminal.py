@@ -13,7 +13,18 @@ from rich.text import Text
 from syncline.errors import printable
 from syncline.report import units
 
-__all__ = ["below", "facts", "left_out", "plain", "plain_table", "table", "text", "title", "width"]
+__all__ = [
+    "below",
+    "facts",
+    "left_out",
+    "plain",
+    "plain_table",
+    "table",
+    "text",
+    "title",
+    "widen",
+    "width",
+]
 
 THIN_SPACE = "\u2009"
 """Between thousands; the one unprintable character that steers no terminal."""
@@ -79,6 +90,16 @@ def table(
     for index, row in enumerate(cells):
         made.add_row(*map(text, row), style="bold" if index == marked else None)
     return made
+
+
+WIDTH = 160
+"""Columns where the output is no terminal."""
+
+
+def widen(console: Console) -> None:
+    """Give tables the width that they need where no terminal limits it."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
 
 
 def width(console: Console, renderable: RenderableType) -> int:

@@ -77,8 +77,13 @@ def byte_time(s_per_byte: float) -> str:
     return f"{duration(s_per_byte)}/B"
 
 
-def percent(fraction: float, *, signed: bool = False) -> str:
-    """Return a fraction in percent, such as ``"21.9 %"``; with a sign if ``signed``."""
+def percent(fraction: float | None, *, signed: bool = False) -> str:
+    """Return a fraction in percent, such as ``"21.9 %"``; with a sign if ``signed``.
+
+    Empty where it is not known.
+    """
+    if fraction is None:
+        return ""
     text = f"{fraction * 100:.1f}"
     if float(text) == 0:
         return "0.0 %"
