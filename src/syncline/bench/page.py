@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
-from syncline.bench.result import Benchmark, CollectiveTimes
+from syncline.bench.result import COPY, GLOO, MPIS, OURS, ZERO_COPY, Benchmark, CollectiveTimes
 from syncline.errors import printable
 from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, line_chart
@@ -27,7 +26,6 @@ __all__ = [
     "print_benchmark",
     "render",
     "save_report",
-    "terminal_table",
     "versions_section",
 ]
 
@@ -51,15 +49,11 @@ def headline(benchmark: Benchmark) -> str:
     what = f"{benchmark.collective} on {benchmark.place}"
     if not ratios:
         return what
-    (worst, at), (best, most) = min(ratios, key=_first), max(ratios, key=_first)
+    (worst, at), (best, most) = min(ratios, key=itemgetter(0)), max(ratios, key=itemgetter(0))
     return (
         f"{what}: against the fastest other, Syncline is {worst:.2f} ({_where(at)}) to {best:.2f} "
         f"({_where(most)}) times as fast"
     )
-
-
-def _first(pair: tuple[float, CollectiveTimes]) -> float:
-    return pair[0]
 
 
 def _where(entry: CollectiveTimes) -> str:
@@ -133,18 +127,7 @@ def _terminal_rows(benchmark: Benchmark, workers: int) -> Table:
     ]
     order = list(fastest)
     mine.sort(key=lambda entry: (order.index(entry.size_bytes), entry.latency_s))
-    return terminal_table(columns, mine)
-
-
-def terminal_table(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Table:
-    """Return a table for a terminal, whose cells are text."""
-    found = terminal.plain_table()
-    for column in columns:
-        justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        found.add_column(column.title, justify=justify, no_wrap=True)
-    for row in rows:
-        found.add_row(*(printable(str(column.cell(row))) for column in columns))
-    return found
+    return terminal.table(columns, mine, folds=False)
 
 
 def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str) -> Html:
@@ -158,11 +141,7 @@ DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
 
 
 def save_report(benchmark: Benchmark, target: Path) -> None:
-    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
-
-    Raises:
-        FileError: the file or the directory cannot be written.
-    """
+    """Write the page, alone or with the numbers; see :func:`~syncline.report.page.save_page`."""
     numbers = {"collectives.json": benchmark}
     save_page(target, render(benchmark), "collectives.html", numbers)
 
@@ -188,14 +167,30 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
     mine = [entry for entry in benchmark.entries if entry.workers == workers]
     drawn = [name for name in DRAWN if any(entry.contestant == name for entry in mine)]
     several = len({entry.size_bytes for entry in mine}) > 1
-    pictures = [
-        _latency_picture(benchmark, workers, drawn),
-        _bandwidth_picture(benchmark, workers, drawn),
-    ]
+    pictures = []
+    if several and drawn:
+        pictures = [
+            _picture(
+                mine,
+                [name for name in drawn if name != COPY],
+                lambda entry: entry.latency_s,
+                title="Latency",
+                text=units.duration,
+                tick_text=lambda seconds: units.duration(seconds, 1),
+            ),
+            _picture(
+                mine,
+                drawn,
+                benchmark.bus_bytes_per_s,
+                title="Bus bandwidth",
+                text=units.rate,
+                tick_text=lambda rate: units.rate(rate).replace(".00 ", " ").replace(".0 ", " "),
+            ),
+        ]
     return section(
         f"workers-{workers}",
         f"{workers} workers",
-        tag("div", pictures, class_="beside") if several and drawn else None,
+        tag("div", pictures, class_="beside") if pictures else None,
         page_table(
             _columns(benchmark),
             sorted(mine, key=lambda entry: (entry.size_bytes, entry.latency_s)),
@@ -213,58 +208,35 @@ def versions_section(versions: Mapping[str, str], others: Iterable[str] = ()) ->
 COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
 
 
-def _latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
-    """Return the latency over the size, both on logarithmic axes, a line a contestant."""
-    rows = {name: _rows(benchmark, workers, name) for name in names if name != COPY}
+def _picture(
+    entries: Sequence[CollectiveTimes],
+    names: Sequence[str],
+    value: Callable[[CollectiveTimes], float],
+    *,
+    title: str,
+    text: Callable[[float], str],
+    tick_text: Callable[[float], str],
+) -> Html:
+    """Return a value over the size, both on logarithmic axes, a line a contestant."""
+    by_size = sorted(entries, key=lambda entry: entry.size_bytes)
+    where = f"with {entries[0].workers} workers"
+    sizes = dict.fromkeys(float(entry.size_bytes) for entry in by_size)
+    lines = []
+    for name in names:
+        points = [(e.size_bytes, value(e)) for e in by_size if e.contestant == name]
+        titles = [f"{name}, {_size_text(size)}: {text(y)}" for size, y in points]
+        lines.append(Line(label=name, css=COLOURS[name], points=points, titles=titles))
     return line_chart(
-        [
-            _line(name, [(e.size_bytes, e.latency_s) for e in entries], units.duration)
-            for name, entries in rows.items()
-            if entries
-        ],
-        x=_sizes(benchmark, workers),
-        y=Axis.around([e.latency_s for entries in rows.values() for e in entries]),
+        lines,
+        x=Axis.of(list(sizes)),
+        y=Axis.around([y for line in lines for _, y in line.points]),
         x_text=_size_text,
-        y_text=lambda seconds: units.duration(seconds, 1),
-        title="Latency",
+        y_text=tick_text,
+        title=title,
         x_title="Size of the vector",
-        about=f"Latency over size with {workers} workers. The table below says the same.",
+        about=f"{title} over size {where}. The table below says the same.",
     )
-
-
-def _bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
-    """Return the bus bandwidth over the size, both on logarithmic axes, a line a contestant."""
-    rows = {
-        name: [(e.size_bytes, benchmark.bus_bytes_per_s(e)) for e in entries]
-        for name in names
-        if (entries := _rows(benchmark, workers, name))
-    }
-    return line_chart(
-        [_line(name, points, units.rate) for name, points in rows.items()],
-        x=_sizes(benchmark, workers),
-        y=Axis.around([rate for points in rows.values() for _, rate in points]),
-        x_text=_size_text,
-        y_text=lambda rate: units.rate(rate).replace(".00 ", " ").replace(".0 ", " "),
-        title="Bus bandwidth",
-        x_title="Size of the vector",
-        about=f"Bus bandwidth over size with {workers} workers. The table below says the same.",
-    )
-
-
-def _rows(benchmark: Benchmark, workers: int, name: str) -> list[CollectiveTimes]:
-    mine = (e for e in benchmark.entries if e.workers == workers and e.contestant == name)
-    return sorted(mine, key=lambda entry: entry.size_bytes)
-
-
-def _sizes(benchmark: Benchmark, workers: int) -> Axis:
-    mine = {entry.size_bytes for entry in benchmark.entries if entry.workers == workers}
-    return Axis.of([float(size) for size in sorted(mine)])
 
 
 def _size_text(size_bytes: float) -> str:
     return binary_size(round(size_bytes))
-
-
-def _line(name: str, points: Sequence[tuple[float, float]], text: Callable[[float], str]) -> Line:
-    titles = [f"{name}, {_size_text(size)}: {text(value)}" for size, value in points]
-    return Line(label=name, css=COLOURS[name], points=points, titles=titles)

@@ -9,7 +9,8 @@ from typing import ClassVar
 from rich.console import Console, Group
 from rich.padding import Padding
 
-from syncline.bench.page import page_table, terminal_table, versions_section
+from syncline.bench.page import page_table, versions_section
+from syncline.bench.result import require_rounds, times_faster
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.report import terminal, units
@@ -80,12 +81,7 @@ class Selections(Document, frozen=True, kw_only=True):
     entries: tuple[Timed, ...]
 
     def __post_init__(self) -> None:
-        if not self.entries:
-            raise UserError("benchmark of selection: no entries")
-        if len({len(entry.rounds_s) for entry in self.entries}) > 1:
-            raise UserError(
-                "benchmark of selection: entries were measured in different numbers of rounds"
-            )
+        require_rounds("benchmark of selection", [entry.rounds_s for entry in self.entries])
 
     @property
     def place(self) -> str:
@@ -111,7 +107,7 @@ class Selections(Document, frozen=True, kw_only=True):
                 f"{quoted(contestant)} and {quoted(other)} were not both measured at {elements} "
                 f"elements and density {density}"
             )
-        return median(y / x for x, y in zip(a.rounds_s, b.rounds_s, strict=True))
+        return times_faster(a.rounds_s, b.rounds_s)
 
     @property
     def cases(self) -> tuple[tuple[int, float], ...]:
@@ -146,7 +142,7 @@ def _columns(measured: Selections) -> list[Column[tuple[int, float]]]:
 def print_selections(console: Console, measured: Selections) -> None:
     """Print the table."""
     terminal.widen(console)
-    table = terminal_table(_columns(measured), measured.cases)
+    table = terminal.table(_columns(measured), measured.cases, folds=False)
     title = f"the k largest magnitudes · {measured.place} · {measured.machine}"
     console.print(Group(terminal.title(title), Padding(table, (1, 0), expand=False)))
 
@@ -161,11 +157,7 @@ DRAWN = {
 
 
 def save_report(measured: Selections, target: Path) -> None:
-    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
-
-    Raises:
-        FileError: the file or the directory cannot be written.
-    """
+    """Write the page, alone or with the numbers; see :func:`~syncline.report.page.save_page`."""
     numbers = {"selections.json": measured}
     save_page(target, render(measured), "selections.html", numbers)
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report import terminal, units
+from syncline.report.markup import Column
 
 __all__ = ["headline", "measured_how", "plan_cells", "print_replay", "replay_table", "time_unit"]
 
@@ -69,18 +70,14 @@ def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> Re
 
 def _plans(replay: Replay, without: frozenset[str]) -> Table:
     unit = time_unit(replay)
-    table = terminal.plain_table()
     rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
     shown = [column for column in rows[0] if column not in without]
-    for number, column in enumerate(shown):
-        title = f"{column}, {unit.name}" if column == "measured" else column
-        if number:
-            table.add_column(title, justify="right", no_wrap=True)
-        else:
-            table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(terminal.text(row[column]) for column in shown))
-    return table
+
+    def column(name: str) -> Column[dict[str, str]]:
+        title = f"{name}, {unit.name}" if name == "measured" else name
+        return Column(title, lambda row: row[name], numeric=name != "planner")
+
+    return terminal.table([column(name) for name in shown], rows)
 
 
 def time_unit(replay: Replay) -> units.TimeUnit:

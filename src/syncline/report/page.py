@@ -231,11 +231,7 @@ def save_report(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
 
 
 def save_what_if(what_if: WhatIf, timeline: Timeline, target: Path) -> None:
-    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
-
-    Raises:
-        FileError: the file or the directory cannot be written.
-    """
+    """Write the page on a sweep, alone or with all files; see :func:`save_page`."""
     bundle = what_if_bundle(what_if, timeline)
     if is_page(target):
         write_text_atomically(target, render(bundle))

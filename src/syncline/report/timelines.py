@@ -136,9 +136,6 @@ def _span_table(timeline: Timeline) -> Html:
     def time(ns: int | None) -> str:
         return "" if ns is None else units.duration(ns / 1e9)
 
-    def size(size_bytes: int | None) -> str:
-        return "" if size_bytes is None else units.size(size_bytes)
-
     columns: list[Column[Span]] = [
         Column("What", lambda span: span.label, css="name"),
         Column("Kind", lambda span: KINDS[span.kind], wide=True),
@@ -146,7 +143,7 @@ def _span_table(timeline: Timeline) -> Html:
         Column("Ready", lambda span: time(span.ready_ns), numeric=True, wide=True),
         Column("Start", lambda span: time(span.start_ns), numeric=True),
         Column("Duration", lambda span: time(span.stop_ns - span.start_ns), numeric=True),
-        Column("Size", lambda span: size(span.size_bytes), numeric=True),
+        Column("Size", lambda span: units.size(span.size_bytes), numeric=True),
     ]
     if all(span.ready_ns is None for span in listed):
         del columns[3]

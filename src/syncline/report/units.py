@@ -59,8 +59,10 @@ def with_noise(seconds: float, noise_s: float) -> str:
     return f"{seconds / factor:.{decimals}f} ± {noise_s / factor:.{decimals}f} {unit}"
 
 
-def size(size_bytes: int | float) -> str:
-    """Return a number of bytes, such as ``"102 MB"`` (10^6 bytes)."""
+def size(size_bytes: float | None) -> str:
+    """Return a number of bytes, such as ``"102 MB"`` (10^6 bytes); empty where it is not known."""
+    if size_bytes is None:
+        return ""
     for factor, unit in _SIZES:
         if abs(size_bytes) >= factor * 0.9995:
             return f"{_significant(size_bytes / factor, 3)} {unit}"

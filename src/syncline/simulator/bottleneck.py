@@ -45,15 +45,7 @@ NAMES = {
 def bottleneck(
     simulator: WhatIfSimulator, change: Change, point: Point, index: int, planner: str
 ) -> Bottleneck:
-    """Return what limits a planner at a point.
-
-    Args:
-        simulator: the simulator of the sweep.
-        change: the point's circumstances.
-        point: its result.
-        index: its place in the sweep.
-        planner: one of the point's planners.
-    """
+    """Return what limits a planner at a point of a sweep, given with its change and its index."""
     planned = simulator.plan_at(change, planner)
     steps = critical_path(planned.profile, planned.plan, planned.steady)
     split = point.split(point.of(planner))

@@ -62,10 +62,8 @@ def without_loading(profile: Profile) -> Profile:
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
     """Return the profile for planners, which know no strategy and only one kind of worker.
 
-    Args:
-        profile: what a worker computes.
-        strategy: fetching ahead takes no time in an iteration.
-        slowest: factor of the slowest worker, for whom every message waits.
+    What the strategy fetches ahead takes no time in an iteration. Every message waits for the
+    slowest worker, whose factor is ``slowest``.
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
     seen = _without(profile, {phase for phase, is_ahead in ahead.items() if is_ahead})
