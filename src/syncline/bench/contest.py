@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -165,13 +166,13 @@ def measure_collectives(
     )
 
 
+@dataclass
 class _Teams:
     """The teams of one worker count, by name, and who does not take part."""
 
-    def __init__(self, workers: int) -> None:
-        self.present: dict[str, Team] = {}
-        self.absent: list[Absent] = []
-        self._workers = workers
+    workers: int
+    present: dict[str, Team] = field(default_factory=dict)
+    absent: list[Absent] = field(default_factory=list)
 
     def of(self, contestant: str) -> Team | None:
         """Return the team that a contestant belongs to, unless it is absent."""
@@ -180,7 +181,7 @@ class _Teams:
         return self.present.get(contestant if contestant in MPIS else "torch")
 
     def leave_out(self, contestant: str, reason: str) -> None:
-        self.absent.append(Absent(contestant=contestant, workers=self._workers, reason=reason))
+        self.absent.append(Absent(contestant=contestant, workers=self.workers, reason=reason))
 
 
 @contextlib.contextmanager

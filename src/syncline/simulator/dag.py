@@ -167,13 +167,10 @@ def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list
             )
             for index in range(len(dag.classes))
         ]
-    for task in dag.messages:
-        if task.lane in lanes:
-            continue
-        capacity_of = {"channel": strategy.channels, "push": 1, "pull": 1}
-        limit = capacity_of.get(task.lane)
-        in_order = task.lane in ("channel", "startup")
-        lanes[task.lane] = [graph.add_lane(task.lane, capacity=limit, in_order=in_order)]
+    capacity |= {"channel": strategy.channels, "push": 1, "pull": 1}
+    for name in dict.fromkeys(task.lane for task in dag.messages):
+        in_order = name in ("channel", "startup")
+        lanes[name] = [graph.add_lane(name, capacity=capacity.get(name), in_order=in_order)]
     contention = network.contention
     if contention.slows:
         for wire in ("channel", "push", "pull"):
