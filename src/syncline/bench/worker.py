@@ -62,17 +62,15 @@ def require_result(collective: Collective, vectors: Vectors, rank: int, ranks: i
     Raises:
         InternalError: it is wrong.
     """
-    total = ranks * (ranks + 1) / 2
     result = vectors.result
     if collective == "reduce" and rank != 0:
         return
+    expected: Any = ranks * (ranks + 1) / 2
     if collective == "broadcast":
-        expected: Any = 1.0
+        expected = 1.0
     elif collective == "all-gather":
         expected = np.arange(1, ranks + 1, dtype=np.float32)[:, None]
         result = result.reshape(ranks, -1)
-    else:
-        expected = total
     if not bool((result == expected).all()):
         raise InternalError(f"rank {rank}: {collective} of {vectors.given.size} elements is wrong")
 
