@@ -129,10 +129,15 @@ def choose(
     planners = {p.NAME: p for p in (*candidates(defers=defers), *others)}
     if ddp is not None:
         planners[Ddp.NAME] = ddp
-    made = {name: planner.plan(profile, network) for name, planner in planners.items()}
-    deferring = frozenset(name for name, plan in made.items() if plan.wait == "need")
-    plans = {name: as_trained(plan, network, defers=defers) for name, plan in made.items()}
-    forecasts = {name: predict(profile, network, plan) for name, plan in plans.items()}
+    plans: dict[str, Plan] = {}
+    forecasts: dict[str, Forecast] = {}
+    deferring: set[str] = set()
+    for name, planner in planners.items():
+        plan = planner.plan(profile, network)
+        if plan.wait == "need":
+            deferring.add(name)
+        plans[name] = as_trained(plan, network, defers=defers)
+        forecasts[name] = predict(profile, network, plans[name])
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
     stock = forecasts[Ddp.NAME].prediction
@@ -162,7 +167,7 @@ def choose(
         reason=reason,
         suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
     )
-    return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, deferring)
+    return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring))
 
 
 class Auto(Planner, frozen=True, kw_only=True):
