@@ -17,10 +17,18 @@ from matplotlib import pyplot as plt
 
 from benchmarks.common import RESULTS, save
 from syncline.bench.contest import measure_collectives
-from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY
 from syncline.bench.page import binary_size
 from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
-from syncline.bench.result import Benchmark, CollectiveTimes
+from syncline.bench.result import (
+    COPY,
+    GLOO,
+    MPIS,
+    OURS,
+    TORCH,
+    ZERO_COPY,
+    Benchmark,
+    CollectiveTimes,
+)
 from syncline.collectives import PROGRAMS, Collective
 from syncline.testbed import Cluster
 

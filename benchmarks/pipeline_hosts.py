@@ -12,8 +12,8 @@ from typing import NamedTuple
 from benchmarks.common import median, save
 from syncline.bench.launch import Team, hosts_of, torch_team
 from syncline.bench.messages import Order, Refused, Setup
-from syncline.bench.names import OURS
 from syncline.bench.request import transport_of
+from syncline.bench.result import OURS
 from syncline.collectives import Collective
 from syncline.errors import PeerError
 from syncline.processes import run_folder
@@ -100,7 +100,7 @@ def _seconds(team: Team, cell: Cell) -> float:
     answer = team.run(order, TIMEOUT_S)
     if isinstance(answer, Refused):
         raise PeerError(f"{cell.collective} by {cell.family}: {answer.reason}")
-    return max(lap.wall_s for lap in answer) / ITERATIONS
+    return answer.wall_s
 
 
 if __name__ == "__main__":

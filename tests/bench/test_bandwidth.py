@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.bench.implementations import sizes_of
 from syncline.bench.request import parse_sizes
 from syncline.bench.result import bus_factor, whole_size
+from syncline.bench.worker import sizes_of
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 

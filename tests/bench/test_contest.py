@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from syncline.bench.contest import measure_collectives
-from syncline.bench.names import COPY, GLOO, OURS, TORCH, ZERO_COPY
 from syncline.bench.request import BenchmarkRequest
+from syncline.bench.result import COPY, GLOO, OURS, TORCH, ZERO_COPY
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 from syncline.testbed import Cluster
@@ -38,7 +38,7 @@ def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> N
     assert all(len(entry.rounds_s) == 5 for entry in benchmark.entries)
     assert [(a.contestant, a.workers) for a in benchmark.absent] == [("mpich", 2)]
     assert "tools/bench-mpi" in benchmark.absent[0].reason
-    assert told[-1] == (11, 12)
+    assert told[-1] == (13, 14)
 
 
 def test_over_tcp_those_that_share_memory_are_absent() -> None:

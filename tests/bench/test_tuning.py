@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from syncline.bench.contest import race
+from syncline.bench.messages import LapTimes
 from syncline.bench.request import TuneRequest
-from syncline.bench.tuning import race, tune
+from syncline.bench.tuning import HOPELESS, tune
 from syncline.bench.tuning_report import print_choices, rows_of, save_choices_page
 from syncline.collectives import PROGRAMS
 from syncline.errors import UserError
@@ -43,12 +45,21 @@ def test_each_round_begins_with_another_and_the_hopeless_are_left_out() -> None:
     calls: list[tuple[str, int]] = []
     steps: list[int] = []
 
-    def measured(choice: Choice, iterations: int) -> float:
+    def measured(choice: Choice, iterations: int) -> LapTimes:
         calls.append((choice.algorithm, iterations))
-        return seconds[choice]
+        return LapTimes(wall_s=seconds[choice], cpu_s=0.0)
 
-    found = race(names, measured, rounds=3, lap_s=0.1, step=lambda: steps.append(len(calls)))
-    assert found == {choice: [seconds[choice]] * 3 for choice in names[:3]}
+    found = race(
+        names,
+        measured,
+        rounds=3,
+        lap_s=0.1,
+        step=lambda: steps.append(len(calls)),
+        hopeless=HOPELESS,
+    )
+    assert {choice: [lap.wall_s for lap in laps] for choice, (_, laps) in found.items()} == {
+        choice: [seconds[choice]] * 3 for choice in names[:3]
+    }
     trials, rounds = calls[:8], calls[8:]
     # First one each, then as many as fill the turn, but few.
     assert trials == [*((name, 1) for name in "abcd"), *((name, 10) for name in "abcd")]
@@ -61,12 +72,26 @@ def test_one_interruption_in_the_trials_leaves_nobody_out() -> None:
     names = [Choice("a"), Choice("b")]
     calls: list[Choice] = []
 
-    def measured(choice: Choice, iterations: int) -> float:
+    def measured(choice: Choice, iterations: int) -> LapTimes:
         del iterations
         calls.append(choice)
-        return 1.0 if len(calls) == 2 else 1e-3
+        return LapTimes(wall_s=1.0 if len(calls) == 2 else 1e-3, cpu_s=0.0)
 
-    assert set(race(names, measured, rounds=5, lap_s=0.01, step=lambda: None)) == set(names)
+    found = race(names, measured, rounds=5, lap_s=0.01, step=lambda: None, hopeless=HOPELESS)
+    assert set(found) == set(names)
+
+
+def test_who_cannot_go_on_is_left_out_and_the_others_are_measured() -> None:
+    calls: list[str] = []
+
+    def measured(name: str, iterations: int) -> LapTimes | None:
+        calls.append(name)
+        gives_up = {"never": 1, "later": 4}.get(name)
+        return None if calls.count(name) == gives_up else LapTimes(wall_s=iterations, cpu_s=0.0)
+
+    found = race(["never", "always", "later"], measured, rounds=3, lap_s=1.0, step=lambda: None)
+    assert {name: len(laps) for name, (_, laps) in found.items()} == {"always": 3}
+    assert (calls.count("never"), calls.count("later")) == (1, 4)
 
 
 # ---------------------------------------------------------------------- real workers

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from syncline import _native
-from syncline.planners.pace import Piece, preemptive_order
+from syncline.planners.pace import preemptive_order
 from tests import strategies as some
 from tests.planners.time_slots import SlotJob, least_end, least_end_by_weights, weight
 
@@ -21,7 +21,7 @@ jobs_of_slots = st.lists(
 )
 
 
-def order_of(jobs: list[SlotJob]) -> tuple[int, list[Piece]]:
+def order_of(jobs: list[SlotJob]) -> tuple[int, list[tuple[int, int, int]]]:
     return preemptive_order(
         [job.ready for job in jobs], [job.cost for job in jobs], [job.tail for job in jobs]
     )
@@ -59,13 +59,12 @@ def test_figure_2_of_pace() -> None:
 def test_the_pieces_are_a_schedule(jobs: list[SlotJob]) -> None:
     end, pieces = order_of(jobs)
     assert len(pieces) < 2 * len(jobs)
-    assert all(a.stop_ns <= b.start_ns for a, b in itertools.pairwise(pieces))
+    assert all(stop <= start for (*_, stop), (_, start, _) in itertools.pairwise(pieces))
     for index, job in enumerate(jobs):
-        own = [piece for piece in pieces if piece.job == index]
-        assert own[0].start_ns >= job.ready
-        assert sum(piece.stop_ns - piece.start_ns for piece in own) == job.cost
-        assert all(a.stop_ns <= b.start_ns for a, b in itertools.pairwise(own))
-    assert end == max(p.stop_ns + jobs[p.job].tail for p in pieces)
+        own = [(start, stop) for piece, start, stop in pieces if piece == index]
+        assert own[0][0] >= job.ready
+        assert sum(stop - start for start, stop in own) == job.cost
+    assert end == max(stop + jobs[index].tail for index, _, stop in pieces)
     assert end == by_hand(jobs)
 
 

@@ -55,7 +55,7 @@ def end_of(
         [ready[b - 1] for _, b in bounds],
         [curve.cost_ns(sum(sizes[a:b])) for a, b in bounds],
         [max(tails[a:b]) for a, b in bounds],
-    ).end_ns
+    )[0]
 
 
 def algorithm_1(
@@ -175,13 +175,13 @@ def test_without_startups_the_simulator_finds_what_pace_expects(
 ) -> None:
     network = some.IntegerCurve(((0, 0, ns_per_byte),)).network(2)
     groups = Pace().groups(profile, network)
-    order = preemptive_order(
+    end_ns, pieces = preemptive_order(
         [g.ready_ns for g in groups],
         [g.size_bytes * ns_per_byte for g in groups],
         [g.tail_ns for g in groups],
     )
-    expected = max(order.end_ns, terms(profile).base_ns)
-    interruptions = len(order.pieces) - len(groups)
+    expected = max(end_ns, terms(profile).base_ns)
+    interruptions = len(pieces) - len(groups)
     found = round(iteration_s(profile, network, Pace()) * 1e9)
     # A piece ends between two elements, so each interruption idles for less than one at most. Of a
     # group that was interrupted some tensors may arrive, and be used, before the whole.
@@ -197,12 +197,12 @@ def test_a_startup_that_pace_does_not_see() -> None:
     groups = Pace().groups(profile, network)
     pieces = Pace().plan(profile, network).messages
     assert len(pieces) > len(groups) == 3
-    expected = preemptive_order(
+    expected_ns, _ = preemptive_order(
         [g.ready_ns for g in groups],
         [round((0.1 + g.size_bytes / 40) * 1e9) for g in groups],
         [g.tail_ns for g in groups],
     )
-    assert iteration_s(profile, network, Pace()) > expected.end_ns / 1e9
+    assert iteration_s(profile, network, Pace()) > expected_ns / 1e9
 
 
 def test_too_many_tensors() -> None:

@@ -171,6 +171,7 @@ def test_typesetting_keeps_units_with_their_numbers() -> None:
 
 
 def test_numeric_cells_are_typeset_and_rows_marked() -> None:
-    made = table([Column(title="a"), Column(title="b", numeric=True)], [("x-1", "-1 %")], marked=0)
+    columns = [Column("a", lambda row: row[0]), Column("b", lambda row: row[1], numeric=True)]
+    made = table(columns, [("x-1", "-1 %")], caption="", marked=0)
     assert '<tr class="marked"><th scope="row">x-1</th>' in made
     assert '<td class="n">\u22121\u00a0%</td>' in made

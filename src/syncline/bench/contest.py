@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from syncline.bench.launch import Team, hosts_of, mpi_team, torch_team
 from syncline.bench.messages import LapTimes, Order, Refused, Setup
-from syncline.bench.names import MPIS, OURS, ZERO_COPY, algorithm_of
 from syncline.bench.request import BenchmarkRequest, name_of_place, transport_of
-from syncline.bench.result import Absent, Benchmark, CollectiveTimes, whole_size
+from syncline.bench.result import (
+    MPIS,
+    OURS,
+    ZERO_COPY,
+    Absent,
+    Benchmark,
+    CollectiveTimes,
+    algorithm_of,
+    whole_size,
+)
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import SynclineError, UserError
 from syncline.processes import machine_name, run_folder
 from syncline.testbed import Cluster
 from syncline.workers import Progress
 
-__all__ = ["measure_collectives"]
+__all__ = ["TRIALS", "Reported", "measure_collectives", "race", "warmup"]
 
+TRIALS = (1, 10)
+"""Most iterations of each turn before the first round. These turns give the number of iterations
+that fill a turn."""
 MOST_ITERATIONS = 5000
-TRIALS = (1, 30)
-"""Iterations of the laps before the first round, from which the number for the others is taken."""
 WARM_SHARE = 0.1
 """Iterations before those measured, as a share of them."""
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
@@ -32,27 +43,105 @@ NETWORK_ALPHA_S = 50e-6
 """Startup of a message between hosts, for the number of blocks."""
 
 
+Entrant = TypeVar("Entrant")
+
+
+def race(
+    entrants: Sequence[Entrant],
+    lap: Callable[[Entrant, int], LapTimes | None],
+    *,
+    rounds: int,
+    lap_s: float,
+    step: Callable[[], None],
+    hopeless: float = math.inf,
+) -> dict[Entrant, tuple[int, list[LapTimes]]]:
+    """Return the iterations and times of each entrant that had a turn in every round.
+
+    Each round begins with another entrant.
+
+    Args:
+        entrants: who takes part.
+        lap: measures an entrant over so many iterations; None if it cannot take part.
+        rounds: how often.
+        lap_s: how long a turn should take.
+        step: called before each round, and before each of :data:`TRIALS`.
+        hopeless: an entrant that takes this many times as long as the fastest in all trials is not
+            measured any further.
+    """
+    least_s: dict[Entrant, float] = {}
+
+    def fitting(entrant: Entrant, most: int) -> int:
+        wanted = round(lap_s / least_s[entrant]) if entrant in least_s else 1
+        return min(max(wanted, 1), most)
+
+    left = list(entrants)
+    for most in TRIALS:
+        step()
+        for entrant in tuple(left):
+            if took := lap(entrant, fitting(entrant, most)):
+                # The lower of the two: a trial that the machine interrupted says nothing.
+                least_s[entrant] = min(took.wall_s, least_s.get(entrant, took.wall_s))
+            else:
+                left.remove(entrant)
+    bound_s = hopeless * min((least_s[entrant] for entrant in left), default=0.0)
+    kept = [entrant for entrant in left if least_s[entrant] <= bound_s]
+    found = {e: (fitting(e, MOST_ITERATIONS), list[LapTimes]()) for e in kept}
+    for number in range(rounds):
+        step()
+        first = number % len(kept) if kept else 0
+        for entrant in (*kept[first:], *kept[:first]):
+            if entrant in found:
+                iterations, laps = found[entrant]
+                if took := lap(entrant, iterations):
+                    laps.append(took)
+                else:
+                    del found[entrant]
+    return found
+
+
+def warmup(iterations: int) -> int:
+    """Return how many iterations go before those measured."""
+    return math.ceil(iterations * WARM_SHARE)
+
+
+class Reported:
+    """Counts the parts that are done, and reports them."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self.done = 0
+        self.what = ""
+
+    def say(self, what: str) -> None:
+        """Report what begins."""
+        if self._progress is not None:
+            self._progress(what, self.done, self._total)
+
+    def step(self) -> None:
+        """Report the next part, and count it."""
+        self.say(self.what)
+        self.done += 1
+
+
 def measure_collectives(
     request: BenchmarkRequest, *, progress: Progress | None = None
 ) -> Benchmark:
     """Measure contestants in turns.
 
-    For every size, each contestant first does one lap, which gives the number of iterations that
-    fill a turn. Then it has a turn in every round. Each round begins with another contestant.
-    Progress is reported before every part.
+    Every size is a :func:`race` of its own. Progress is reported before every part.
 
     Raises:
         UserError: the machine cannot emulate the cluster, or no contestant could take part.
         PeerError: Syncline's or torch's workers failed. An MPI that fails is absent.
     """
-    tell = progress or (lambda _what, _done, _total: None)
+    parts = len(request.workers) * len(request.sizes_bytes)
+    reported = Reported(progress, parts * (len(TRIALS) + request.rounds))
     entries: list[CollectiveTimes] = []
     absent: list[Absent] = []
     versions: dict[str, str] = {}
-    total = len(request.workers) * len(request.sizes_bytes) * (request.rounds + 1)
-    done = 0
     for workers in request.workers:
-        tell(f"starting {workers} workers", done, total)
+        reported.say(f"starting {workers} workers")
         with _teams(request, workers) as teams:
             for name, team in teams.present.items():
                 versions[name] = team.ready.version
@@ -60,12 +149,8 @@ def measure_collectives(
                     versions[f"choices, {workers} workers"] = team.ready.choices
             for size_bytes in request.sizes_bytes:
                 whole = whole_size(request.collective, workers, size_bytes)
-                race = _Race(request, workers, whole, teams)
-                for number in range(request.rounds + 1):
-                    tell(f"{workers} workers, {whole:,} B", done, total)
-                    race.round(number)
-                    done += 1
-                entries += race.entries()
+                reported.what = f"{workers} workers, {whole:,} B"
+                entries += _measured(request, workers, whole, teams, reported)
             absent += teams.absent
     if not entries:
         reasons = "; ".join(dict.fromkeys(f"{a.contestant}: {a.reason}" for a in absent))
@@ -81,13 +166,13 @@ def measure_collectives(
     )
 
 
+@dataclass
 class _Teams:
     """The teams of one worker count, by name, and who does not take part."""
 
-    def __init__(self, workers: int) -> None:
-        self.present: dict[str, Team] = {}
-        self.absent: list[Absent] = []
-        self._workers = workers
+    workers: int
+    present: dict[str, Team] = field(default_factory=dict)
+    absent: list[Absent] = field(default_factory=list)
 
     def of(self, contestant: str) -> Team | None:
         """Return the team that a contestant belongs to, unless it is absent."""
@@ -96,7 +181,7 @@ class _Teams:
         return self.present.get(contestant if contestant in MPIS else "torch")
 
     def leave_out(self, contestant: str, reason: str) -> None:
-        self.absent.append(Absent(contestant=contestant, workers=self._workers, reason=reason))
+        self.absent.append(Absent(contestant=contestant, workers=self.workers, reason=reason))
 
 
 @contextlib.contextmanager
@@ -129,101 +214,63 @@ def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
         yield teams
 
 
-def _slowest_s(laps: list[LapTimes]) -> float:
-    return max(lap.wall_s for lap in laps)
+def _measured(
+    request: BenchmarkRequest, workers: int, size_bytes: int, teams: _Teams, reported: Reported
+) -> list[CollectiveTimes]:
+    """Let all contestants of one worker count and size race."""
 
-
-class _Race:
-    """The turns of all contestants for one worker count and size."""
-
-    def __init__(
-        self, request: BenchmarkRequest, workers: int, size_bytes: int, teams: _Teams
-    ) -> None:
-        self._request = request
-        self._workers = workers
-        self._size_bytes = size_bytes
-        self._teams = teams
-        self._iterations: dict[str, int] = {}
-        self._laps: dict[str, list[tuple[float, float]]] = {}
-
-    def round(self, number: int) -> None:
-        """Let every contestant do a lap; round 0 finds out how many iterations fill a turn."""
-        names = self._request.contestants
-        first = number % len(names)
-        for contestant in (*names[first:], *names[:first]):
-            team = self._teams.of(contestant)
-            if team is None or (number and contestant not in self._iterations):
-                continue
-            if number == 0:
-                self._try_out(team, contestant)
-            elif laps := self._lap(team, contestant, self._iterations[contestant]):
-                cpu_s = math.fsum(lap.cpu_s for lap in laps)
-                iterations = self._iterations[contestant]
-                times = _slowest_s(laps) / iterations, cpu_s / iterations
-                self._laps.setdefault(contestant, []).append(times)
-
-    def _try_out(self, team: Team, contestant: str) -> None:
-        """Find out how many iterations fill a lap: try one, and more if that was quick."""
-        for trial in TRIALS:
-            laps = self._lap(team, contestant, trial)
-            if laps is None:
-                return
-            fitting = self._request.lap_s * trial / _slowest_s(laps)
-            self._iterations[contestant] = min(max(round(fitting), 1), MOST_ITERATIONS)
-            if fitting < TRIALS[-1]:
-                return
-
-    def _lap(self, team: Team, contestant: str, iterations: int) -> list[LapTimes] | None:
-        """Return what the ranks measured, or None if the contestant is left out from now on."""
+    def lap(contestant: str, iterations: int) -> LapTimes | None:
+        """Return what an iteration took, or None if the contestant is left out from now on."""
+        team = teams.of(contestant)
+        if team is None:
+            return None
+        algorithm = algorithm_of(contestant)
+        order = Order(
+            contestant=contestant if algorithm is None else OURS,
+            collective=request.collective,
+            algorithm=algorithm,
+            blocks=None if algorithm is None else _blocks(request, algorithm, workers, size_bytes),
+            size_bytes=size_bytes,
+            iterations=iterations,
+            warmup=warmup(iterations),
+        )
         try:
-            answer = team.run(self._order(contestant, iterations), self._request.timeout_s)
+            answer = team.run(order, request.timeout_s)
         except SynclineError as error:
             if contestant not in MPIS:
                 raise
-            self._teams.leave_out(contestant, str(error))
-            return None
-        if isinstance(answer, Refused):
-            self._teams.leave_out(contestant, answer.reason)
-            return None
-        return answer
+            answer = Refused(reason=str(error))
+        if isinstance(answer, LapTimes):
+            return answer
+        teams.leave_out(contestant, answer.reason)
+        return None
 
-    def _order(self, contestant: str, iterations: int) -> Order:
-        algorithm = algorithm_of(contestant)
-        return Order(
-            contestant=contestant if algorithm is None else OURS,
-            collective=self._request.collective,
-            algorithm=algorithm,
-            blocks=None if algorithm is None else self._blocks(algorithm),
-            size_bytes=self._size_bytes,
+    found = race(
+        request.contestants, lap, rounds=request.rounds, lap_s=request.lap_s, step=reported.step
+    )
+    return [
+        CollectiveTimes(
+            contestant=contestant,
+            workers=workers,
+            size_bytes=size_bytes,
             iterations=iterations,
-            warmup=math.ceil(iterations * WARM_SHARE),
+            rounds_s=tuple(lap.wall_s for lap in laps),
+            cpu_s=tuple(lap.cpu_s for lap in laps),
         )
+        for contestant, (iterations, laps) in found.items()
+    ]
 
-    def _blocks(self, algorithm: str) -> int | None:
-        """Return the number of blocks for an algorithm that pipelines them; None for others."""
-        if not isinstance(PROGRAMS[self._request.collective][algorithm], Pipelined):
-            return None
-        rate = self._request.rate_bytes_per_s
-        return best_blocks(
-            self._request.collective,
-            algorithm,
-            self._workers,
-            size_bytes=self._size_bytes,
-            alpha_s=HOST_ALPHA_S if rate is None else NETWORK_ALPHA_S,
-            beta_s_per_byte=HOST_BETA_S_PER_BYTE if rate is None else 1 / rate,
-        )
 
-    def entries(self) -> list[CollectiveTimes]:
-        """Return what was measured in all rounds."""
-        return [
-            CollectiveTimes(
-                contestant=contestant,
-                workers=self._workers,
-                size_bytes=self._size_bytes,
-                iterations=self._iterations[contestant],
-                rounds_s=tuple(wall_s for wall_s, _ in laps),
-                cpu_s=tuple(cpu_s for _, cpu_s in laps),
-            )
-            for contestant in self._request.contestants
-            if len(laps := self._laps.get(contestant, [])) == self._request.rounds
-        ]
+def _blocks(request: BenchmarkRequest, algorithm: str, workers: int, size_bytes: int) -> int | None:
+    """Return the number of blocks for an algorithm that pipelines them; None for others."""
+    if not isinstance(PROGRAMS[request.collective][algorithm], Pipelined):
+        return None
+    rate = request.rate_bytes_per_s
+    return best_blocks(
+        request.collective,
+        algorithm,
+        workers,
+        size_bytes=size_bytes,
+        alpha_s=HOST_ALPHA_S if rate is None else NETWORK_ALPHA_S,
+        beta_s_per_byte=HOST_BETA_S_PER_BYTE if rate is None else 1 / rate,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -61,8 +62,10 @@ class Team:
         self._workers = workers
         [self.ready, *_] = workers.ask(setup, Ready, timeout_s=START_S)
 
-    def run(self, order: Order, timeout_s: float) -> list[LapTimes] | Refused:
-        """Have all ranks do a lap; return what each measured, or why one could not.
+    def run(self, order: Order, timeout_s: float) -> LapTimes | Refused:
+        """Have all ranks do a lap; return what an iteration took, or why a rank could not.
+
+        That is the time of the slowest rank, and the CPU time of all ranks together.
 
         Raises:
             PeerError: a rank has ended, or did not answer in time.
@@ -74,7 +77,14 @@ class Team:
             overdue=f"{order.contestant} did not end {order.collective} of {order.size_bytes} "
             f"bytes within {timeout_s:g} s",
         )
-        return next((answer for answer in answers if isinstance(answer, Refused)), answers)
+        laps = [answer for answer in answers if isinstance(answer, LapTimes)]
+        for answer in answers:
+            if isinstance(answer, Refused):
+                return answer
+        return LapTimes(
+            wall_s=max(lap.wall_s for lap in laps) / order.iterations,
+            cpu_s=math.fsum(lap.cpu_s for lap in laps) / order.iterations,
+        )
 
 
 @contextmanager
@@ -95,15 +105,10 @@ def torch_team(folder: Path, setup: Setup, hosts: Hosts) -> Iterator[Team]:
 def mpi_team(
     mpi: str, python: Path, folder: Path, setup: Setup, hosts: Hosts, *, tcp: bool
 ) -> Iterator[Team]:
-    """Yield the workers that an MPI's own mpiexec starts.
+    """Yield the workers that an MPI's own mpiexec starts; there may be more of them than cores.
 
-    Args:
-        mpi: its name.
-        python: the interpreter of its environment.
-        folder: for temporary files.
-        setup: of the workers; there may be more of them than cores.
-        hosts: where they run.
-        tcp: whether they must talk by TCP; else the MPI chooses.
+    ``python`` is the interpreter of its environment. With ``tcp`` they must talk by TCP; else the
+    MPI chooses.
 
     Raises:
         UserError: the MPI is not installed there.

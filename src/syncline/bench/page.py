@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -10,15 +12,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from syncline.bench.names import COPY, GLOO, MPIS, OURS, ZERO_COPY
-from syncline.bench.result import Benchmark, CollectiveTimes
+from syncline.bench.result import COPY, GLOO, MPIS, OURS, ZERO_COPY, Benchmark, CollectiveTimes
 from syncline.errors import printable
 from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, line_chart
-from syncline.report.markup import Column, Html, section, table, tag, typeset
+from syncline.report.markup import Column, Html, Row, note, section, table, tag, typeset
 from syncline.report.page import page, save_page
 
-__all__ = ["binary_size", "headline", "print_benchmark", "render", "save_report", "widen"]
+__all__ = [
+    "binary_size",
+    "headline",
+    "page_table",
+    "print_benchmark",
+    "render",
+    "save_report",
+    "versions_section",
+]
 
 
 def binary_size(size_bytes: int) -> str:
@@ -40,15 +49,11 @@ def headline(benchmark: Benchmark) -> str:
     what = f"{benchmark.collective} on {benchmark.place}"
     if not ratios:
         return what
-    (worst, at), (best, most) = min(ratios, key=_first), max(ratios, key=_first)
+    (worst, at), (best, most) = min(ratios, key=itemgetter(0)), max(ratios, key=itemgetter(0))
     return (
         f"{what}: against the fastest other, Syncline is {worst:.2f} ({_where(at)}) to {best:.2f} "
         f"({_where(most)}) times as fast"
     )
-
-
-def _first(pair: tuple[float, CollectiveTimes]) -> float:
-    return pair[0]
 
 
 def _where(entry: CollectiveTimes) -> str:
@@ -67,40 +72,24 @@ def _spread(entry: CollectiveTimes) -> str:
     return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
 
 
-def what_bound(benchmark: Benchmark) -> str:
-    """Return what the bus bandwidth is compared with."""
-    return "of memcpy" if benchmark.rate_bytes_per_s is None else "of line rate"
-
-
-def figures(benchmark: Benchmark, entry: CollectiveTimes) -> tuple[str, ...]:
-    """Return latency, rounds, algorithm and bus bandwidth, the share of the bound, and CPU time.
-
-    The share is empty where the bound is not known.
-    """
-    share = benchmark.of_bound(entry)
-    return (
-        units.duration(entry.latency_s),
-        _spread(entry),
-        units.rate(entry.algorithm_bytes_per_s),
-        units.rate(benchmark.bus_bytes_per_s(entry)),
-        "" if share is None else units.percent(share),
-        units.duration(entry.cpu_median_s),
-    )
-
-
-WIDTH = 160
-"""Columns where the output is no terminal."""
-
-
-def widen(console: Console) -> None:
-    """Give tables the width that they need where no terminal limits it."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+def _columns(benchmark: Benchmark) -> list[Column[CollectiveTimes]]:
+    """Return the columns of the table, in a terminal and on the page."""
+    bound = "of memcpy" if benchmark.rate_bytes_per_s is None else "of line rate"
+    return [
+        Column("size", lambda entry: binary_size(entry.size_bytes), css="name"),
+        Column("contestant", lambda entry: entry.contestant),
+        Column("latency", lambda entry: units.duration(entry.latency_s), numeric=True),
+        Column("rounds", _spread, numeric=True, wide=True),
+        Column("algorithm", lambda e: units.rate(e.algorithm_bytes_per_s), numeric=True, wide=True),
+        Column("bus", lambda entry: units.rate(benchmark.bus_bytes_per_s(entry)), numeric=True),
+        Column(bound, lambda entry: units.percent(benchmark.of_bound(entry)), numeric=True),
+        Column("CPU", lambda e: units.duration(e.cpu_median_s), numeric=True, wide=True),
+    ]
 
 
 def print_benchmark(console: Console, benchmark: Benchmark) -> None:
     """Print a table a worker count: sizes in the order asked for, the fastest first."""
-    widen(console)
+    terminal.widen(console)
     parts: list[RenderableType] = []
     for workers in benchmark.worker_counts:
         title = f"{benchmark.collective} · {workers} workers · {benchmark.place}"
@@ -116,28 +105,35 @@ def print_benchmark(console: Console, benchmark: Benchmark) -> None:
 
 
 def _terminal_rows(benchmark: Benchmark, workers: int) -> Table:
-    found = terminal.plain_table()
-    bound = what_bound(benchmark)
-    found.add_column("size", justify="right", no_wrap=True)
-    found.add_column("contestant", no_wrap=True)
-    for column in ("latency", "rounds", "algorithm", "bus", bound, "CPU", "against gloo"):
-        found.add_column(column, justify="right", no_wrap=True)
     mine = [entry for entry in benchmark.entries if entry.workers == workers]
-    for size_bytes in dict.fromkeys(entry.size_bytes for entry in mine):
-        group = [entry for entry in mine if entry.size_bytes == size_bytes]
-        for place, entry in enumerate(sorted(group, key=lambda e: e.latency_s)):
-            size = binary_size(size_bytes) if place == 0 else ""
-            found.add_row(size, *_cells(benchmark, entry))
-    return found
+    fastest = {
+        size: min((e for e in mine if e.size_bytes == size), key=lambda e: e.latency_s)
+        for size in dict.fromkeys(entry.size_bytes for entry in mine)
+    }
+
+    def size(entry: CollectiveTimes) -> str:
+        return binary_size(entry.size_bytes) if entry is fastest[entry.size_bytes] else ""
+
+    def against_gloo(entry: CollectiveTimes) -> str:
+        gloo = benchmark.of(GLOO, entry.workers, entry.size_bytes)
+        if gloo is None or entry.contestant == COPY:
+            return ""
+        return f"{entry.times_faster_than(gloo):.2f}x"
+
+    columns = [
+        Column("size", size, numeric=True),
+        *_columns(benchmark)[1:],
+        Column("against gloo", against_gloo, numeric=True),
+    ]
+    order = list(fastest)
+    mine.sort(key=lambda entry: (order.index(entry.size_bytes), entry.latency_s))
+    return terminal.table(columns, mine, folds=False)
 
 
-def _cells(benchmark: Benchmark, entry: CollectiveTimes) -> tuple[str, ...]:
-    gloo = benchmark.of(GLOO, entry.workers, entry.size_bytes)
-    if gloo is None or entry.contestant == COPY:
-        against = ""
-    else:
-        against = f"{entry.times_faster_than(gloo):.2f}x"
-    return printable(entry.contestant), *figures(benchmark, entry), against
+def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str) -> Html:
+    """Return a table for a page, with capitalised titles."""
+    titled = [replace(c, title=c.title[0].upper() + c.title[1:]) for c in columns]
+    return table(titled, rows, caption=caption)
 
 
 DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
@@ -145,11 +141,7 @@ DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
 
 
 def save_report(benchmark: Benchmark, target: Path) -> None:
-    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
-
-    Raises:
-        FileError: the file or the directory cannot be written.
-    """
+    """Write the page, alone or with the numbers; see :func:`~syncline.report.page.save_page`."""
     numbers = {"collectives.json": benchmark}
     save_page(target, render(benchmark), "collectives.html", numbers)
 
@@ -157,13 +149,16 @@ def save_report(benchmark: Benchmark, target: Path) -> None:
 def render(benchmark: Benchmark) -> str:
     """Return the page as the text of one HTML file."""
     parts = [_section(benchmark, workers) for workers in benchmark.worker_counts]
+    absent = (
+        f"{a.contestant} was absent ({a.workers} workers): {a.reason}" for a in benchmark.absent
+    )
     said = headline(benchmark)
     return page(
         title=benchmark.collective,
         subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
         headline=said[0].upper() + said[1:],
         detail=measured_how(benchmark),
-        sections=[*parts, _versions(benchmark)],
+        sections=[*parts, versions_section(benchmark.versions, absent)],
         numbers="collectives.json",
     )
 
@@ -172,101 +167,76 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
     mine = [entry for entry in benchmark.entries if entry.workers == workers]
     drawn = [name for name in DRAWN if any(entry.contestant == name for entry in mine)]
     several = len({entry.size_bytes for entry in mine}) > 1
-    pictures = [
-        _latency_picture(benchmark, workers, drawn),
-        _bandwidth_picture(benchmark, workers, drawn),
-    ]
+    pictures = []
+    if several and drawn:
+        pictures = [
+            _picture(
+                mine,
+                [name for name in drawn if name != COPY],
+                lambda entry: entry.latency_s,
+                title="Latency",
+                text=units.duration,
+                tick_text=lambda seconds: units.duration(seconds, 1),
+            ),
+            _picture(
+                mine,
+                drawn,
+                benchmark.bus_bytes_per_s,
+                title="Bus bandwidth",
+                text=units.rate,
+                tick_text=lambda rate: units.rate(rate).replace(".00 ", " ").replace(".0 ", " "),
+            ),
+        ]
     return section(
         f"workers-{workers}",
         f"{workers} workers",
-        tag("div", pictures, class_="beside") if several and drawn else None,
-        _table(benchmark, mine),
+        tag("div", pictures, class_="beside") if pictures else None,
+        page_table(
+            _columns(benchmark),
+            sorted(mine, key=lambda entry: (entry.size_bytes, entry.latency_s)),
+            "Every contestant and size, the fastest first",
+        ),
     )
 
 
-def _table(benchmark: Benchmark, entries: list[CollectiveTimes]) -> Html:
-    columns = [
-        Column(title="Size", css="name"),
-        Column(title="Contestant"),
-        Column(title="Latency", numeric=True),
-        Column(title="Rounds", numeric=True, wide=True),
-        Column(title="Algorithm", numeric=True, wide=True),
-        Column(title="Bus", numeric=True),
-        Column(title=what_bound(benchmark).capitalize(), numeric=True),
-        Column(title="CPU", numeric=True, wide=True),
-    ]
-    rows = [
-        (binary_size(entry.size_bytes), entry.contestant, *figures(benchmark, entry))
-        for entry in sorted(entries, key=lambda e: (e.size_bytes, e.latency_s))
-    ]
-    return table(columns, rows, caption="Every contestant and size, the fastest first")
-
-
-def _versions(benchmark: Benchmark) -> Html:
-    lines = [f"{name}: {version}" for name, version in benchmark.versions.items()]
-    lines += [
-        f"{a.contestant} was absent ({a.workers} workers): {a.reason}" for a in benchmark.absent
-    ]
-    return section(
-        "contestants", "What was measured", *(tag("p", typeset(x), class_="note") for x in lines)
-    )
+def versions_section(versions: Mapping[str, str], others: Iterable[str] = ()) -> Html:
+    """Return what was measured, by name, and other remarks."""
+    lines = (*(f"{name}: {version}" for name, version in versions.items()), *others)
+    return section("contestants", "What was measured", *(note(typeset(line)) for line in lines))
 
 
 COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
 
 
-def _latency_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
-    """Return the latency over the size, both on logarithmic axes, a line a contestant."""
-    rows = {name: _rows(benchmark, workers, name) for name in names if name != COPY}
+def _picture(
+    entries: Sequence[CollectiveTimes],
+    names: Sequence[str],
+    value: Callable[[CollectiveTimes], float],
+    *,
+    title: str,
+    text: Callable[[float], str],
+    tick_text: Callable[[float], str],
+) -> Html:
+    """Return a value over the size, both on logarithmic axes, a line a contestant."""
+    by_size = sorted(entries, key=lambda entry: entry.size_bytes)
+    where = f"with {entries[0].workers} workers"
+    sizes = dict.fromkeys(float(entry.size_bytes) for entry in by_size)
+    lines = []
+    for name in names:
+        points = [(e.size_bytes, value(e)) for e in by_size if e.contestant == name]
+        titles = [f"{name}, {_size_text(size)}: {text(y)}" for size, y in points]
+        lines.append(Line(label=name, css=COLOURS[name], points=points, titles=titles))
     return line_chart(
-        [
-            _line(name, [(e.size_bytes, e.latency_s) for e in entries], units.duration)
-            for name, entries in rows.items()
-            if entries
-        ],
-        x=_sizes(benchmark, workers),
-        y=Axis.around([e.latency_s for entries in rows.values() for e in entries]),
+        lines,
+        x=Axis.of(list(sizes)),
+        y=Axis.around([y for line in lines for _, y in line.points]),
         x_text=_size_text,
-        y_text=lambda seconds: units.duration(seconds, 1),
-        title="Latency",
+        y_text=tick_text,
+        title=title,
         x_title="Size of the vector",
-        about=f"Latency over size with {workers} workers. The table below says the same.",
+        about=f"{title} over size {where}. The table below says the same.",
     )
-
-
-def _bandwidth_picture(benchmark: Benchmark, workers: int, names: Sequence[str]) -> Html:
-    """Return the bus bandwidth over the size, both on logarithmic axes, a line a contestant."""
-    rows = {
-        name: [(e.size_bytes, benchmark.bus_bytes_per_s(e)) for e in entries]
-        for name in names
-        if (entries := _rows(benchmark, workers, name))
-    }
-    return line_chart(
-        [_line(name, points, units.rate) for name, points in rows.items()],
-        x=_sizes(benchmark, workers),
-        y=Axis.around([rate for points in rows.values() for _, rate in points]),
-        x_text=_size_text,
-        y_text=lambda rate: units.rate(rate).replace(".00 ", " ").replace(".0 ", " "),
-        title="Bus bandwidth",
-        x_title="Size of the vector",
-        about=f"Bus bandwidth over size with {workers} workers. The table below says the same.",
-    )
-
-
-def _rows(benchmark: Benchmark, workers: int, name: str) -> list[CollectiveTimes]:
-    mine = (e for e in benchmark.entries if e.workers == workers and e.contestant == name)
-    return sorted(mine, key=lambda entry: entry.size_bytes)
-
-
-def _sizes(benchmark: Benchmark, workers: int) -> Axis:
-    mine = {entry.size_bytes for entry in benchmark.entries if entry.workers == workers}
-    return Axis.of([float(size) for size in sorted(mine)])
 
 
 def _size_text(size_bytes: float) -> str:
     return binary_size(round(size_bytes))
-
-
-def _line(name: str, points: Sequence[tuple[float, float]], text: Callable[[float], str]) -> Line:
-    titles = [f"{name}, {_size_text(size)}: {text(value)}" for size, value in points]
-    return Line(label=name, css=COLOURS[name], points=points, titles=titles)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from syncline.bench.names import MPIS, require_contestants
+from syncline.bench.result import MPIS, require_contestants
 from syncline.collectives import PROGRAMS, Collective
-from syncline.errors import UserError, require_known, unknown
+from syncline.errors import UserError, require_known
 from syncline.groups import Transport
 from syncline.testbed import Cluster
 
@@ -23,7 +23,6 @@ __all__ = [
     "collective_named",
     "name_of_place",
     "parse_sizes",
-    "require_scale",
     "transport_of",
 ]
 
@@ -48,6 +47,36 @@ class _Request:
     timeout_s: float
     """For every turn."""
 
+    def require_range(self, what: str, chosen: Sequence[str], *times: str) -> None:
+        """Check what requests have in common, and times by name.
+
+        Raises:
+            UserError: nothing is chosen to be measured, or something is out of range.
+        """
+        if not chosen or not self.sizes_bytes or not self.workers:
+            raise UserError(f"nothing to measure: name a {what}, a size and a worker count")
+        for size_bytes in self.sizes_bytes:
+            if not 1 <= size_bytes <= LARGEST_BYTES:
+                raise UserError(
+                    f"sizes must be from 1 to {LARGEST_BYTES:,} bytes, found {size_bytes:,}"
+                )
+        for workers in self.workers:
+            if not 2 <= workers <= MOST_LOCAL_WORKERS:
+                raise UserError(
+                    f"a collective needs 2 to {MOST_LOCAL_WORKERS} workers, found {workers}"
+                )
+        if isinstance(self.place, Cluster) and self.workers != (self.place.workers,):
+            raise UserError(
+                f"the emulated cluster has {self.place.workers} workers, found "
+                f"{', '.join(map(str, self.workers))}; leave the worker count out"
+            )
+        if self.rounds < LEAST_ROUNDS:
+            raise UserError(f"rounds must be at least {LEAST_ROUNDS}, found {self.rounds}")
+        for name in times:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} must be a finite number above 0, found {value}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRequest(_Request):
@@ -68,15 +97,7 @@ class BenchmarkRequest(_Request):
     def __post_init__(self) -> None:
         collective_named(self.collective)
         require_contestants(self.collective, self.contestants)
-        if not self.contestants or not self.sizes_bytes or not self.workers:
-            raise UserError("nothing to measure: name a contestant, a size and a worker count")
-        require_scale(
-            self.sizes_bytes,
-            self.workers,
-            self.place,
-            self.rounds,
-            {name: getattr(self, name) for name in ("lap_s", "timeout_s")},
-        )
+        self.require_range("contestant", self.contestants, "lap_s", "timeout_s")
         for name in self.pythons:
             require_known("MPI", name, MPIS)
 
@@ -108,43 +129,8 @@ def collective_named(name: str) -> Collective:
         UserError: there is none.
     """
     name = name.strip()
-    for collective in PROGRAMS:
-        if collective == name:
-            return collective
-    raise UserError(unknown("collective", name, PROGRAMS))
-
-
-def require_scale(
-    sizes_bytes: Sequence[int],
-    counts: Sequence[int],
-    place: Local | Cluster,
-    rounds: int,
-    seconds: Mapping[str, float],
-) -> None:
-    """Check sizes of vectors, numbers of workers, rounds, and times by name.
-
-    Raises:
-        UserError: something is out of range.
-    """
-    for size_bytes in sizes_bytes:
-        if not 1 <= size_bytes <= LARGEST_BYTES:
-            raise UserError(
-                f"sizes must be from 1 to {LARGEST_BYTES:,} bytes, found {size_bytes:,}"
-            )
-    most = MOST_LOCAL_WORKERS
-    for workers in counts:
-        if not 2 <= workers <= most:
-            raise UserError(f"a collective needs 2 to {most} workers, found {workers}")
-    if isinstance(place, Cluster) and tuple(counts) != (place.workers,):
-        raise UserError(
-            f"the emulated cluster has {place.workers} workers, found "
-            f"{', '.join(map(str, counts))}; leave the worker count out"
-        )
-    if rounds < LEAST_ROUNDS:
-        raise UserError(f"rounds must be at least {LEAST_ROUNDS}, found {rounds}")
-    for name, value in seconds.items():
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{name} must be a finite number above 0, found {value}")
+    require_known("collective", name, PROGRAMS)
+    return next(collective for collective in PROGRAMS if collective == name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,18 +153,10 @@ class TuneRequest(_Request):
             collective_named(collective)
             if collective in self.collectives[:number]:
                 raise UserError(f"{collective!r} would be measured twice; name it once")
-        if not self.collectives or not self.sizes_bytes or not self.workers:
-            raise UserError("nothing to measure: name a collective, a size and a worker count")
+        self.require_range("collective", self.collectives, "lap_s", "timeout_s", "deadline_s")
         for name, values in (("size", self.sizes_bytes), ("worker count", self.workers)):
             if len(set(values)) < len(values):
                 raise UserError(f"a {name} would be measured twice; name it once")
-        require_scale(
-            self.sizes_bytes,
-            self.workers,
-            self.place,
-            self.rounds,
-            {name: getattr(self, name) for name in ("lap_s", "timeout_s", "deadline_s")},
-        )
 
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

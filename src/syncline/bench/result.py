@@ -1,18 +1,91 @@
-"""``Benchmark``: the measurements, and the figures derived from them."""
+"""``Benchmark``: who was measured, how long it took, and the figures derived from that."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import ClassVar
 
-from syncline.bench.names import COPY
-from syncline.collectives import Collective
-from syncline.errors import UserError, quoted
+from syncline.collectives import PROGRAMS, Collective
+from syncline.errors import UserError, quoted, require_known
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
 
-__all__ = ["ELEMENT_BYTES", "Absent", "Benchmark", "CollectiveTimes", "bus_factor", "whole_size"]
+__all__ = [
+    "COPY",
+    "ELEMENT_BYTES",
+    "GLOO",
+    "MPIS",
+    "OURS",
+    "TORCH",
+    "ZERO_COPY",
+    "Absent",
+    "Benchmark",
+    "CollectiveTimes",
+    "algorithm_of",
+    "all_contestants",
+    "bus_factor",
+    "require_contestants",
+    "require_rounds",
+    "times_faster",
+    "whole_size",
+]
+
+OURS = "syncline"
+"""A group's own choice of the algorithm."""
+ZERO_COPY = "zero-copy"
+"""The same on buffers of :meth:`Group.allocate <syncline.groups.Group.allocate>`."""
+TORCH = "torch"
+"""``torch.distributed`` with backend ``syncline``."""
+GLOO = "gloo"
+"""``torch.distributed`` with backend ``gloo``."""
+COPY = "memcpy"
+"""No collective: every rank copies a vector."""
+MPIS = ("open-mpi", "mpich")
+PREFIX = f"{OURS}:"
+"""Precedes the name of a forced algorithm."""
+
+
+def all_contestants(collective: Collective) -> tuple[str, ...]:
+    """Return all contestants of a collective, in the order of the table."""
+    forced = (PREFIX + algorithm for algorithm in PROGRAMS[collective])
+    return (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, *forced, COPY)
+
+
+def algorithm_of(contestant: str) -> str | None:
+    """Return the algorithm that a contestant's name forces; None for others."""
+    return contestant.removeprefix(PREFIX) if contestant.startswith(PREFIX) else None
+
+
+def require_contestants(collective: Collective, names: Sequence[str]) -> None:
+    """Check names.
+
+    Raises:
+        UserError: the collective has no such contestant, or one is named twice.
+    """
+    known = all_contestants(collective)
+    for index, name in enumerate(names):
+        require_known(f"{collective} contestant", name, known)
+        if name in names[:index]:
+            raise UserError(f"{name!r} would run twice; name each contestant once")
+
+
+def times_faster(rounds_s: Sequence[float], other_s: Sequence[float]) -> float:
+    """Return the median over the rounds of the ratio of two times: both ran in every round."""
+    return median(other / mine for mine, other in zip(rounds_s, other_s, strict=True))
+
+
+def require_rounds(what: str, rounds: Sequence[Sequence[float]]) -> None:
+    """Check the rounds of a benchmark's entries.
+
+    Raises:
+        UserError: there are no entries, or they were measured in different numbers of rounds.
+    """
+    if not rounds:
+        raise UserError(f"{what}: no entries")
+    if len(set(map(len, rounds))) > 1:
+        raise UserError(f"{what}: entries were measured in different numbers of rounds")
 
 
 class CollectiveTimes(Value, frozen=True, kw_only=True):
@@ -65,9 +138,8 @@ class CollectiveTimes(Value, frozen=True, kw_only=True):
         return self.size_bytes / self.latency_s
 
     def times_faster_than(self, other: CollectiveTimes) -> float:
-        """Return the median over the rounds of the ratio: both ran in every round."""
-        ratios = [b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)]
-        return median(ratios)
+        """Return :func:`times_faster` for this and another contestant."""
+        return times_faster(self.rounds_s, other.rounds_s)
 
 
 class Absent(Value, frozen=True, kw_only=True):
@@ -101,13 +173,10 @@ class Benchmark(Document, frozen=True, kw_only=True):
     absent: tuple[Absent, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.entries:
-            raise UserError("benchmark: no entries")
+        require_rounds("benchmark", [entry.rounds_s for entry in self.entries])
         rate = self.rate_bytes_per_s
         if rate is not None and not (math.isfinite(rate) and rate > 0):
             raise UserError(f"benchmark: rate_bytes_per_s must be finite and above 0, found {rate}")
-        if len({len(entry.rounds_s) for entry in self.entries}) > 1:
-            raise UserError("benchmark: entries were measured in different numbers of rounds")
 
     @property
     def rounds(self) -> int:

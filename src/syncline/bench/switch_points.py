@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from syncline.bench.result import times_faster
 from syncline.collectives import PROGRAMS, Collective, Fixed, Pipelined
 from syncline.errors import InternalError
 from syncline.groups import Choice
@@ -124,10 +125,9 @@ def is_beaten(mine: Rounds, other: Rounds) -> bool:
     equal, with times that spread by 10 %, one is so found slower than the one that happens to be
     the fastest in 4 % of 7 rounds, and one that takes 1.3 times as long in 97 %.
     """
-    ratios = [a / b for a, b in zip(mine, other, strict=True)]
-    dropped = len(ratios) // 4
+    dropped = len(mine) // 4
     apart = sorted(mine)[dropped] > sorted(other)[-1 - dropped]
-    return median(ratios) > 1 + MARGIN and apart
+    return times_faster(other, mine) > 1 + MARGIN and apart
 
 
 class _Cost(NamedTuple):

@@ -132,10 +132,7 @@ Call = Callable[[], object]
 
 
 def contestants(size: int, k: int, device: torch.device) -> dict[str, Call]:
-    """Return one call of every contestant, by name.
-
-    Values are drawn from a normal distribution. The selection has been compared with torch's.
-    """
+    """Return one call of every contestant, by name; see :func:`measure_selection`."""
     generator = torch.Generator().manual_seed(size + k)
     values, gradient = (torch.randn(size, generator=generator).to(device) for _ in range(2))
     make = _on_the_host if device.type == "cpu" else _on_a_device

@@ -9,12 +9,13 @@ from typing import ClassVar
 from rich.console import Console, Group
 from rich.padding import Padding
 
-from syncline.bench.page import widen
+from syncline.bench.page import page_table, versions_section
+from syncline.bench.result import require_rounds, times_faster
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, line_chart
-from syncline.report.markup import Column, Html, section, table, tag, typeset
+from syncline.report.markup import Column, Html, section
 from syncline.report.page import page, save_page
 
 __all__ = [
@@ -80,12 +81,7 @@ class Selections(Document, frozen=True, kw_only=True):
     entries: tuple[Timed, ...]
 
     def __post_init__(self) -> None:
-        if not self.entries:
-            raise UserError("benchmark of selection: no entries")
-        if len({len(entry.rounds_s) for entry in self.entries}) > 1:
-            raise UserError(
-                "benchmark of selection: entries were measured in different numbers of rounds"
-            )
+        require_rounds("benchmark of selection", [entry.rounds_s for entry in self.entries])
 
     @property
     def place(self) -> str:
@@ -111,7 +107,7 @@ class Selections(Document, frozen=True, kw_only=True):
                 f"{quoted(contestant)} and {quoted(other)} were not both measured at {elements} "
                 f"elements and density {density}"
             )
-        return median(y / x for x, y in zip(a.rounds_s, b.rounds_s, strict=True))
+        return times_faster(a.rounds_s, b.rounds_s)
 
     @property
     def cases(self) -> tuple[tuple[int, float], ...]:
@@ -119,45 +115,34 @@ class Selections(Document, frozen=True, kw_only=True):
         return tuple(dict.fromkeys((e.elements, e.density) for e in self.entries if e.density))
 
 
-COLUMNS = (
-    *("elements", "density", "torch.topk", "select", "faster", "one read", "reads"),
-    *("torch with residual", "ours with residual", "faster"),
-)
+def _columns(measured: Selections) -> list[Column[tuple[int, float]]]:
+    """Return the columns of the table, whose rows are cases; times are medians."""
 
+    def time(at: tuple[int, float], contestant: str) -> str:
+        entry = measured.of(contestant, *at)
+        return "" if entry is None else units.duration(entry.time_s)
 
-def _table_rows(measured: Selections) -> list[tuple[str, ...]]:
-    """Return the cells of :data:`COLUMNS`: a row a size and density, times as medians."""
-    found: list[tuple[str, ...]] = []
-    for at in measured.cases:
-        entries = {name: measured.of(name, *at) for name in DRAWN}
-        times = {
-            name: "" if entry is None else units.duration(entry.time_s)
-            for name, entry in entries.items()
-        }
-        row = (
-            f"{at[0]:,}",
-            f"{at[1]:g}",
-            times[TORCH],
-            times[SELECT],
-            f"{measured.times_faster(SELECT, TORCH, *at):.1f}x",
-            times[READ],
-            f"{measured.times_faster(READ, SELECT, *at):.1f}",
-            times[TORCH_FUSED],
-            times[FUSED],
-            f"{measured.times_faster(FUSED, TORCH_FUSED, *at):.1f}x",
-        )
-        found.append(row)
-    return found
+    def faster(at: tuple[int, float], contestant: str, other: str) -> str:
+        return f"{measured.times_faster(contestant, other, *at):.1f}"
+
+    return [
+        Column("elements", lambda at: f"{at[0]:,}", numeric=True),
+        Column("density", lambda at: f"{at[1]:g}", numeric=True),
+        Column("torch.topk", lambda at: time(at, TORCH), numeric=True),
+        Column("select", lambda at: time(at, SELECT), numeric=True),
+        Column("faster", lambda at: f"{faster(at, SELECT, TORCH)}x", numeric=True),
+        Column("one read", lambda at: time(at, READ), numeric=True),
+        Column("reads", lambda at: faster(at, READ, SELECT), numeric=True),
+        Column("torch with residual", lambda at: time(at, TORCH_FUSED), numeric=True),
+        Column("ours with residual", lambda at: time(at, FUSED), numeric=True),
+        Column("faster", lambda at: f"{faster(at, FUSED, TORCH_FUSED)}x", numeric=True),
+    ]
 
 
 def print_selections(console: Console, measured: Selections) -> None:
     """Print the table."""
-    widen(console)
-    table = terminal.plain_table()
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in _table_rows(measured):
-        table.add_row(*row)
+    terminal.widen(console)
+    table = terminal.table(_columns(measured), measured.cases, folds=False)
     title = f"the k largest magnitudes · {measured.place} · {measured.machine}"
     console.print(Group(terminal.title(title), Padding(table, (1, 0), expand=False)))
 
@@ -172,11 +157,7 @@ DRAWN = {
 
 
 def save_report(measured: Selections, target: Path) -> None:
-    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
-
-    Raises:
-        FileError: the file or the directory cannot be written.
-    """
+    """Write the page, alone or with the numbers; see :func:`~syncline.report.page.save_page`."""
     numbers = {"selections.json": measured}
     save_page(target, render(measured), "selections.html", numbers)
 
@@ -184,7 +165,6 @@ def save_report(measured: Selections, target: Path) -> None:
 def render(measured: Selections) -> str:
     """Return the page as the text of one HTML file."""
     densities = list(dict.fromkeys(density for _, density in measured.cases))
-    versions = (f"{name}: {version}" for name, version in measured.versions.items())
     return page(
         title="selection",
         subject=f"the k largest magnitudes · {measured.place} · {measured.machine}",
@@ -192,11 +172,7 @@ def render(measured: Selections) -> str:
         detail="Contestants take turns; times are medians over the rounds.",
         sections=[
             *(_section(measured, number, density) for number, density in enumerate(densities)),
-            section(
-                "contestants",
-                "What was measured",
-                *(tag("p", typeset(line), class_="note") for line in versions),
-            ),
+            versions_section(measured.versions),
         ],
         numbers="selections.json",
     )
@@ -214,15 +190,14 @@ def _headline(measured: Selections) -> str:
 
 def _section(measured: Selections, number: int, density: float) -> Html:
     sizes = sorted({elements for elements, other in measured.cases if other == density})
-    rows = [row for row in _table_rows(measured) if row[1] == f"{density:g}"]
     return section(
         f"density-{number}",
         f"Density {density:g}",
         _picture(measured, sizes, density) if len(sizes) > 1 else None,
-        table(
-            [Column(title=title.capitalize(), numeric=True) for title in COLUMNS],
-            rows,
-            caption="Times of one call, and how many times faster",
+        page_table(
+            _columns(measured),
+            [case for case in measured.cases if case[1] == density],
+            "Times of one call, and how many times faster",
         ),
     )
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from syncline.bench.contest import TRIALS, Reported, race, warmup
 from syncline.bench.launch import Team, hosts_of, torch_team
-from syncline.bench.messages import Order, Refused, Setup
-from syncline.bench.names import OURS
+from syncline.bench.messages import LapTimes, Order, Refused, Setup
 from syncline.bench.request import TuneRequest, name_of_place, transport_of
-from syncline.bench.result import whole_size
+from syncline.bench.result import OURS, whole_size
 from syncline.bench.switch_points import built_in_candidate, candidates, regions_of
 from syncline.collectives import Collective
 from syncline.errors import InternalError, PeerError, UserError
@@ -22,20 +22,11 @@ from syncline.groups.site import Site
 from syncline.processes import machine_name, run_folder
 from syncline.workers import Progress
 
-__all__ = ["Tuned", "race", "tune"]
+__all__ = ["HOPELESS", "Tuned", "tune"]
 
-TRIALS = (1, 10)
-"""Most iterations of each turn before the first round. These turns give the number of iterations
-that fill a turn, and rule out hopeless algorithms."""
-MOST_ITERATIONS = 5000
-WARM_SHARE = 0.1
-"""Iterations before those measured, as a share of them."""
 HOPELESS = 4.0
 """An algorithm that takes this many times as long as the fastest in both trials is not measured any
 further."""
-
-Seconds = Callable[[Choice, int], float]
-"""Runs a collective this many times; returns the seconds of one run."""
 
 
 class Tuned(NamedTuple):
@@ -60,7 +51,7 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
     """
     deadline_s = time.monotonic() + request.deadline_s
     parts = len(request.workers) * len(request.collectives) * len(request.sizes_bytes)
-    reported = _Reported(progress, parts * (len(TRIALS) + request.rounds))
+    reported = Reported(progress, parts * (len(TRIALS) + request.rounds))
     found: list[Choices] = []
     unfinished: list[str] = []
     for workers in request.workers:
@@ -97,24 +88,6 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
     return Tuned(tuple(found), tuple(unfinished))
 
 
-class _Reported:
-    """Counts the parts that are done, and reports them."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self.done = 0
-        self.what = ""
-
-    def say(self, what: str) -> None:
-        if self._progress is not None:
-            self._progress(what, self.done, self._total)
-
-    def step(self) -> None:
-        self.say(self.what)
-        self.done += 1
-
-
 @contextmanager
 def _team(request: TuneRequest, workers: int) -> Iterator[tuple[Team, Site]]:
     """Start workers; yield them with the site of their group."""
@@ -141,15 +114,10 @@ def _measured(
     collective: Collective,
     team: Team,
     site: Site,
-    reported: _Reported,
+    reported: Reported,
     deadline_s: float,
 ) -> Measured:
-    """Measure all sizes of one collective.
-
-    Raises:
-        OutOfTime: the deadline has come.
-        PeerError: a worker failed.
-    """
+    """Measure all sizes of one collective until the deadline (:class:`OutOfTime`)."""
     measured: Measured = {}
     for size_bytes in sorted(request.sizes_bytes):
         whole = whole_size(collective, site.ranks, size_bytes)
@@ -157,14 +125,33 @@ def _measured(
             reported.done += len(TRIALS) + request.rounds
             continue  # small sizes are rounded up to the same
 
-        def seconds(choice: Choice, iterations: int, size: int = whole) -> float:
+        def lap(choice: Choice, iterations: int, size: int = whole) -> LapTimes:
             if time.monotonic() > deadline_s:
                 raise OutOfTime
-            return _seconds(team, collective, choice, size, iterations, request.timeout_s)
+            order = Order(
+                contestant=OURS,
+                collective=collective,
+                algorithm=choice.algorithm,
+                blocks=choice.blocks,
+                size_bytes=size,
+                iterations=iterations,
+                warmup=warmup(iterations),
+            )
+            answer = team.run(order, request.timeout_s)
+            if isinstance(answer, Refused):
+                raise PeerError(
+                    f"{collective} by {choice.algorithm}, {size} bytes: {answer.reason}"
+                )
+            return answer
 
         entrants = dict.fromkeys(c.choice(whole) for c in candidates(collective, site.layout))
-        rounds = race(
-            list(entrants), seconds, rounds=request.rounds, lap_s=request.lap_s, step=reported.step
+        found = race(
+            list(entrants),
+            lap,
+            rounds=request.rounds,
+            lap_s=request.lap_s,
+            step=reported.step,
+            hopeless=HOPELESS,
         )
         measured[whole] = {
             choice: Timing(
@@ -172,74 +159,11 @@ def _measured(
                 size_bytes=whole,
                 algorithm=choice.algorithm,
                 blocks=choice.blocks,
-                rounds_s=tuple(times),
+                rounds_s=tuple(lap.wall_s for lap in laps),
             )
-            for choice, times in rounds.items()
+            for choice, (_, laps) in found.items()
         }
     return measured
-
-
-def race(
-    entrants: list[Choice],
-    seconds: Seconds,
-    *,
-    rounds: int,
-    lap_s: float,
-    step: Callable[[], None],
-) -> dict[Choice, list[float]]:
-    """Return the seconds of each entrant in each round, without those far too slow in the trials.
-
-    Each round begins with another entrant.
-
-    Args:
-        entrants: the algorithms that take part.
-        seconds: measures one of them.
-        rounds: how often.
-        lap_s: how long a turn should take.
-        step: called before each round, and before each trial.
-    """
-    least: dict[Choice, float] = {}
-    for most in TRIALS:
-        step()
-        for choice in entrants:
-            fitting = round(lap_s / least[choice]) if choice in least else 1
-            took_s = seconds(choice, min(max(fitting, 1), most))
-            # The lower of the two: a trial that the machine interrupted says nothing.
-            least[choice] = min(took_s, least.get(choice, took_s))
-    bound_s = HOPELESS * min(least.values())
-    kept = [choice for choice in entrants if least[choice] <= bound_s]
-    found: dict[Choice, list[float]] = {choice: [] for choice in kept}
-    for number in range(rounds):
-        step()
-        first = number % len(kept)
-        for choice in (*kept[first:], *kept[:first]):
-            fitting = round(lap_s / least[choice])
-            found[choice].append(seconds(choice, min(max(fitting, 1), MOST_ITERATIONS)))
-    return found
-
-
-def _seconds(
-    team: Team,
-    collective: Collective,
-    choice: Choice,
-    size_bytes: int,
-    iterations: int,
-    timeout_s: float,
-) -> float:
-    """Have the workers run a collective; return the slowest rank's seconds of one run."""
-    order = Order(
-        contestant=OURS,
-        collective=collective,
-        algorithm=choice.algorithm,
-        blocks=choice.blocks,
-        size_bytes=size_bytes,
-        iterations=iterations,
-        warmup=round(iterations * WARM_SHARE) or 1,
-    )
-    answer = team.run(order, timeout_s)
-    if isinstance(answer, Refused):
-        raise PeerError(f"{collective} by {choice.algorithm}, {size_bytes} bytes: {answer.reason}")
-    return max(lap.wall_s for lap in answer) / iterations
 
 
 def _chosen(collective: Collective, site: Site, measured: Measured) -> tuple[Region, ...]:

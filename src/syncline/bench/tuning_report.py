@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -11,14 +13,15 @@ from typing import NamedTuple
 from rich.console import Console, Group
 from rich.padding import Padding
 
-from syncline.bench.page import binary_size, widen
+from syncline.bench.page import binary_size, page_table
+from syncline.bench.result import times_faster
 from syncline.collectives import Collective
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, choose
 from syncline.model.document import write_text_atomically
 from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, Mark, line_chart
-from syncline.report.markup import Column, Html, section, table, tag
+from syncline.report.markup import Column, Html, section, tag
 from syncline.report.page import page
 
 __all__ = ["RegionRow", "print_choices", "rows_of", "save_choices_page"]
@@ -27,10 +30,18 @@ __all__ = ["RegionRow", "print_choices", "rows_of", "save_choices_page"]
 class RegionRow(NamedTuple):
     """One region of one collective, in words."""
 
-    collective: Collective
+    collective: str
     start: str
     algorithm: str
     gain: str
+
+
+COLUMNS: list[Column[RegionRow]] = [
+    Column("collective", lambda row: row.collective, css="name"),
+    Column("from", lambda row: row.start, numeric=True),
+    Column("algorithm", lambda row: row.algorithm),
+    Column("against the built-in choice", lambda row: row.gain, numeric=True),
+]
 
 
 def _title(choices: Choices) -> str:
@@ -49,45 +60,43 @@ def _algorithm(region: Region) -> str:
     return f"{region.algorithm}, blocks of {binary_size(region.block_bytes)}"
 
 
+Timings = Mapping[tuple[int, Choice], Timing]
+"""By size in bytes and algorithm."""
+
+
 def rows_of(choices: Choices) -> Iterator[RegionRow]:
     """Yield the regions with what each gains over the built-in choice."""
     for collective, regions in choices.regions.items():
-        stops = [region.from_bytes for region in regions[1:]]
-        for region, stop in itertools.zip_longest(regions, stops):
-            mine = {
-                timing.size_bytes: timing
-                for timing in choices.timings
-                if timing.collective == collective
-                and region.from_bytes <= timing.size_bytes < (stop or timing.size_bytes + 1)
-                and Choice(timing.algorithm, timing.blocks) == region.choice(timing.size_bytes)
+        timings = {
+            (timing.size_bytes, Choice(timing.algorithm, timing.blocks)): timing
+            for timing in choices.timings
+            if timing.collective == collective
+        }
+        sizes = dict.fromkeys(size_bytes for size_bytes, _ in timings)
+        for region, following in itertools.zip_longest(regions, regions[1:]):
+            start, stop = region.from_bytes, following.from_bytes if following else math.inf
+            built_in = {
+                size_bytes: choose(collective, choices.site.layout, size_bytes)
+                for size_bytes in sizes
+                if start <= size_bytes < stop
             }
-            yield RegionRow(
-                collective,
-                binary_size(region.from_bytes),
-                _algorithm(region),
-                _gain(choices, collective, mine),
-            )
+            gain = _gain(region, built_in, timings)
+            yield RegionRow(collective, binary_size(start), _algorithm(region), gain)
 
 
-def _gain(choices: Choices, collective: Collective, mine: dict[int, Timing]) -> str:
-    """Return the most that a region gains at a size that was measured in it."""
-    others = {
-        (timing.size_bytes, Choice(timing.algorithm, timing.blocks)): timing
-        for timing in choices.timings
-        if timing.collective == collective
-    }
+def _gain(region: Region, built_in: Mapping[int, Choice], timings: Timings) -> str:
+    """Return the most that a region gains over the built-in choices of sizes in it."""
     most, at = 0.0, 0
     hopeless = None
-    for size_bytes, timing in mine.items():
-        built_in = choose(collective, choices.site.layout, size_bytes)
-        if Choice(timing.algorithm, timing.blocks) == built_in:
+    for size_bytes, choice in built_in.items():
+        ours = timings.get((size_bytes, region.choice(size_bytes)))
+        theirs = timings.get((size_bytes, choice))
+        if ours is None or ours is theirs:
             continue
-        other = others.get((size_bytes, built_in))
-        if other is None:
+        if theirs is None:
             hopeless = size_bytes
             continue
-        pairs = zip(other.rounds_s, timing.rounds_s, strict=True)
-        ratio = median(theirs / ours for theirs, ours in pairs)
+        ratio = times_faster(ours.rounds_s, theirs.rounds_s)
         if ratio > most:
             most, at = ratio, size_bytes
     if hopeless is not None:
@@ -97,16 +106,14 @@ def _gain(choices: Choices, collective: Collective, mine: dict[int, Timing]) -> 
 
 def print_choices(console: Console, choices: Choices) -> None:
     """Print the regions of every collective, and what they gain."""
-    widen(console)
-    table = terminal.plain_table()
-    table.add_column("collective", no_wrap=True)
-    table.add_column("from", justify="right", no_wrap=True)
-    table.add_column("algorithm", no_wrap=True)
-    table.add_column("against the built-in choice", no_wrap=True)
+    terminal.widen(console)
+    shown: list[RegionRow] = []
     before = ""
     for row in rows_of(choices):
-        table.add_row("" if row.collective == before else row.collective, *row[1:])
+        shown.append(row._replace(collective="") if row.collective == before else row)
         before = row.collective
+    columns = [*COLUMNS[:-1], replace(COLUMNS[-1], numeric=False)]
+    table = terminal.table(columns, shown, folds=False)
     console.print(Group(terminal.title(_title(choices)), Padding(table, (1, 0), expand=False)))
 
 
@@ -150,18 +157,11 @@ def save_choices_page(several: Sequence[Choices], target: Path) -> None:
 def _section(choices: Choices) -> Html:
     timed = {timing.collective for timing in choices.timings}
     pictures = [_picture(choices, name) for name in choices.regions if name in timed]
-    rows = [tuple(row) for row in rows_of(choices)]
-    columns = [
-        Column(title="Collective", css="name"),
-        Column(title="From", numeric=True),
-        Column(title="Algorithm"),
-        Column(title="Against the built-in choice", numeric=True),
-    ]
     return section(
         choices.site.key,
         str(choices.site),
         tag("div", pictures, class_="beside"),
-        table(columns, rows, caption=_title(choices)),
+        page_table(COLUMNS, rows_of(choices), _title(choices)),
     )
 
 

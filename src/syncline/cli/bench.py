@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 
 from syncline.bench.contest import measure_collectives
-from syncline.bench.names import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
 from syncline.bench.page import print_benchmark, save_report
 from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
+from syncline.bench.result import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
 from syncline.bench.topk_report import print_selections
 from syncline.bench.topk_report import save_report as save_selections
 from syncline.cli.arguments import place_of, place_options, worker_counts

@@ -32,11 +32,7 @@ def planner_named(name: str) -> Planner:
 def planned(name: str, profile: Profile, network: Network, *, defers: bool = True) -> Plan:
     """Return the plan of the planner of that name, as training runs it before it has tried any.
 
-    Args:
-        name: of the planner.
-        profile: what the worker computes.
-        network: what messages cost.
-        defers: whether the forward pass can wait for single gradients.
+    ``defers`` is whether the forward pass can wait for single gradients.
 
     Raises:
         UserError: there is no such planner, or it cannot plan this.

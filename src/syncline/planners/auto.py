@@ -21,15 +21,7 @@ from syncline.planners.merge import Merge
 from syncline.planners.overlap import candidates
 from syncline.simulator.predict import Forecast, predict, predict_iteration_s
 
-__all__ = [
-    "CONFIDENCE",
-    "SUGGESTED_DENSITY",
-    "Auto",
-    "ChosenPlan",
-    "as_trained",
-    "choose",
-    "suggestion",
-]
+__all__ = ["CONFIDENCE", "Auto", "as_trained", "choose", "suggestion"]
 
 SUGGESTED_DENSITY = 0.001
 """The density at which gTop-k's models converge as without it (gTop-k, section IV.B)."""
@@ -41,17 +33,15 @@ def suggestion(
     """Return the sparse exchange of the shortest iteration, its messages merged for it.
 
     All-gather (``top-k``) where that is cheaper than gTop-k, as with few workers or on a fast link.
+    None where there is nothing to compare: a single worker, a network that is sparse already, of
+    which no link is known, or with several workers a host, for which sparse exchange has no form;
+    or an iteration that takes no time.
 
     Args:
         profile: what the worker computes.
         network: what dense messages cost.
         dense_s: seconds an iteration without compression.
         density: share of the elements that each worker sends.
-
-    Returns:
-        None where there is nothing to compare: a single worker, a network that is sparse already,
-        of which no link is known, or with several workers a host, for which sparse exchange has no
-        form; or an iteration that takes no time.
     """
     if dense_s <= 0 or not _can_be_sparse(network):
         return None
@@ -99,14 +89,11 @@ class ChosenPlan(NamedTuple):
 
 
 def as_trained(plan: Plan, network: Network, *, defers: bool) -> Plan:
-    """Return a plan as training runs it.
+    """Return a plan for a network as training runs it.
 
-    Args:
-        plan: a planner's plan for ``network``.
-        network: what messages cost. Where only a share of the elements is sent, messages hold whole
-            tensors and go one at a time (:func:`syncline.planners.compressed.uncut`).
-        defers: whether the forward pass can wait for single gradients; if not, the update waits for
-            all.
+    Where only a share of the elements is sent, messages hold whole tensors and go one at a time
+    (:func:`syncline.planners.compressed.uncut`). If the forward pass cannot wait for single
+    gradients (``defers``), the update waits for all.
     """
     if network.density is not None:
         plan = uncut(plan)

@@ -137,18 +137,10 @@ def choose_compressed(
     ddp: Ddp,
     defers: bool,
 ) -> CompressedChoice:
-    """Simulate compressed plans of several planners and take the fastest.
+    """Simulate compressed plans and take the fastest, or that of ``planner``.
 
     Compression was asked for, so a compressed plan is taken also where DDP's dense buckets are
-    predicted to be as fast; the reason says so.
-
-    Args:
-        profile: what the worker computes.
-        network: what dense messages cost.
-        compression: how messages travel.
-        planner: take this one's; None: the fastest of those of ``auto``.
-        ddp: DDP's buckets, for the comparison.
-        defers: whether the forward pass can wait for single gradients.
+    predicted to be as fast; the reason says so. ``network`` is what dense messages cost.
 
     Raises:
         UserError: the recipe selects from the whole model, and the planner makes several messages.

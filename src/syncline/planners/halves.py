@@ -56,15 +56,8 @@ def plan_in_halves(
     neighbouring gathers are merged, and moved. Groups that gain next to nothing by being separate
     are merged (:func:`with_fewer_groups`). A reduce-scatter with its own gather right after it
     becomes an all-reduce, but for the last, which the norm follows. The search is native and
-    deterministic.
-
-    Args:
-        name: of the planner.
-        profile: with :attr:`~syncline.model.profile.Profile.norm`.
-        network: what messages cost.
-        in_flight: 1 or 2.
-        handling_s: what a message costs beside its time on the network, for the search.
-        budget: orders that the search looks at.
+    deterministic, and looks at ``budget`` orders. Of the messages, 1 or 2 are in flight, and each
+    costs ``handling_s`` beside its time on the network.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
@@ -120,14 +113,7 @@ class HalvesRound(NamedTuple):
     def of(
         cls, tensors: Sequence[Slice], network: Network, gradients: int, in_flight: int
     ) -> HalvesRound:
-        """Return the round of some tensors.
-
-        Args:
-            tensors: in ready order.
-            network: what messages cost.
-            gradients: whose norms are exchanged; tensors without elements count.
-            in_flight: messages that may be under way at once, 1 or 2.
-        """
+        """Return the round of some tensors, in ready order, and the norms of so many gradients."""
         norm_bytes = BYTES_PER_NORM * gradients * network.workers
         return cls(
             ready_ns=list(itertools.accumulate((t.ready_ns for t in tensors), max)),
@@ -144,10 +130,6 @@ class HalvesRound(NamedTuple):
         """Return when the round ends: the largest arrival, or norm, plus tail.
 
         The model is that of the simulator (:func:`syncline.simulator.messages.message_tasks`).
-
-        Args:
-            lasts: the last tensor of each group.
-            order: of the messages.
 
         Raises:
             ValueError: a group is not summed, or not gathered after that, or not once.

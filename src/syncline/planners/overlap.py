@@ -236,11 +236,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
     ) -> Plan:
         """Return the plan of the search, without comparing it with other plans.
 
-        Args:
-            profile: what the worker computes.
-            network: what messages cost.
-            seeds: plans to improve on.
-            handling_s: what a message costs beside its time on the network.
+        It improves on ``seeds``. A message costs ``handling_s`` beside its time on the network.
         """
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         if handling_s:
@@ -282,10 +278,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
 def candidates(*, defers: bool, in_flight: int = MOST_IN_FLIGHT) -> tuple[Planner, ...]:
     """Return the planners that training chooses from.
 
-    Args:
-        defers: whether the forward pass can wait for single gradients; without that, ``overlap`` is
-            not among them.
-        in_flight: messages of ``overlap`` that may be under way at once.
+    ``overlap`` is not among them where the forward pass cannot wait for single gradients
+    (``defers``).
     """
     return (*CANDIDATES, Overlap(in_flight=in_flight)) if defers else CANDIDATES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from syncline import _native
 from syncline.errors import UserError, quoted
@@ -15,30 +15,12 @@ from syncline.planners.base import Planner
 from syncline.planners.slices import ByteLayout, Slice, plan_of, whole_tensors
 from syncline.simulator.bound import terms
 
-__all__ = ["MOST_TENSORS", "Pace", "Piece", "PreemptiveOrder", "preemptive_order"]
-
-
-class Piece(NamedTuple):
-    """A part of a job that the channel sends without interruption."""
-
-    job: int
-    """Index of the job."""
-    start_ns: int
-    stop_ns: int
-
-
-class PreemptiveOrder(NamedTuple):
-    """What the channel does when, and when everything is over."""
-
-    end_ns: int
-    """The largest arrival plus tail."""
-    pieces: list[Piece]
-    """In the order in which they are sent; fewer than twice as many as jobs."""
+__all__ = ["MOST_TENSORS", "Pace", "preemptive_order"]
 
 
 def preemptive_order(
     ready_ns: Sequence[int], cost_ns: Sequence[int], tail_ns: Sequence[int]
-) -> PreemptiveOrder:
+) -> tuple[int, list[tuple[int, int, int]]]:
     """Return the order that minimises ``max(arrival + tail)`` if interruptions cost nothing.
 
     The problem of PACE, Eq. 10: one channel, release times, free preemption. PACE makes an integer
@@ -57,12 +39,13 @@ def preemptive_order(
         tail_ns: what must still be computed after each has arrived.
 
     Returns:
-        The pieces and the end, exact to the nanosecond. At equal tails the job listed first goes.
+        The largest arrival plus tail, exact to the nanosecond, and the pieces (job, start, stop) in
+        the order of sending, fewer than twice as many as jobs. At equal tails the job listed first
+        goes.
 
     O(N log N). Source: PACE, section IV; J. R. Jackson, 1955, for ``1 | r_j, pmtn | L_max``.
     """
-    end_ns, pieces = _native.preemptive_order(ready_ns, cost_ns, tail_ns)
-    return PreemptiveOrder(end_ns, [Piece(*piece) for piece in pieces])
+    return _native.preemptive_order(ready_ns, cost_ns, tail_ns)
 
 
 MOST_TENSORS = 1 << 14
@@ -134,13 +117,13 @@ class Pace(Planner, frozen=True, kw_only=True):
 def _pieces(groups: Sequence[Slice], network: Network, layout: ByteLayout) -> list[Message]:
     """Return the pieces of the optimal order as slices that end between two elements."""
     costs_ns = _native.costs([g.size_bytes for g in groups], network.all_reduce.rows())
-    order = preemptive_order(
+    _, pieces = preemptive_order(
         [g.ready_ns for g in groups], costs_ns, [g.tail_ns for g in groups]
-    ).pieces
+    )
     sent_ns = [0] * len(groups)
     cut = [group.start for group in groups]
     messages: list[Message] = []
-    for job, start_ns, stop_ns in order:
+    for job, start_ns, stop_ns in pieces:
         group, cost_ns = groups[job], costs_ns[job]
         sent_ns[job] += stop_ns - start_ns
         sent_bytes = group.size_bytes * sent_ns[job] // cost_ns if cost_ns else group.size_bytes

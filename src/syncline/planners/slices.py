@@ -100,13 +100,8 @@ def whole_tensors(profile: Profile) -> list[Slice]:
 def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
     """Cut every tensor into slices of ``most_elements`` elements and a smaller last one.
 
-    Args:
-        profile: gives the tensors.
-        most_elements: elements of a slice, at least 1.
-        planner: for the message of the error.
-
     Raises:
-        UserError: there would be more than :data:`MOST_SLICES`.
+        UserError: there would be more than :data:`MOST_SLICES`; the message names ``planner``.
     """
     tensors = whole_tensors(profile)
     count = sum(max(-(-(t.stop - t.start) // most_elements), 1) for t in tensors)
@@ -118,14 +113,13 @@ def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
             "planned; give the planner slices of at least "
             f"{-(-elements // (MOST_SLICES // 2))} elements"
         )
-    layout = ByteLayout(profile)
     found: list[Slice] = []
     for tensor in tensors:
+        # What is without elements has joined it, but only one tensor has bytes.
+        width = tensor.size_bytes // max(tensor.stop - tensor.start, 1)
         cuts = [*range(tensor.start, tensor.stop, most_elements)] or [tensor.start]
         for start, stop in itertools.pairwise([*cuts, tensor.stop]):
-            found.append(
-                tensor._replace(start=start, stop=stop, size_bytes=layout.bytes(start, stop))
-            )
+            found.append(tensor._replace(start=start, stop=stop, size_bytes=width * (stop - start)))
     return found
 
 
@@ -136,10 +130,6 @@ class ByteLayout:
         self._width = [bytes_per_element(gradient.dtype) for gradient in profile.gradients]
         self._elements = [0, *itertools.accumulate(g.elements for g in profile.gradients)]
         self._bytes = [0, *itertools.accumulate(g.size_bytes for g in profile.gradients)]
-
-    def bytes(self, start: int, stop: int) -> int:
-        """Return the bytes of the elements ``[start, stop)``."""
-        return self._offset(stop) - self._offset(start)
 
     def element_at(self, start: int, size_bytes: int) -> int:
         """Return the last boundary between elements at most ``size_bytes`` after ``start``."""
@@ -189,20 +179,13 @@ def plan_by_urgency(
 def most_urgent_first(
     slices: Sequence[Slice], network: Network, *, in_flight: int = 1
 ) -> list[Slice]:
-    """Return the order in which a channel with a priority queue sends these slices.
+    """Return the order in which a channel with a priority queue sends these slices, as all-reduces.
 
     A worker with a queue of its own decides while it trains. A plan is fixed beforehand, the same
     on every rank, so the queue is run here, on the clock of the profile and the costs of the
     network: when the next message may be handed over, the most urgent of those that are ready is;
-    none that has begun is interrupted. Computation is taken as undisturbed by communication.
-
-    Args:
-        slices: what is sent, each as one all-reduce.
-        network: what that costs.
-        in_flight: messages that may be under way at once. Their startups overlap; transmissions
-            are one at a time, in order.
-
-    O(N log N).
+    none that has begun is interrupted. Computation is taken as undisturbed by communication. Of the
+    messages in flight, startups overlap; transmissions are one at a time, in order. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
     costs_ns = _native.costs([s.size_bytes for s in slices], rows)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from syncline.model.document import Document
 from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
@@ -52,22 +50,21 @@ def save_report(outcome: ReplayOutcome, target: Path) -> None:
 def render(outcome: ReplayOutcome) -> str:
     """Return the page on a replay as the text of one HTML file."""
     replay, best = outcome.replay, _best(outcome)
-    summary = msgspec.structs.replace(summarise(best), figures=_figures(replay))
-    made = (
-        figures_section(best, summary),
-        _plans_section(replay),
-        timelines_section(best, summary),
-        _rounds_section(replay),
-        network_section(best, summary),
-        messages_section(best, summary),
-        profile_section(best, summary),
-    )
+    summary = summarise(best)
     return page(
         title=replay.model,
         subject=f"{replay.model} · {replay.cluster} · on {replay.machine}",
         headline=headline(replay),
         detail=_detail(replay),
-        sections=[part for part in made if part is not None],
+        sections=[
+            figures_section(_figures(replay)),
+            _plans_section(replay),
+            timelines_section(best.timelines()),
+            _rounds_section(replay),
+            network_section(best.network),
+            messages_section(summary.messages),
+            profile_section(summary.profile),
+        ],
         timelines=best.timelines(),
         numbers="replay.json",
     )
@@ -136,21 +133,18 @@ def _time(entry: PlanTimes) -> KeyFigure:
 
 def _plans_section(replay: Replay) -> Html:
     unit = time_unit(replay)
-    columns = [
-        Column(title="Plan", css="name"),
-        Column(title="Messages", numeric=True, wide=True),
-        Column(title=f"Measured, {unit.name}", numeric=True),
-        Column(title="Rounds", numeric=True, wide=True),
-        Column(title="Exposed", numeric=True, wide=True),
-        Column(title="Predicted", numeric=True),
-        Column(title="Error", numeric=True),
-        Column(title="Above bound", numeric=True, wide=True),
-        Column(title="Against DDP", numeric=True),
+    columns: list[Column[dict[str, str]]] = [
+        Column("Plan", lambda row: row["planner"], css="name"),
+        Column("Messages", lambda row: row["messages"], numeric=True, wide=True),
+        Column(f"Measured, {unit.name}", lambda row: row["measured"], numeric=True),
+        Column("Rounds", lambda row: row["rounds"], numeric=True, wide=True),
+        Column("Exposed", lambda row: row["exposed"], numeric=True, wide=True),
+        Column("Predicted", lambda row: row["predicted"], numeric=True),
+        Column("Error", lambda row: row["error"], numeric=True),
+        Column("Above bound", lambda row: row["above bound"], numeric=True, wide=True),
+        Column("Against DDP", lambda row: row["against ddp"].replace("x", "\u00d7"), numeric=True),
     ]
-    cells = []
-    for entry in replay.fastest_first:
-        *others, against_ddp = plan_cells(replay, entry, unit).values()
-        cells.append((*others, against_ddp.replace("x", "\u00d7")))
+    rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
     return section(
         "plans",
         "Measured against predicted",
@@ -161,21 +155,19 @@ def _plans_section(replay: Replay) -> Html:
             "Gradients, messages and the network were real, computing was waiting."
         ),
         tag("div", replay_picture(replay), class_="beside"),
-        table(columns, cells, caption="Measured and predicted times of every plan", marked=0),
+        table(columns, rows, caption="Measured and predicted times of every plan", marked=0),
         [note(typeset(text)) for text in replay.notes],
     )
 
 
 def _rounds_section(replay: Replay) -> Html:
     unit = units.TimeUnit(seconds for entry in replay.entries for seconds in entry.rounds_s)
-    columns = [
-        Column(title="Round", numeric=True),
-        *(Column(title=entry.planner, numeric=True) for entry in replay.entries),
-    ]
-    cells = [
-        (str(number + 1), *(unit.text(entry.rounds_s[number]) for entry in replay.entries))
-        for number in range(replay.rounds)
-    ]
+
+    def column(entry: PlanTimes) -> Column[int]:
+        return Column(entry.planner, lambda index: unit.text(entry.rounds_s[index]), numeric=True)
+
+    number: Column[int] = Column("Round", lambda index: str(index + 1), numeric=True)
+    columns = [number, *map(column, replay.entries)]
     return section(
         "rounds",
         "Every round",
@@ -183,7 +175,7 @@ def _rounds_section(replay: Replay) -> Html:
             f"What an iteration took, in {unit.name}, of the slowest worker in the steady "
             "state. Plans took turns, and each round began with another one."
         ),
-        table(columns, cells, caption="Time an iteration in every round"),
+        table(columns, range(replay.rounds), caption="Time an iteration in every round"),
     )
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from syncline.planners.ddp import Ddp
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report import terminal, units
+from syncline.report.markup import Column
 
 __all__ = ["headline", "measured_how", "plan_cells", "print_replay", "replay_table", "time_unit"]
 
@@ -31,8 +32,6 @@ def measured_how(replay: Replay) -> str:
     return f"medians of {rounds} of {iterations}, in turns"
 
 
-WIDTH = 160
-"""Columns where the output is no terminal."""
 LESS = frozenset({"messages", "rounds", "above bound"})
 """Columns that are left out where there is no room."""
 
@@ -40,9 +39,9 @@ LESS = frozenset({"messages", "rounds", "above bound"})
 def print_replay(console: Console, replay: Replay) -> None:
     """Print the table; a terminal that is too narrow gets fewer columns."""
     table = replay_table(replay)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    elif terminal.width(console, _plans(replay, frozenset())) > console.width:
+    terminal.widen(console)
+    needed = terminal.width(console, _plans(replay, frozenset()))
+    if console.is_terminal and needed > console.width:
         table = replay_table(replay, without=LESS)
     console.print(table)
 
@@ -71,18 +70,14 @@ def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> Re
 
 def _plans(replay: Replay, without: frozenset[str]) -> Table:
     unit = time_unit(replay)
-    table = terminal.plain_table()
     rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
     shown = [column for column in rows[0] if column not in without]
-    for number, column in enumerate(shown):
-        title = f"{column}, {unit.name}" if column == "measured" else column
-        if number:
-            table.add_column(title, justify="right", no_wrap=True)
-        else:
-            table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(terminal.text(row[column]) for column in shown))
-    return table
+
+    def column(name: str) -> Column[dict[str, str]]:
+        title = f"{name}, {unit.name}" if name == "measured" else name
+        return Column(title, lambda row: row[name], numeric=name != "planner")
+
+    return terminal.table([column(name) for name in shown], rows)
 
 
 def time_unit(replay: Replay) -> units.TimeUnit:

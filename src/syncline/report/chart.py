@@ -48,7 +48,7 @@ class Axis:
         low, high = _round_down(min(values)), 1 / _round_down(1 / max(values))
         ticks = _round_values(low, high)
         if len(ticks) > MOST_TICKS:
-            ticks = [v for v in ticks if _mantissa(v) == 1]
+            ticks = [v for v in ticks if f"{v:.0e}".startswith("1")]
         every = math.ceil(len(ticks) / MOST_TICKS)
         return cls.log(low, high, ticks[::every])
 
@@ -109,10 +109,6 @@ class Axis:
     def at(self, value: float, start: float, stop: float, digits: int = 1) -> float:
         """Return the coordinate of a value on an axis drawn from ``start`` to ``stop``."""
         return round(start + self.share(value) * (stop - start), digits)
-
-
-def _mantissa(value: float) -> int:
-    return int(f"{value:.0e}"[0])
 
 
 def _round_up(value: float, mantissas: Sequence[float]) -> float:

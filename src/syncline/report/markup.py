@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 __all__ = [
     "Column",
     "Html",
+    "Row",
     "bar",
     "embedded_json",
     "escaped",
+    "folded",
     "legend",
     "note",
     "section",
@@ -74,11 +77,16 @@ def typeset(text: str) -> str:
     return _BEFORE_UNIT.sub("\u00a0", _MINUS.sub("\u2212", text.replace(" ± ", "\u00a0±\u00a0")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
     """A column of a table."""
 
-    title: Child
+    title: str
+    cell: Callable[[Row], Child]
+    """Returns what stands in the column in a row."""
     numeric: bool = False
     """Right-aligned, in tabular figures."""
     wide: bool = False
@@ -93,10 +101,10 @@ class Column:
 
 
 def table(
-    columns: Sequence[Column],
-    rows: Iterable[Sequence[Child]],
+    columns: Sequence[Column[Row]],
+    rows: Iterable[Row],
     *,
-    caption: Child = None,
+    caption: str,
     marked: int | None = None,
 ) -> Html:
     """Return a table whose first column names the rows; row ``marked`` is highlighted.
@@ -105,9 +113,10 @@ def table(
     """
     head = tag("tr", [tag("th", c.title, scope="col", class_=c.classes) for c in columns])
     body = []
-    for index, cells in enumerate(rows):
+    for index, row in enumerate(rows):
         written = []
-        for position, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+        for position, column in enumerate(columns):
+            cell = column.cell(row)
             if column.numeric and isinstance(cell, str) and not isinstance(cell, Html):
                 cell = typeset(cell)
             element, scope = ("td", None) if position else ("th", "row")
@@ -115,7 +124,7 @@ def table(
         body.append(tag("tr", written, class_="marked" if index == marked else None))
     return tag(
         "table",
-        tag("caption", caption, class_="unseen") if caption else None,
+        tag("caption", caption, class_="unseen"),
         tag("thead", head),
         tag("tbody", body),
     )
@@ -129,6 +138,11 @@ def note(*children: Child) -> Html:
 def section(name: str, title: str, *children: Child) -> Html:
     """Return a section of the page under its title."""
     return tag("section", tag("h2", title), *children, id=name)
+
+
+def folded(title: str, *children: Child, css: str | None = None) -> Html:
+    """Return what is seen once its title is clicked."""
+    return tag("details", tag("summary", title), *children, class_=css)
 
 
 def bar(*parts: tuple[float, float, str]) -> Html:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -28,12 +28,8 @@ from syncline.report.sections import (
 )
 from syncline.report.summary import Summary, summarise
 from syncline.report.timelines import timeline_data, timelines_section
-from syncline.report.whatif_section import (
-    bandwidth_section,
-    path_section,
-    points_section,
-    workers_section,
-)
+from syncline.report.whatif_curves import curves_section
+from syncline.report.whatif_section import path_section, points_section
 from syncline.report.whatif_words import what_if_bundle
 from syncline.traces.chrome import to_chrome_trace
 
@@ -51,22 +47,6 @@ __all__ = [
 
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 SCRIPTS = ("view.js", "draw.js", "page.js")
-SECTIONS: tuple[Callable[[Bundle, Summary], Html | None], ...] = (
-    figures_section,
-    workers_section,
-    bandwidth_section,
-    path_section,
-    timelines_section,
-    planners_section,
-    points_section,
-    checks_section,
-    network_section,
-    messages_section,
-    largest_section,
-    profile_section,
-    events_section,
-)
-"""In the order in which they are read; those without input are absent."""
 
 
 def render(bundle: Bundle) -> str:
@@ -77,7 +57,21 @@ def render(bundle: Bundle) -> str:
         subject=_subject(summary),
         headline=summary.verdict.headline,
         detail=summary.verdict.detail,
-        sections=[made for make in SECTIONS if (made := make(bundle, summary)) is not None],
+        sections=[
+            figures_section(summary.figures),
+            curves_section(bundle.what_if, "workers"),
+            curves_section(bundle.what_if, "bandwidth_bytes_per_s"),
+            path_section(bundle.what_if),
+            timelines_section(bundle.timelines()),
+            planners_section(summary.planners),
+            points_section(bundle.what_if),
+            checks_section(summary.checks),
+            network_section(bundle.network),
+            messages_section(summary.messages),
+            largest_section(summary.profile),
+            profile_section(summary.profile),
+            events_section(summary.run.events if summary.run else ()),
+        ],
         timelines=bundle.timelines(),
         numbers="report.json",
     )
@@ -89,7 +83,7 @@ def page(
     subject: str,
     headline: str,
     detail: str,
-    sections: Sequence[Html],
+    sections: Sequence[Html | None],
     numbers: str,
     timelines: Sequence[Timeline] = (),
 ) -> str:
@@ -103,7 +97,7 @@ def page(
         subject: what the page is about, in a line.
         headline: what was found, without its full stop.
         detail: why, without its full stop; may be empty.
-        sections: in the order in which they are read.
+        sections: in the order in which they are read; None is left out.
         timelines: those that a section draws, if one does.
         numbers: name of the file that holds the same numbers.
     """
@@ -119,7 +113,7 @@ def page(
         "detail": tag("p", typeset(detail[0].upper() + detail[1:]) + ".", class_="detail")
         if detail
         else "",
-        "sections": Html("\n".join(sections)),
+        "sections": Html("\n".join(part for part in sections if part is not None)),
         "numbers": numbers,
         "data": timeline_data(timelines),
         "script": Html(script),
@@ -237,11 +231,7 @@ def save_report(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
 
 
 def save_what_if(what_if: WhatIf, timeline: Timeline, target: Path) -> None:
-    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
-
-    Raises:
-        FileError: the file or the directory cannot be written.
-    """
+    """Write the page on a sweep, alone or with all files; see :func:`save_page`."""
     bundle = what_if_bundle(what_if, timeline)
     if is_page(target):
         write_text_atomically(target, render(bundle))

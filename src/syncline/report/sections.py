@@ -1,14 +1,21 @@
-"""The sections of a page on one run: its results, and the inputs behind them."""
+"""The sections of a page on one run: its results, and the inputs behind them.
+
+Each is None where there is nothing to show.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from syncline.model.network import Network
+from syncline.model.run import Event
 from syncline.report import units
-from syncline.report.bundle import Bundle
 from syncline.report.chart import fit_plot
 from syncline.report.markup import (
     Column,
     Html,
     bar,
+    folded,
     legend,
     note,
     section,
@@ -17,8 +24,18 @@ from syncline.report.markup import (
     tag,
     typeset,
 )
-from syncline.report.summary import NetworkFacts, PlannerRow, Summary
-from syncline.report.verdict import figure_text
+from syncline.report.summary import (
+    Check,
+    LargeGradient,
+    LargeOperation,
+    MessageFacts,
+    NetworkFacts,
+    PlannerRow,
+    PlannerTable,
+    ProfileFacts,
+    network_facts,
+)
+from syncline.report.verdict import KeyFigure, figure_text
 
 __all__ = [
     "checks_section",
@@ -32,9 +49,9 @@ __all__ = [
 ]
 
 
-def figures_section(_: Bundle, summary: Summary) -> Html | None:
+def figures_section(figures: Sequence[KeyFigure]) -> Html | None:
     """Return the row of key figures."""
-    if not summary.figures:
+    if not figures:
         return None
     return tag(
         "dl",
@@ -45,50 +62,35 @@ def figures_section(_: Bundle, summary: Summary) -> Html | None:
                 tag("dd", typeset(figure_text(figure)), class_="value"),
                 tag("dd", typeset(figure.note), class_="note") if figure.note else None,
             )
-            for figure in summary.figures
+            for figure in figures
         ],
         class_="figures",
     )
 
 
-def planners_section(_: Bundle, summary: Summary) -> Html | None:
+def planners_section(planners: PlannerTable | None) -> Html | None:
     """Return the table of the planners, fastest first."""
-    planners = summary.planners
     if planners is None:
         return None
-    rows = planners.rows
-    longest_s = max((row.iteration_s for row in rows), default=0.0) or 1.0
-    time = units.TimeUnit(row.iteration_s for row in rows)
-    exposed = units.TimeUnit([0.0])
-    columns = [
-        Column(title="Planner"),
-        Column(title="", wide=True, css="bar"),
-        Column(title=f"Iteration, {time.name}", numeric=True),
-        Column(title="Messages", numeric=True, wide=True),
-        Column(title=f"Exposed, {exposed.name}", numeric=True),
-        Column(title="of comm.", numeric=True, wide=True),
-        Column(title="Above bound", numeric=True),
+    longest_s = max((row.iteration_s for row in planners.rows), default=0.0) or 1.0
+    time = units.TimeUnit(row.iteration_s for row in planners.rows)
+    chosen = tag("span", " chosen", class_="chosen")
+    columns: list[Column[PlannerRow]] = [
+        Column("Planner", lambda row: [row.planner, chosen if row.chosen else None]),
+        Column("", lambda row: _planner_bar(row, longest_s), wide=True, css="bar"),
+        Column(f"Iteration, {time.name}", lambda row: time.text(row.iteration_s), numeric=True),
+        Column("Messages", lambda row: str(row.messages), numeric=True, wide=True),
+        Column("Exposed, ms", lambda row: f"{row.exposed_s * 1e3:.1f}", numeric=True),
+        Column("of comm.", lambda r: units.percent(r.exposed_fraction), numeric=True, wide=True),
+        Column("Above bound", lambda row: units.percent(row.distance_to_bound), numeric=True),
     ]
-    cells = [
-        (
-            [row.planner, tag("span", " chosen", class_="chosen") if row.chosen else None],
-            _planner_bar(row, longest_s),
-            time.text(row.iteration_s),
-            str(row.messages),
-            f"{row.exposed_s * 1e3:.1f}",
-            units.percent(row.exposed_fraction),
-            units.percent(row.distance_to_bound),
-        )
-        for row in rows
-    ]
-    marked = next((index for index, row in enumerate(rows) if row.chosen), None)
-    caption = f"Predictions for {planners.model} on {planners.workers} workers"
+    marked = next((index for index, row in enumerate(planners.rows) if row.chosen), None)
+    workers = units.counted(planners.workers, "worker")
     return section(
         "planners",
         "What each planner would take",
         note(
-            "Predicted for ",
-            f"{planners.network}, {units.counted(planners.workers, 'worker')}. ",
+            f"Predicted for {planners.network}, {workers}. ",
             tag("span", class_="swatch k-backward"),
             " computing, ",
             tag("span", class_="swatch exposed"),
@@ -96,17 +98,21 @@ def planners_section(_: Bundle, summary: Summary) -> Html | None:
             tag("span", class_="swatch tick"),
             " the lower bound that no schedule can pass.",
         ),
-        table(columns, cells, caption=caption, marked=marked),
-        tag(
-            "p",
-            tag("b", f"Why {planners.chosen}: "),
-            typeset(planners.reason.rstrip(". ") + "."),
-            class_="why",
+        table(
+            columns,
+            planners.rows,
+            caption=f"Predictions for {planners.model} on {planners.workers} workers",
+            marked=marked,
         ),
-        tag("p", typeset(f"{planners.sharing}."), class_="why") if planners.sharing else "",
-        tag("p", tag("b", "Compression: "), typeset(f"{planners.suggestion}."), class_="why")
-        if planners.suggestion
-        else "",
+        [
+            tag("p", tag("b", label) if label else None, typeset(f"{text}."), class_="why")
+            for label, text in (
+                (f"Why {planners.chosen}: ", planners.reason.rstrip(". ")),
+                ("", planners.sharing),
+                ("Compression: ", planners.suggestion),
+            )
+            if text
+        ],
     )
 
 
@@ -121,28 +127,21 @@ def _planner_bar(row: PlannerRow, longest_s: float) -> Html:
     )
 
 
-def checks_section(_: Bundle, summary: Summary) -> Html | None:
+def checks_section(checks: Sequence[Check]) -> Html | None:
     """Return the table of predicted and measured times."""
-    checks = summary.checks
     if not checks:
         return None
     unit = units.TimeUnit(value for c in checks for value in (c.predicted_s, c.measured_s))
-    columns = [
-        Column(title="Quantity"),
-        Column(title=f"Predicted, {unit.name}", numeric=True),
-        Column(title=f"Measured, {unit.name}", numeric=True),
-        Column(title=f"± noise, {unit.name}", numeric=True, wide=True),
-        Column(title="Error", numeric=True),
-    ]
-    cells = [
-        (
-            check.what[0].upper() + check.what[1:],
-            unit.text(check.predicted_s),
-            unit.text(check.measured_s),
-            "" if check.noise_s is None else unit.text(check.noise_s),
-            "" if check.error is None else units.percent(check.error, signed=True),
-        )
-        for check in checks
+
+    def text(seconds: float | None) -> str:
+        return "" if seconds is None else unit.text(seconds)
+
+    columns: list[Column[Check]] = [
+        Column("Quantity", lambda check: check.what[0].upper() + check.what[1:]),
+        Column(f"Predicted, {unit.name}", lambda check: text(check.predicted_s), numeric=True),
+        Column(f"Measured, {unit.name}", lambda check: text(check.measured_s), numeric=True),
+        Column(f"± noise, {unit.name}", lambda c: text(c.noise_s), numeric=True, wide=True),
+        Column("Error", lambda check: units.percent(check.error, signed=True), numeric=True),
     ]
     return section(
         "checks",
@@ -151,29 +150,24 @@ def checks_section(_: Bundle, summary: Summary) -> Html | None:
             "A positive error means that the prediction was too slow. Values with noise are "
             "medians over many iterations."
         ),
-        table(columns, cells, caption="Predicted and measured times"),
+        table(columns, checks, caption="Predicted and measured times"),
     )
 
 
-MOST_MESSAGES = 24
-"""Messages shown at once; the rest unfolds."""
-
-
-def network_section(bundle: Bundle, summary: Summary) -> Html | None:
+def network_section(network: Network | None) -> Html | None:
     """Return the fit of the network: its plot and its terms."""
-    facts = summary.network
-    if facts is None or bundle.network is None:
+    if network is None:
         return None
-    plot = fit_plot(bundle.network)
+    plot = fit_plot(network)
     return section(
         "network",
         "The network",
         note(
-            f"An all-reduce among {units.counted(facts.workers, 'worker')} of {facts.name}"
-            f" ({facts.backend})",
+            f"An all-reduce among {units.counted(network.workers, 'worker')} of {network.name}"
+            f" ({network.backend})",
             ": measured points and the fitted curve." if plot else ".",
         ),
-        tag("div", plot, _network_terms(facts), class_="beside" if plot else None),
+        tag("div", plot, _network_terms(network_facts(network)), class_="beside" if plot else None),
     )
 
 
@@ -207,89 +201,74 @@ def _network_terms(facts: NetworkFacts) -> Html:
     if facts.contention.per_message_s:
         why = f"how much longer a worker computes for each message with deferred updates{known}"
         terms.append(("a message", units.duration(facts.contention.per_message_s), why))
-    columns = [Column(title="Term"), Column(title="Value", numeric=True), Column(title="Meaning")]
+    columns: list[Column[tuple[str, str, str]]] = [
+        Column("Term", lambda term: term[0]),
+        Column("Value", lambda term: term[1], numeric=True),
+        Column("Meaning", lambda term: term[2]),
+    ]
     return table(columns, terms, caption="Terms of the network's cost")
 
 
-def messages_section(_: Bundle, summary: Summary) -> Html | None:
+MOST_MESSAGES = 24
+"""Messages shown at once; the rest unfolds."""
+
+
+def messages_section(messages: Sequence[MessageFacts]) -> Html | None:
     """Return the messages of the plan in the order in which they are sent."""
-    messages = summary.messages
     if not messages:
         return None
     largest = max(message.size_bytes for message in messages) or 1
-    columns = [
-        Column(title="No.", numeric=True),
-        Column(title="Tensors, in the order they become ready", css="name"),
-        Column(title="", wide=True, css="bar"),
-        Column(title="Size", numeric=True),
-    ]
-    cells = [
-        (
-            str(message.number),
-            message.label,
-            bar((0, message.size_bytes / largest, "k-message")),
-            units.size(message.size_bytes),
-        )
-        for message in messages
+    columns: list[Column[MessageFacts]] = [
+        Column("No.", lambda message: str(message.number), numeric=True),
+        Column("Tensors, in the order they become ready", lambda m: m.label, css="name"),
+        Column("", lambda m: bar((0, m.size_bytes / largest, "k-message")), wide=True, css="bar"),
+        Column("Size", lambda message: units.size(message.size_bytes), numeric=True),
     ]
     total = units.size(sum(message.size_bytes for message in messages))
     caption = "Messages of the plan in the order in which they are sent"
-    rest = cells[MOST_MESSAGES:]
+    rest = messages[MOST_MESSAGES:]
     return section(
         "messages",
         "The messages of the plan",
         note(typeset(f"{total} in {units.counted(len(messages), 'message')}.")),
-        table(columns, cells[:MOST_MESSAGES], caption=caption),
-        tag(
-            "details",
-            tag("summary", f"{len(rest)} more"),
-            table(columns, rest, caption=f"{caption}, continued"),
-        )
+        table(columns, messages[:MOST_MESSAGES], caption=caption),
+        folded(f"{len(rest)} more", table(columns, rest, caption=f"{caption}, continued"))
         if rest
         else None,
     )
 
 
-def largest_section(_: Bundle, summary: Summary) -> Html | None:
+def largest_section(profile: ProfileFacts | None) -> Html | None:
     """Return the largest gradients and the longest operations."""
-    profile = summary.profile
     if profile is None:
         return None
-    gradients = table(
-        [
-            Column(title="Gradient", css="name"),
-            Column(title="Size", numeric=True),
-            Column(title="Share", numeric=True),
-        ],
-        [
-            (g.name, units.size(g.size_bytes), units.percent(g.share))
-            for g in profile.largest_gradients
-        ],
-        caption="The largest gradients, with their share of all gradient bytes",
-    )
-    operations = table(
-        [
-            Column(title="Operation", css="name"),
-            Column(title="Phase", wide=True),
-            Column(title="Time", numeric=True),
-            Column(title="Share", numeric=True),
-        ],
-        [
-            (o.name, o.phase, units.duration(o.duration_s), units.percent(o.share))
-            for o in profile.largest_operations
-        ],
-        caption="The longest operations, with their share of the computing time",
-    )
+    gradients: list[Column[LargeGradient]] = [
+        Column("Gradient", lambda gradient: gradient.name, css="name"),
+        Column("Size", lambda gradient: units.size(gradient.size_bytes), numeric=True),
+        Column("Share", lambda gradient: units.percent(gradient.share), numeric=True),
+    ]
+    operations: list[Column[LargeOperation]] = [
+        Column("Operation", lambda operation: operation.name, css="name"),
+        Column("Phase", lambda operation: operation.phase, wide=True),
+        Column("Time", lambda operation: units.duration(operation.duration_s), numeric=True),
+        Column("Share", lambda operation: units.percent(operation.share), numeric=True),
+    ]
+    of_gradients = "The largest gradients, with their share of all gradient bytes"
+    of_operations = "The longest operations, with their share of the computing time"
     return section(
         "largest",
         "The largest gradients and the longest operations",
-        tag("div", tag("div", gradients), tag("div", operations), class_="beside"),
+        tag(
+            "div",
+            tag("div", table(gradients, profile.largest_gradients, caption=of_gradients)),
+            tag("div", table(operations, profile.largest_operations, caption=of_operations)),
+            class_="beside",
+        ),
     )
 
 
-def profile_section(_: Bundle, summary: Summary) -> Html | None:
+def profile_section(profile: ProfileFacts | None) -> Html | None:
     """Return what was profiled, and how an iteration's time divides into phases."""
-    profile = summary.profile
     if profile is None:
         return None
     phases = profile.phases_s.items()
@@ -312,10 +291,12 @@ def profile_section(_: Bundle, summary: Summary) -> Html | None:
     )
 
 
-def events_section(_: Bundle, summary: Summary) -> Html | None:
+def events_section(events: Sequence[Event]) -> Html | None:
     """Return what the run did, and when."""
-    if summary.run is None or not summary.run.events:
+    if not events:
         return None
-    columns = [Column(title="Iteration", numeric=True), Column(title="What happened", css="text")]
-    cells = [(str(event.iteration), typeset(event.text)) for event in summary.run.events]
-    return section("events", "What the run did", table(columns, cells, caption="Events"))
+    columns: list[Column[Event]] = [
+        Column("Iteration", lambda event: str(event.iteration), numeric=True),
+        Column("What happened", lambda event: typeset(event.text), css="text"),
+    ]
+    return section("events", "What the run did", table(columns, events, caption="Events"))

@@ -18,6 +18,7 @@ from syncline.report.bundle import Bundle
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, number, verdict
 
 __all__ = [
+    "FittedPoint",
     "NetworkFacts",
     "PlannerRow",
     "Summary",

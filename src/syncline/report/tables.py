@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,29 +13,29 @@ from syncline.model.document import Document
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
-from syncline.model.profile import Profile
-from syncline.model.run import Run
-from syncline.model.timeline import Row, Timeline, rows
+from syncline.model.profile import Gradient, Profile
+from syncline.model.run import Event, Run
+from syncline.model.timeline import Row, Span, Timeline, rows
 from syncline.model.whatif import WhatIf
 from syncline.report import terminal, units
-from syncline.report.summary import Summary, network_facts, planner_table, timeline_facts
+from syncline.report.markup import Column
+from syncline.report.summary import (
+    FittedPoint,
+    PlannerRow,
+    Summary,
+    network_facts,
+    planner_table,
+    timeline_facts,
+)
 from syncline.report.verdict import figure_text
 from syncline.report.whatif_table import what_if_table
 
-__all__ = [
-    "comparison_table",
-    "document_table",
-    "network_table",
-    "plan_table",
-    "profile_table",
-    "run_table",
-    "summary_table",
-    "timeline_table",
-]
+__all__ = ["comparison_table", "document_table", "plan_table", "profile_table", "timeline_table"]
 
 LIMIT = 12
 """Rows of the tables that could be long, so that a file takes no more than a screen."""
 MOST_POINTS = 20
+error = partial(units.percent, signed=True)
 BAR_COLUMNS = 56
 SHADES = " ░▒▓█"
 
@@ -46,27 +47,15 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     """
     planners = planner_table(comparison)
     time = units.TimeUnit(row.iteration_s for row in planners.rows)
-    cells = [
-        (
-            "*" if row.chosen else "",
-            row.planner,
-            time.text(row.iteration_s),
-            str(row.messages),
-            f"{row.exposed_s * 1e3:.1f}",
-            units.percent(row.exposed_fraction),
-            units.percent(row.distance_to_bound, signed=True),
-        )
-        for row in planners.rows
+    columns: list[Column[PlannerRow]] = [
+        Column("", lambda row: "*" if row.chosen else ""),
+        Column("planner", lambda row: row.planner),
+        Column(f"iteration, {time.name}", lambda row: time.text(row.iteration_s), numeric=True),
+        Column("messages", lambda row: str(row.messages), numeric=True),
+        Column("exposed, ms", lambda row: f"{row.exposed_s * 1e3:.1f}", numeric=True),
+        Column("of comm.", lambda row: units.percent(row.exposed_fraction), numeric=True),
+        Column("above bound", lambda row: error(row.distance_to_bound), numeric=True),
     ]
-    columns = (
-        "",
-        "planner",
-        f"iteration, {time.name}",
-        "messages",
-        "exposed, ms",
-        "of comm.",
-        "above bound",
-    )
     marked = next((index for index, row in enumerate(planners.rows) if row.chosen), None)
     bounds = {units.duration(row.lower_bound_s) for row in planners.rows}
     bound = f"; no schedule can be below {bounds.pop()}" if len(bounds) == 1 else ""
@@ -74,7 +63,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     where = f"{planners.model} on {planners.network}, {workers}{bound}"
     return Group(
         terminal.title(where),
-        terminal.below(terminal.table(columns, cells, left=frozenset({0, 1}), marked=marked)),
+        terminal.below(terminal.table(columns, planners.rows, marked=marked)),
         terminal.below(terminal.text(f"* {planners.chosen}: {planners.reason}")),
         *([terminal.text(planners.sharing)] if planners.sharing else ()),
         *([terminal.text(f"compression: {planners.suggestion}")] if planners.suggestion else ()),
@@ -100,15 +89,17 @@ def profile_table(profile: Profile) -> RenderableType:
             ("stock DDP", f"{took} over {units.counted(baseline.iterations, 'iteration')}")
         )
     ready_s = profile.ready_s()
-    largest = sorted(enumerate(profile.gradients), key=lambda pair: -pair[1].size_bytes)
-    cells = [
-        (g.name, units.size(g.size_bytes), g.dtype, units.duration(ready_s[index]))
-        for index, g in largest[:LIMIT]
+    by_size = sorted(zip(profile.gradients, ready_s, strict=True), key=lambda g: -g[0].size_bytes)
+    columns: list[Column[tuple[Gradient, float]]] = [
+        Column("largest gradients", lambda row: row[0].name),
+        Column("size", lambda row: units.size(row[0].size_bytes), numeric=True),
+        Column("dtype", lambda row: row[0].dtype, numeric=True),
+        Column("ready at", lambda row: units.duration(row[1]), numeric=True),
     ]
     return Group(
         terminal.title(f"Profile of {profile.model}"),
         terminal.facts(pairs),
-        terminal.below(terminal.table(("largest gradients", "size", "dtype", "ready at"), cells)),
+        terminal.below(terminal.table(columns, by_size[:LIMIT])),
         *terminal.left_out(len(profile.gradients) - LIMIT, "gradient"),
     )
 
@@ -143,20 +134,17 @@ def network_table(network: Network) -> RenderableType:
             f"{facts.contention.exchange:.2f} times slower at once{each}{known}",
         )
     )
-    cells = [
-        (
-            units.size(p.size_bytes),
-            units.duration(p.time_s),
-            units.duration(p.fitted_s),
-            "" if p.error is None else units.percent(p.error, signed=True),
-        )
-        for p in facts.points[:MOST_POINTS]
+    columns: list[Column[FittedPoint]] = [
+        Column("size", lambda point: units.size(point.size_bytes), numeric=True),
+        Column("measured", lambda point: units.duration(point.time_s), numeric=True),
+        Column("fitted", lambda point: units.duration(point.fitted_s), numeric=True),
+        Column("error", lambda point: error(point.error), numeric=True),
     ]
-    columns = ("size", "measured", "fitted", "error")
+    points = terminal.below(terminal.table(columns, facts.points[:MOST_POINTS]))
     return Group(
         terminal.title(f"Network {network.name}"),
         terminal.facts(pairs),
-        *([terminal.below(terminal.table(columns, cells, left=frozenset()))] if cells else ()),
+        *([points] if facts.points else ()),
         *terminal.left_out(len(facts.points) - MOST_POINTS, "point"),
     )
 
@@ -165,9 +153,10 @@ def plan_table(plan: Plan, *, limit: int = 25) -> RenderableType:
     """Return the messages in the order in which they are sent."""
     sizes = plan.message_bytes()
     tensors = plan.message_tensors()
-    cells = [
-        (str(number + 1), plan.label(tensors[number]), units.size(sizes[number]))
-        for number in range(min(limit, len(sizes)))
+    columns: list[Column[int]] = [
+        Column("", lambda index: str(index + 1), numeric=True),
+        Column("tensors", lambda index: plan.label(tensors[index])),
+        Column("size", lambda index: units.size(sizes[index]), numeric=True),
     ]
     return Group(
         terminal.title(
@@ -177,7 +166,7 @@ def plan_table(plan: Plan, *, limit: int = 25) -> RenderableType:
             f"{units.counted(len(plan.tensors), 'gradient')}, {units.size(sum(sizes))} in "
             f"{units.counted(len(sizes), 'message')}"
         ),
-        terminal.below(terminal.table(("", "tensors", "size"), cells, left=frozenset({1}))),
+        terminal.below(terminal.table(columns, range(len(sizes))[:limit])),
         *terminal.left_out(len(sizes) - limit, "message"),
     )
 
@@ -188,15 +177,12 @@ def timeline_table(timeline: Timeline) -> RenderableType:
     end_ns = max([timeline.iteration_ns, *(span.stop_ns for span in timeline.spans)])
     picture = terminal.facts((row.name, f"│{_shaded(row, end_ns)}│") for row in rows(timeline))
     longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)
-    cells = [
-        (
-            span.label,
-            span.kind,
-            units.duration(span.start_ns / 1e9),
-            units.duration((span.stop_ns - span.start_ns) / 1e9),
-            "" if span.size_bytes is None else units.size(span.size_bytes),
-        )
-        for span in longest[:LIMIT]
+    columns: list[Column[Span]] = [
+        Column("longest spans", lambda span: span.label),
+        Column("kind", lambda span: span.kind, numeric=True),
+        Column("start", lambda span: units.duration(span.start_ns / 1e9), numeric=True),
+        Column("duration", lambda s: units.duration((s.stop_ns - s.start_ns) / 1e9), numeric=True),
+        Column("size", lambda span: units.size(span.size_bytes), numeric=True),
     ]
     waits = []
     if timeline.records_waits:
@@ -217,9 +203,7 @@ def timeline_table(timeline: Timeline) -> RenderableType:
         ),
         *waits,
         terminal.below(picture),
-        terminal.below(
-            terminal.table(("longest spans", "kind", "start", "duration", "size"), cells)
-        ),
+        terminal.below(terminal.table(columns, longest[:LIMIT])),
         *terminal.left_out(len(longest) - LIMIT, "span"),
     )
 
@@ -261,7 +245,7 @@ def run_table(run: Run) -> RenderableType:
         predicted = f", predicted {units.duration(predicted_s, 4)}" if predicted_s else ""
         pairs.append((name, measured + predicted))
     if run.prediction_error is not None:
-        pairs.append(("prediction", f"{units.percent(run.prediction_error, signed=True)} off"))
+        pairs.append(("prediction", f"{error(run.prediction_error)} off"))
     if run.overhead_iterations is not None:
         pairs.append(("overhead", f"{units.plain(run.overhead_iterations)} iterations of DDP"))
     for rate in run.rates:
@@ -270,15 +254,15 @@ def run_table(run: Run) -> RenderableType:
         count = units.counted(rate.iterations, "iteration")
         pairs.append((f"{rate.name}, whole run", f"{took} over {count}{speed}"))
     pairs += [(name, units.plain(value)) for name, value in run.results.items()]
-    events = terminal.table(
-        ("iteration", "event"),
-        [(str(event.iteration), event.text) for event in run.events[-LIMIT:]],
-        left=frozenset({1}),
-    )
+    columns: list[Column[Event]] = [
+        Column("iteration", lambda event: str(event.iteration), numeric=True),
+        Column("event", lambda event: event.text),
+    ]
+    events = terminal.below(terminal.table(columns, run.events[-LIMIT:]))
     return Group(
         terminal.title(f"Run of {run.model}"),
         terminal.facts(pairs),
-        *([terminal.below(events)] if run.events else ()),
+        *([events] if run.events else ()),
         *terminal.left_out(len(run.events) - LIMIT, "earlier event"),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
@@ -12,8 +12,19 @@ from rich.text import Text
 
 from syncline.errors import printable
 from syncline.report import units
+from syncline.report.markup import Column, Row
 
-__all__ = ["below", "facts", "left_out", "plain", "plain_table", "table", "text", "title", "width"]
+__all__ = [
+    "below",
+    "facts",
+    "left_out",
+    "plain",
+    "table",
+    "text",
+    "title",
+    "widen",
+    "width",
+]
 
 THIN_SPACE = "\u2009"
 """Between thousands; the one unprintable character that steers no terminal."""
@@ -54,31 +65,44 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-def plain_table() -> Table:
-    """Return a table without lines and still without columns."""
-    return Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-
-
 def table(
-    columns: Sequence[str],
-    cells: Iterable[Sequence[str]],
+    columns: Sequence[Column[Row]],
+    rows: Iterable[Row],
     *,
-    left: frozenset[int] = frozenset({0}),
     marked: int | None = None,
+    gaps: Container[int] = (),
+    folds: bool = True,
 ) -> Table:
-    """Return a table; columns in ``left`` hold names, others numbers; row ``marked`` is bold."""
-    made = plain_table()
-    for index, column in enumerate(columns):
-        is_name = index in left
+    """Return a table whose cells are text; row ``marked`` is bold.
+
+    A free line precedes rows in ``gaps``. Where there is no room, names are folded if ``folds``;
+    else they are cut off, as numbers are.
+    """
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        folded = folds and not column.numeric
         made.add_column(
-            column,
-            justify="left" if is_name else "right",
-            no_wrap=not is_name,
-            overflow="fold" if is_name else "ellipsis",
+            column.title,
+            justify="right" if column.numeric else "left",
+            no_wrap=not folded,
+            overflow="fold" if folded else "ellipsis",
         )
-    for index, row in enumerate(cells):
-        made.add_row(*map(text, row), style="bold" if index == marked else None)
+    for index, row in enumerate(rows):
+        if index in gaps:
+            made.add_row()
+        cells = (text(str(column.cell(row))) for column in columns)
+        made.add_row(*cells, style="bold" if index == marked else None)
     return made
+
+
+WIDTH = 160
+"""Columns where the output is no terminal."""
+
+
+def widen(console: Console) -> None:
+    """Give tables the width that they need where no terminal limits it."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
 
 
 def width(console: Console, renderable: RenderableType) -> int:

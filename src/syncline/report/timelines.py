@@ -9,9 +9,8 @@ import msgspec
 
 from syncline.model.timeline import Row, Span, SpanKind, Timeline, exposed_intervals, rows
 from syncline.report import units
-from syncline.report.bundle import Bundle
-from syncline.report.markup import Column, Html, embedded_json, legend, note, table, tag
-from syncline.report.summary import Summary, timeline_facts
+from syncline.report.markup import Column, Html, embedded_json, folded, legend, note, table, tag
+from syncline.report.summary import timeline_facts
 
 __all__ = ["KINDS", "timeline_data", "timelines_section"]
 
@@ -133,36 +132,28 @@ def _span_table(timeline: Timeline) -> Html:
     listed = sorted(longest, key=lambda s: (s.start_ns, s.stop_ns))
     left_out = len(timeline.spans) - len(listed)
     caption = f"Spans of the {timeline.source} iteration"
-    with_ready = any(span.ready_ns is not None for span in listed)
-    columns = [
-        Column(title="What", css="name"),
-        Column(title="Kind", wide=True),
-        Column(title="Lane", wide=True),
-        *([Column(title="Ready", numeric=True, wide=True)] if with_ready else ()),
-        Column(title="Start", numeric=True),
-        Column(title="Duration", numeric=True),
-        Column(title="Size", numeric=True),
+
+    def time(ns: int | None) -> str:
+        return "" if ns is None else units.duration(ns / 1e9)
+
+    columns: list[Column[Span]] = [
+        Column("What", lambda span: span.label, css="name"),
+        Column("Kind", lambda span: KINDS[span.kind], wide=True),
+        Column("Lane", lambda span: span.lane, wide=True),
+        Column("Ready", lambda span: time(span.ready_ns), numeric=True, wide=True),
+        Column("Start", lambda span: time(span.start_ns), numeric=True),
+        Column("Duration", lambda span: time(span.stop_ns - span.start_ns), numeric=True),
+        Column("Size", lambda span: units.size(span.size_bytes), numeric=True),
     ]
+    if all(span.ready_ns is None for span in listed):
+        del columns[3]
     return tag(
         "div",
         tag("h3", timeline.source.capitalize()),
-        table(columns, [_cells(span, with_ready=with_ready) for span in listed], caption=caption),
+        table(columns, listed, caption=caption),
         note(f"{left_out} shorter spans are left out here; trace.json holds them.")
         if left_out
         else None,
-    )
-
-
-def _cells(span: Span, *, with_ready: bool) -> tuple[str, ...]:
-    ready = "" if span.ready_ns is None else units.duration(span.ready_ns / 1e9)
-    return (
-        span.label,
-        KINDS[span.kind],
-        span.lane,
-        *([ready] if with_ready else ()),
-        units.duration(span.start_ns / 1e9),
-        units.duration((span.stop_ns - span.start_ns) / 1e9),
-        "" if span.size_bytes is None else units.size(span.size_bytes),
     )
 
 
@@ -180,9 +171,8 @@ HELP = (
 )
 
 
-def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
+def timelines_section(timelines: Sequence[Timeline]) -> Html | None:
     """Return the timelines on one axis with their controls, legend, details and table."""
-    timelines = bundle.timelines()
     if not timelines:
         return None
     title = f"One iteration, {' and '.join(timeline.source for timeline in timelines)}"
@@ -224,11 +214,7 @@ def timelines_section(bundle: Bundle, _: Summary) -> Html | None:
             tag("div", id="details", aria_live="polite", hidden=True),
             class_="panel",
         ),
-        tag(
-            "details",
-            tag("summary", "The spans as a table"),
-            [_span_table(timeline) for timeline in timelines],
-        ),
+        folded("The spans as a table", [_span_table(timeline) for timeline in timelines]),
         id="timelines",
     )
 

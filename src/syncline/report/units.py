@@ -59,8 +59,10 @@ def with_noise(seconds: float, noise_s: float) -> str:
     return f"{seconds / factor:.{decimals}f} ± {noise_s / factor:.{decimals}f} {unit}"
 
 
-def size(size_bytes: int | float) -> str:
-    """Return a number of bytes, such as ``"102 MB"`` (10^6 bytes)."""
+def size(size_bytes: float | None) -> str:
+    """Return a number of bytes, such as ``"102 MB"`` (10^6 bytes); empty where it is not known."""
+    if size_bytes is None:
+        return ""
     for factor, unit in _SIZES:
         if abs(size_bytes) >= factor * 0.9995:
             return f"{_significant(size_bytes / factor, 3)} {unit}"
@@ -77,8 +79,13 @@ def byte_time(s_per_byte: float) -> str:
     return f"{duration(s_per_byte)}/B"
 
 
-def percent(fraction: float, *, signed: bool = False) -> str:
-    """Return a fraction in percent, such as ``"21.9 %"``; with a sign if ``signed``."""
+def percent(fraction: float | None, *, signed: bool = False) -> str:
+    """Return a fraction in percent, such as ``"21.9 %"``; with a sign if ``signed``.
+
+    Empty where it is not known.
+    """
+    if fraction is None:
+        return ""
     text = f"{fraction * 100:.1f}"
     if float(text) == 0:
         return "0.0 %"

@@ -107,32 +107,30 @@ def verdict(bundle: Bundle) -> Verdict:
         return _verdict_on_what_if(bundle.what_if)
     if bundle.comparison:
         return _verdict_on_comparison(bundle.comparison)
-    if bundle.profile:
-        profile = bundle.profile
-        return Verdict(
-            headline=f"One iteration of {profile.model} computes for "
+    return Verdict(headline=_what_it_holds(bundle))
+
+
+def _what_it_holds(bundle: Bundle) -> str:
+    """Return what its profile, plan, network or timeline says, where nothing was decided."""
+    if profile := bundle.profile:
+        return (
+            f"One iteration of {profile.model} computes for "
             f"{units.duration(profile.computation_s)} and leaves "
             f"{units.size(profile.gradient_bytes)} of gradients to exchange"
         )
-    if bundle.plan:
-        plan = bundle.plan
-        return Verdict(
-            headline=f"The {plan.planner} plan sends the "
-            f"{units.counted(len(plan.tensors), 'gradient')} of {plan.model} in "
-            f"{units.counted(len(plan.messages), 'message')}"
-        )
-    if bundle.network:
-        network = bundle.network
-        return Verdict(
-            headline=f"An all-reduce among {units.counted(network.workers, 'worker')} of "
+    if plan := bundle.plan:
+        gradients = units.counted(len(plan.tensors), "gradient")
+        messages = units.counted(len(plan.messages), "message")
+        return f"The {plan.planner} plan sends the {gradients} of {plan.model} in {messages}"
+    if network := bundle.network:
+        return (
+            f"An all-reduce among {units.counted(network.workers, 'worker')} of "
             f"{network.name} takes {units.duration(network.all_reduce.startup_s)} to start and "
             f"{units.duration(network.all_reduce.seconds(10**8))} for 100 MB"
         )
     timeline = bundle.timelines()[0]
-    return Verdict(
-        headline=f"One iteration of {timeline.name} takes "
-        f"{units.duration(timeline.iteration_ns / 1e9)} ({timeline.source})"
-    )
+    took = units.duration(timeline.iteration_ns / 1e9)
+    return f"One iteration of {timeline.name} takes {took} ({timeline.source})"
 
 
 def _verdict_on_run(run: Run, comparison: Comparison | None) -> Verdict:
@@ -222,16 +220,9 @@ def _measured_figures(bundle: Bundle) -> list[KeyFigure]:
         figures.append(_time("planned", "Syncline, measured", planned))
     if bundle.run and bundle.run.baseline and planned:
         gain, noise = _gain(bundle.run.baseline, planned)
-        figures.append(
-            KeyFigure(
-                name="gain",
-                label="Gain" if gain >= 0 else "Loss",
-                value=abs(gain),
-                unit="fraction",
-                noise=noise,
-                note=f"{'less' if gain >= 0 else 'more'} time an iteration than stock DDP",
-            )
-        )
+        label, less = ("Gain", "less") if gain >= 0 else ("Loss", "more")
+        note = f"{less} time an iteration than stock DDP"
+        figures.append(KeyFigure("gain", label, abs(gain), "fraction", noise, note))
     return figures
 
 

@@ -11,11 +11,11 @@ from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
 from syncline.report.chart import Axis, Bar, Line, Mark, bar_chart, line_chart
-from syncline.report.markup import Html, legend, note, tag, typeset
+from syncline.report.markup import Html, folded, legend, note, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
-__all__ = ["Panel", "PlannerGroup", "axis_section", "coloured"]
+__all__ = ["Panel", "PlannerGroup", "coloured", "curves_section"]
 
 
 ALIKE = 0.005
@@ -155,11 +155,12 @@ EXPLAINED = (
 )
 
 
-def axis_section(what_if: WhatIf, axis: str) -> Html | None:
+def curves_section(what_if: WhatIf | None, axis: str) -> Html | None:
     """Return the section with the curves along an axis, or None where it was not swept."""
-    panels = [Panel(what_if, axis, indices) for indices in series(what_if.points, axis)]
-    if not panels:
+    swept = () if what_if is None else series(what_if.points, axis)
+    if what_if is None or not swept:
         return None
+    panels = [Panel(what_if, axis, indices) for indices in swept]
     chosen = what_if.bottleneck.point
     panels.sort(key=lambda panel: chosen not in panel.indices)
     unfolded, left_out = panels[1:MOST_PANELS], len(panels[MOST_PANELS:])
@@ -169,10 +170,7 @@ def axis_section(what_if: WhatIf, axis: str) -> Html | None:
         note(panels[0].title) if panels[0].title else None,
         _panel(panels[0]),
         note(typeset(REFERENCE + EXPLAINED)),
-        [
-            tag("details", tag("summary", panel.title), _panel(panel), class_="panel-of")
-            for panel in unfolded
-        ],
+        [folded(panel.title, _panel(panel), css="panel-of") for panel in unfolded],
         note(f"{units.counted(left_out, 'more combination')}: what-if.json.") if left_out else None,
         id="workers-curves" if axis == "workers" else "bandwidth-curves",
     )

@@ -1,14 +1,20 @@
-"""The sections of a what-if beside its curves: what limits the chosen point, and every point."""
+"""The sections of a what-if beside its curves: what limits the chosen point, and every point.
+
+Each is None where there is nothing to show.
+"""
 
 from __future__ import annotations
 
-from syncline.model.whatif import Bottleneck, PathPart, Point
+from typing import NamedTuple
+
+from syncline.model.prediction import Prediction
+from syncline.model.whatif import Bottleneck, PathPart, Point, WhatIf
 from syncline.report import units
-from syncline.report.bundle import Bundle
 from syncline.report.markup import (
     Child,
     Column,
     Html,
+    folded,
     legend,
     note,
     section,
@@ -17,12 +23,10 @@ from syncline.report.markup import (
     tag,
     typeset,
 )
-from syncline.report.summary import Summary
 from syncline.report.timelines import KINDS
-from syncline.report.whatif_curves import axis_section
 from syncline.report.whatif_words import BOUNDS, PARTS, REFERENCE, notable_settings, setting_text
 
-__all__ = ["bandwidth_section", "path_section", "points_section", "workers_section"]
+__all__ = ["path_section", "points_section"]
 
 LONGEST = 8
 """Parts of the critical path in the table."""
@@ -32,39 +36,19 @@ SHOWN, MOST_POINTS = 24, 500
 """Points shown at once, and in all."""
 
 
-def workers_section(bundle: Bundle, _: Summary) -> Html | None:
-    """Return the curves against the worker count."""
-    return None if bundle.what_if is None else axis_section(bundle.what_if, "workers")
-
-
-def bandwidth_section(bundle: Bundle, _: Summary) -> Html | None:
-    """Return the curves against the bandwidth."""
-    return None if bundle.what_if is None else axis_section(bundle.what_if, "bandwidth_bytes_per_s")
-
-
-def path_section(bundle: Bundle, _: Summary) -> Html | None:
+def path_section(what_if: WhatIf | None) -> Html | None:
     """Return the critical path of the point that the headline is about."""
-    what_if = bundle.what_if
     if what_if is None or not what_if.bottleneck.path:
         return None
     found = what_if.bottleneck
     whole_s = sum(part.time_s for part in found.path) or 1.0
     setting = what_if.chosen.setting
     longest = sorted(found.path, key=lambda part: -part.time_s)[:LONGEST]
-    columns = [
-        Column(title="Longest on the path", css="name"),
-        Column(title="Kind", wide=True),
-        Column(title="Time", numeric=True),
-        Column(title="Share", numeric=True),
-    ]
-    cells = [
-        (
-            _label(part),
-            _kind(part.kind),
-            units.duration(part.time_s),
-            units.percent(part.time_s / whole_s),
-        )
-        for part in longest
+    columns: list[Column[PathPart]] = [
+        Column("Longest on the path", _label, css="name"),
+        Column("Kind", lambda part: _kind(part.kind), wide=True),
+        Column("Time", lambda part: units.duration(part.time_s), numeric=True),
+        Column("Share", lambda part: units.percent(part.time_s / whole_s), numeric=True),
     ]
     return section(
         "path",
@@ -85,7 +69,7 @@ def path_section(bundle: Bundle, _: Summary) -> Html | None:
             for kind, seconds in found.by_kind().items()
             if seconds > 0
         ),
-        table(columns, cells, caption="Longest parts of the critical path"),
+        table(columns, longest, caption="Longest parts of the critical path"),
     )
 
 
@@ -107,38 +91,36 @@ def _label(part: PathPart) -> str:
     return part.label if part.rank is None else f"{part.label} (rank {part.rank})"
 
 
-def points_section(bundle: Bundle, _: Summary) -> Html | None:
+class _Row(NamedTuple):
+    number: int
+    point: Point
+    best: Prediction
+
+
+def points_section(what_if: WhatIf | None) -> Html | None:
     """Return every point with its fastest planner."""
-    what_if = bundle.what_if
     if what_if is None or len(what_if.points) < 2:
         return None
-    best = [(point, point.best) for point in what_if.points]
-    time = units.TimeUnit(prediction.iteration_s for _, prediction in best)
-    longest_s = max(prediction.iteration_s for _, prediction in best) or 1.0
-    columns = [
-        Column(title="No.", numeric=True, wide=True),
-        Column(title="Point"),
-        Column(title="Fastest"),
-        Column(title="", wide=True, css="bar"),
-        Column(title=f"Iteration, {time.name}", numeric=True),
-        Column(title=f"Exposed, {time.name}", numeric=True, wide=True),
-        Column(title="Efficiency", numeric=True),
-        Column(title="Speed-up", numeric=True, wide=True),
-        Column(title="Limited by", wide=True),
-    ]
-    rows: list[tuple[Child, ...]] = [
-        (
-            str(number),
-            typeset(setting_text(point.setting, what_if.swept)),
-            prediction.planner,
-            _split_bar(point, longest_s),
-            time.text(prediction.iteration_s),
-            time.text(prediction.exposed_s),
-            units.percent(point.efficiency(prediction)),
-            f"{point.speed_up(prediction):.1f}",
-            BOUNDS[point.split(prediction).bound],
-        )
-        for number, (point, prediction) in enumerate(best[:MOST_POINTS], start=1)
+    rows = [_Row(n, point, point.best) for n, point in enumerate(what_if.points, start=1)]
+    swept, time = what_if.swept, units.TimeUnit(row.best.iteration_s for row in rows)
+    longest_s = max(row.best.iteration_s for row in rows) or 1.0
+    left_out = len(rows[MOST_POINTS:])
+    del rows[MOST_POINTS:]
+    columns: list[Column[_Row]] = [
+        Column("No.", lambda row: str(row.number), numeric=True, wide=True),
+        Column("Point", lambda row: typeset(setting_text(row.point.setting, swept))),
+        Column("Fastest", lambda row: row.best.planner),
+        Column("", lambda row: _split_bar(row.point, longest_s), wide=True, css="bar"),
+        Column(f"Iteration, {time.name}", lambda r: time.text(r.best.iteration_s), numeric=True),
+        Column(
+            f"Exposed, {time.name}",
+            lambda row: time.text(row.best.exposed_s),
+            numeric=True,
+            wide=True,
+        ),
+        Column("Efficiency", lambda r: units.percent(r.point.efficiency(r.best)), numeric=True),
+        Column("Speed-up", lambda r: f"{r.point.speed_up(r.best):.1f}", numeric=True, wide=True),
+        Column("Limited by", lambda row: BOUNDS[row.point.split(row.best).bound], wide=True),
     ]
     caption = "Every point of the sweep with its fastest planner"
     marked = what_if.bottleneck.point
@@ -156,14 +138,7 @@ def points_section(bundle: Bundle, _: Summary) -> Html | None:
     if len(rows) > SHOWN:
         more = units.counted(len(rows) - SHOWN, "more point")
         inner = marked - SHOWN if marked >= SHOWN else None
-        parts.append(
-            tag(
-                "details",
-                tag("summary", more),
-                table(columns, rows[SHOWN:], caption=caption, marked=inner),
-            )
-        )
-    left_out = len(best) - len(rows)
+        parts.append(folded(more, table(columns, rows[SHOWN:], caption=caption, marked=inner)))
     if left_out:
         text = f"{units.counted(left_out, 'further point')} and all planners: what-if.json."
         parts.append(note(text))

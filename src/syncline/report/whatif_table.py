@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -12,6 +13,7 @@ from rich.text import Text
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import Crossing, Point, WhatIf
 from syncline.report import terminal, units
+from syncline.report.markup import Column
 from syncline.report.whatif_words import (
     BOUNDS,
     REFERENCE,
@@ -86,45 +88,48 @@ def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
     own_columns = len(planners) <= few
     shown = (point.predictions if own_columns else [point.best] for point in what_if.points)
     time = units.TimeUnit(prediction.iteration_s for row in shown for prediction in row)
-    table = terminal.plain_table()
-    table.add_column("", justify="right", no_wrap=True)
-    for field in fields:
-        table.add_column(f"\n{SETTINGS[field][0]}", justify="right", no_wrap=True)
-    iteration = f"iteration,\n{time.name}"
+
+    points = what_if.points
+
+    def setting(field: str) -> Column[int]:
+        def cell(index: int) -> str:
+            return value_text(field, getattr(points[index].setting, field))
+
+        return Column(f"\n{SETTINGS[field][0]}", cell, numeric=True)
+
+    def figures(title: str, planner: str | None = None) -> list[Column[int]]:
+        def of(point: Point) -> Prediction:
+            return point.best if planner is None else point.of(planner)
+
+        def efficiency(point: Point) -> str:
+            return units.percent(point.efficiency(of(point)))
+
+        return [
+            Column(title, lambda index: time.text(of(points[index]).iteration_s), numeric=True),
+            Column("\nexposed", lambda i: time.text(of(points[i]).exposed_s), numeric=True),
+            Column("effi-\nciency", lambda index: efficiency(points[index]), numeric=True),
+        ]
+
+    columns: list[Column[int]] = [
+        Column("", lambda index: str(index + 1), numeric=True),
+        *map(setting, fields),
+    ]
     if own_columns:
         for planner in planners:
-            table.add_column(f"{planner}\n{time.name}", justify="right", no_wrap=True)
-            table.add_column("\nexposed", justify="right", no_wrap=True)
-            table.add_column("effi-\nciency", justify="right", no_wrap=True)
+            columns += figures(f"{planner}\n{time.name}", planner)
     else:
-        table.add_column("\nfastest", no_wrap=True)
-        for heading in (iteration, "\nexposed", "effi-\nciency"):
-            table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("limited\nby", no_wrap=True)
-    before: Point | None = None
-    for index, point in enumerate(what_if.points):
-        if before is not None and _other_block(before, point, fields):
-            table.add_row()
-        before = point
-        cells = [str(index + 1)]
-        cells += [value_text(field, getattr(point.setting, field)) for field in fields]
-        if own_columns:
-            for planner in planners:
-                cells += _figures(point, point.of(planner), time)
-        else:
-            cells += [point.best.planner, *_figures(point, point.best, time)]
-        cells.append(BOUNDS[point.split(point.best).bound])
-        chosen = index == what_if.bottleneck.point
-        table.add_row(*map(terminal.plain, cells), style="bold" if chosen else None)
-    return table
-
-
-def _figures(point: Point, prediction: Prediction, time: units.TimeUnit) -> list[str]:
-    return [
-        time.text(prediction.iteration_s),
-        time.text(prediction.exposed_s),
-        units.percent(point.efficiency(prediction)),
-    ]
+        columns.append(Column("\nfastest", lambda index: points[index].best.planner))
+        columns += figures(f"iteration,\n{time.name}")
+    limits = [BOUNDS[point.split(point.best).bound] for point in points]
+    columns.append(Column("limited\nby", lambda index: limits[index]))
+    pairs = itertools.pairwise(points)
+    return terminal.table(
+        columns,
+        range(len(points)),
+        marked=what_if.bottleneck.point,
+        gaps={n for n, pair in enumerate(pairs, start=1) if _other_block(*pair, fields)},
+        folds=False,
+    )
 
 
 def _other_block(before: Point, after: Point, fields: Sequence[str]) -> bool:

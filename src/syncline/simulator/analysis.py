@@ -25,15 +25,7 @@ from syncline.simulator.dag import Dag
 from syncline.simulator.graph import TaskGraph, Times
 from syncline.simulator.steady import Steady
 
-__all__ = [
-    "LaneWait",
-    "PathStep",
-    "critical_path",
-    "critical_tasks",
-    "path_parts",
-    "ready_ns",
-    "waits",
-]
+__all__ = ["PathStep", "critical_path", "critical_tasks", "path_parts", "ready_ns", "waits"]
 
 NONE = -1
 
@@ -61,16 +53,11 @@ class PathStep(NamedTuple):
 def critical_tasks(graph: TaskGraph, start_ns: Times, stop_ns: Times, last: int) -> list[int]:
     """Return the tasks of the path that ends with ``last``, the earliest first.
 
-    Args:
-        graph: as it was run; tasks stand after those that they wait for.
-        start_ns: when each began.
-        stop_ns: when each ended.
-        last: the task to walk back from.
+    Tasks stand in ``graph`` after those that they wait for. Linear in tasks and edges but for
+    sorting the tasks by their lanes, and linear in memory.
 
     Raises:
         InternalError: a task begins without anything that let it, which the engine never does.
-
-    Linear in tasks and edges but for sorting the tasks by their lanes, and linear in memory.
     """
     cause, begun_with = _causes(graph, start_ns, stop_ns)
     path = [last]
@@ -144,11 +131,6 @@ def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[PathStep
 
     Steps that began in the iteration before are cut at its end, and those without duration are left
     out, so that the durations add up to the iteration.
-
-    Args:
-        profile: what was simulated.
-        plan: its messages.
-        steady: the run, as :func:`syncline.simulator.predict.simulate_plan` returns it.
     """
     dag, window = steady.dag, steady.window
     if dag.iterations == 1:
@@ -229,12 +211,8 @@ class LaneWait(NamedTuple):
 def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> Iterator[LaneWait]:
     """Yield the times in which a lane that runs its slots in order waited only for messages.
 
-    Such a wait begins when the slot before it on the lane is done, and all else that it needs.
-
-    Args:
-        steady: the run.
-        classes: indices of the workers to look at.
-        iterations: those to look at, one after the other.
+    Such a wait begins when the slot before it on the lane is done, and all else that it needs. Only
+    workers of some classes are looked at, and iterations that follow one another.
     """
     dag = steady.dag
     slots = dag.layout.slots
@@ -266,11 +244,6 @@ def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int,
 
     A sum that is handed round is ready when it has been made. A message that is held back for a
     while was ready before.
-
-    Args:
-        steady: the run.
-        plan: what was sent in it.
-        iterations: those to look at.
     """
     dag = steady.dag
     tasks = np.stack([dag.message_tasks(i)[iterations, 0] for i in range(len(dag.messages))])

@@ -7,6 +7,8 @@ is tried, and the fastest plan counts.
 from __future__ import annotations
 
 import bisect
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -45,15 +47,7 @@ NAMES = {
 def bottleneck(
     simulator: WhatIfSimulator, change: Change, point: Point, index: int, planner: str
 ) -> Bottleneck:
-    """Return what limits a planner at a point.
-
-    Args:
-        simulator: the simulator of the sweep.
-        change: the point's circumstances.
-        point: its result.
-        index: its place in the sweep.
-        planner: one of the point's planners.
-    """
+    """Return what limits a planner at a point of a sweep, given with its change and its index."""
     planned = simulator.plan_at(change, planner)
     steps = critical_path(planned.profile, planned.plan, planned.steady)
     split = point.split(point.of(planner))
@@ -205,10 +199,10 @@ def _straggler(
 
 
 def _compute(steps: Sequence[PathStep], share: float, exposed: float) -> str:
-    time_ns: dict[str, int] = {}
+    time_ns: Counter[str] = Counter()
     for step in steps:
-        if step.kind in ("forward", "backward", "finalize", "update"):
-            time_ns[step.kind] = time_ns.get(step.kind, 0) + step.duration_ns
+        if step.kind in NAMES:
+            time_ns[step.kind] += step.duration_ns
     most = max(time_ns, key=lambda kind: time_ns[kind], default="")
     of_it = f", most of it {NAMES[most]}" if most else ""
     gain = f"at most {_percent(exposed)}" if exposed >= 0.01 else "less than 1 %"
@@ -230,10 +224,10 @@ def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:
 
     In the order of the forward pass, such as ``"layers fc6-fc7"``.
     """
-    time_ns: dict[int, int] = {}
+    time_ns: Counter[int] = Counter()
     for step in steps:
         if step.message is not None:
-            time_ns[step.message] = time_ns.get(step.message, 0) + step.duration_ns
+            time_ns[step.message] += step.duration_ns
     names, layer_of = _layers(plan)
     tensors = plan.message_tensors()
     wanted_ns = MOST_OF_IT * sum(time_ns.values())
@@ -267,10 +261,8 @@ def _layers(plan: Plan) -> tuple[list[str], list[int]]:
 
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return sorted numbers as (first, last) of each run of consecutive ones."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
+    ranges = []
+    for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        ranges.append((members[0], members[-1]))
     return ranges

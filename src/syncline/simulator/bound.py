@@ -177,13 +177,8 @@ def network_bound_ns(terms: Terms, network: Network, *, halves: bool, norm: bool
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
     If the cost of two messages at once was measured, plans with one in flight and plans with more
-    have different costs; the lower of their two bounds holds for all.
-
-    Args:
-        terms: one round of gradients.
-        network: what messages cost.
-        halves: bound plans that send an all-reduce in two halves too.
-        norm: every update waits for a norm of all gradients.
+    have different costs; the lower of their two bounds holds for all. With ``norm``, every update
+    waits for a norm of all gradients.
     """
     curves = [network.all_reduce]
     if network.pipelined is not None:

@@ -52,18 +52,20 @@ class Dag(NamedTuple):
     def slot_tasks(self, slot: int) -> TaskIndices:
         """Return the tasks of a slot: shape ``(iterations, classes)``."""
         early = self.layout.before_exchange
-        late = len(self.layout.slots) - early
         count = len(self.classes)
         first, width = slot, early
         if slot >= early:
-            first, width = count * early + len(self.messages) + slot - early, late
-        iterations = np.arange(self.iterations, dtype=np.int64)[:, None] * self.block
-        return iterations + first + np.arange(count, dtype=np.int64) * width
+            first = count * early + len(self.messages) + slot - early
+            width = len(self.layout.slots) - early
+        return self._in_each_iteration(first + np.arange(count, dtype=np.int64) * width)
 
     def message_tasks(self, task: int) -> TaskIndices:
         """Return the tasks of one of :attr:`messages`: shape ``(iterations, 1)``."""
         first = len(self.classes) * self.layout.before_exchange
-        return np.arange(self.iterations, dtype=np.int64)[:, None] * self.block + first + task
+        return self._in_each_iteration(np.array([first + task]))
+
+    def _in_each_iteration(self, tasks: TaskIndices) -> TaskIndices:
+        return np.arange(self.iterations, dtype=np.int64)[:, None] * self.block + tasks
 
     @property
     def joins(self) -> TaskIndices:
@@ -98,15 +100,9 @@ def build(
     workers: Workers,
     iterations: int,
 ) -> Dag:
-    """Build the graph of ``iterations`` iterations.
+    """Build the graph of ``iterations`` iterations, of which ``profile`` is a worker of factor 1.
 
-    Args:
-        profile: what a worker of factor 1 computes.
-        network: what messages cost, and how many workers there are.
-        plan: the messages; None for an iteration without communication.
-        strategy: what overlaps.
-        workers: how fast each worker is; equal ones are simulated as one.
-        iterations: how often to repeat, at least 1.
+    Workers that are equal are simulated as one. Without a plan nothing is exchanged.
 
     Raises:
         UserError: all tasks together take more than a year or are more than a billion, or a
@@ -144,12 +140,7 @@ def _share_links(dag: Dag, strategy: Strategy) -> None:
 
 
 def side_by_side(dags: Sequence[Dag], offsets_ns: Sequence[int]) -> TaskGraph:
-    """Return the graph of jobs that share stages, one job's tasks after another's.
-
-    Args:
-        dags: of equal jobs.
-        offsets_ns: when each begins.
-    """
+    """Return the graph of equal jobs that share stages, each with the time when it begins."""
     graph = TaskGraph()
     first = [graph.extend(dag.graph) for dag in dags]
     begun = graph.add_lane("offset", capacity=None, in_order=False)
@@ -176,13 +167,10 @@ def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list
             )
             for index in range(len(dag.classes))
         ]
-    for task in dag.messages:
-        if task.lane in lanes:
-            continue
-        capacity_of = {"channel": strategy.channels, "push": 1, "pull": 1}
-        limit = capacity_of.get(task.lane)
-        in_order = task.lane in ("channel", "startup")
-        lanes[task.lane] = [graph.add_lane(task.lane, capacity=limit, in_order=in_order)]
+    capacity |= {"channel": strategy.channels, "push": 1, "pull": 1}
+    for name in dict.fromkeys(task.lane for task in dag.messages):
+        in_order = name in ("channel", "startup")
+        lanes[name] = [graph.add_lane(name, capacity=capacity.get(name), in_order=in_order)]
     contention = network.contention
     if contention.slows:
         for wire in ("channel", "push", "pull"):

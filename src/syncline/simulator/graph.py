@@ -70,13 +70,7 @@ class TaskGraph:
         self._contentions.append((*lanes, slowdown_a, slowdown_b))
 
     def add_task(self, lane: str, duration_ns: int, after: Iterable[int] = ()) -> int:
-        """Add a task to a lane and return its index.
-
-        Args:
-            lane: a lane that was added.
-            duration_ns: how long it takes alone, in nanoseconds.
-            after: indices of the tasks that it waits for.
-        """
+        """Add a task that waits for others to a lane, and return its index."""
         task = self.add_tasks([self._lane_index[lane]], [duration_ns])
         waits_for = list(after)
         self.add_edges(waits_for, [task] * len(waits_for))
@@ -85,9 +79,7 @@ class TaskGraph:
     def add_tasks(self, lanes: ArrayLike, durations_ns: ArrayLike) -> int:
         """Add tasks and return the index of the first.
 
-        Args:
-            lanes: index of the lane of each (:meth:`add_lane`); shape ``(n,)``.
-            durations_ns: how long each takes alone; shape ``(n,)``.
+        Their lanes (:meth:`add_lane`) and how long they take alone are of shape ``(n,)``.
         """
         first = self._count
         self._count += self._task_lanes.extend(lanes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -82,19 +83,12 @@ def steady_state(
     Raises:
         UserError: see :func:`syncline.simulator.dag.build`.
     """
+    settled = partial(_settled, profile, plan, strategy, workers)
     if plan is None or network.jobs == 1:
-        return _settled(profile, network, plan, strategy, workers, offsets_ns=(0,))
-    single = msgspec.structs.replace(network, jobs=1)
-    alone = _settled(profile, single, plan, strategy, workers, offsets_ns=(0,))
+        return settled(network, [0])
+    alone = settled(msgspec.structs.replace(network, jobs=1), [0])
     runs = [
-        _settled(
-            profile,
-            network,
-            plan,
-            strategy,
-            workers,
-            offsets_ns=(0, *(round(share * alone.period_ns) for share in shares)),
-        )
+        settled(network, [0, *(round(share * alone.period_ns) for share in shares)])
         for shares in _offsets(network.jobs - 1)
     ]
     periods_ns = tuple(run.period_ns for run in runs)
@@ -120,11 +114,10 @@ def _offsets(others: int) -> list[list[float]]:
 
 def _settled(
     profile: Profile,
-    network: Network,
     plan: Plan | None,
     strategy: Strategy,
     workers: Workers,
-    *,
+    network: Network,
     offsets_ns: Sequence[int],
 ) -> Steady:
     """Return the steady state of jobs that begin at some times, one for each."""

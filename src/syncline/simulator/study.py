@@ -132,16 +132,11 @@ def study(
     notes: Iterable[str] = (),
     track: Callable[[Sequence[Change]], Iterable[Change]] = iter,
 ) -> WhatIf:
-    """Simulate a sweep.
+    """Simulate a sweep of at least one point of a model.
 
-    Args:
-        simulator: what to simulate with.
-        points: the sweep, at least one point.
-        model: name of what is trained.
-        chosen: index of the point whose limit is described; None: the first point with the most
-            workers.
-        notes: further remarks on the figures.
-        track: wraps the points, so that a progress bar can follow the sweep.
+    ``chosen`` is the index of the point whose limit is described, by default the first with the
+    most workers. ``notes`` are further remarks on the figures. ``track`` wraps the points, so that
+    a progress bar can follow the sweep.
 
     Raises:
         UserError: a point is impossible, or there is no point of that index.

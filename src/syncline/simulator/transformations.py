@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from syncline.errors import UserError, quoted
-from syncline.model.profile import STREAMS, Profile
+from syncline.model.profile import STREAMS, Operation, Profile
 from syncline.model.quantities import bytes_per_element
 from syncline.simulator.strategy import Strategy
 
@@ -51,42 +53,36 @@ def with_compute_scale(profile: Profile, scale: float) -> Profile:
             f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
             f"{scale:g}; 0.5 halves what the device computes for"
         )
-    return _scaled(profile, scale, {*STREAMS})
+    return _scaled(profile, lambda operation: scale if operation.lane in STREAMS else 1.0)
 
 
 def without_loading(profile: Profile) -> Profile:
     """Return the profile with batches that need neither reading nor copying."""
-    return _without(profile, {"data", "copy"})
+    return _scaled(profile, lambda operation: 0.0 if operation.phase in ("data", "copy") else 1.0)
 
 
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
     """Return the profile for planners, which know no strategy and only one kind of worker.
 
-    Args:
-        profile: what a worker computes.
-        strategy: fetching ahead takes no time in an iteration.
-        slowest: factor of the slowest worker, for whom every message waits.
+    What the strategy fetches ahead takes no time in an iteration. Every message waits for the
+    slowest worker, whose factor is ``slowest``.
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
-    seen = _without(profile, {phase for phase, is_ahead in ahead.items() if is_ahead})
-    return _scaled(seen, slowest, {*STREAMS, "host"})
+
+    def factor(operation: Operation) -> float:
+        if ahead.get(operation.phase):
+            return 0.0
+        return slowest if operation.lane in (*STREAMS, "host") else 1.0
+
+    return _scaled(profile, factor)
 
 
-def _without(profile: Profile, phases: set[str]) -> Profile:
-    if not any(operation.phase in phases for operation in profile.operations):
-        return profile
+def _scaled(profile: Profile, factor: Callable[[Operation], float]) -> Profile:
+    """Return the profile with operations that take so many times as long."""
     operations = tuple(
-        msgspec.structs.replace(o, duration_s=0.0) if o.phase in phases else o
+        o if factor(o) == 1 else msgspec.structs.replace(o, duration_s=o.duration_s * factor(o))
         for o in profile.operations
     )
-    return msgspec.structs.replace(profile, operations=operations, baseline=None)
-
-
-def _scaled(profile: Profile, factor: float, lanes: set[str]) -> Profile:
-    if factor == 1:
+    if operations == profile.operations:
         return profile
-    operations = tuple(
-        msgspec.structs.replace(o, duration_s=o.duration_s * factor) if o.lane in lanes else o
-        for o in profile.operations
-    )
     return msgspec.structs.replace(profile, operations=operations, baseline=None)

@@ -162,14 +162,10 @@ class WhatIfSimulator:
         *,
         replans: bool = True,
     ) -> None:
-        """Take what the points depart from.
+        """Take what the points depart from, and planners by name.
 
-        Args:
-            profile: what a worker computes.
-            network: what messages cost.
-            planners: name -> what makes a plan of a profile and a network.
-            replans: whether they plan for what they are given; False for a plan that stays the
-                same, which fits one worker count only.
+        ``replans`` is whether they plan for what they are given; not so a plan that stays the same,
+        which fits one worker count only.
         """
         self.network = network
         self.replans = replans
@@ -218,34 +214,31 @@ class WhatIfSimulator:
 
     def plan_at(self, change: Change, planner: str) -> Planned:
         """Return what one planner makes of a point."""
-        profile, network = self.profile_at(change), self.network_at(change)
-        return self._planned(change, planner, profile, network, self._computation_s(change))
+        [planned] = self._plans(change, self.profile_at(change), self.network_at(change), [planner])
+        return planned
 
-    def _planned(
-        self,
-        change: Change,
-        planner: str,
-        profile: Profile,
-        network: Network,
-        computation_s: float,
-    ) -> Planned:
-        slowest = max(c.factor for c in change.behaviour.classes(network.workers))
-        plan = self.planners[planner](as_planned(profile, change.strategy, slowest), network)
-        steady = simulate_plan(
-            profile, network, plan, strategy=change.strategy, workers=change.behaviour
-        )
-        prediction = prediction_of(
-            profile, network, plan, steady, computation_s, strategy=change.strategy
-        )
-        return Planned(profile, network, plan, steady, prediction)
+    def _plans(
+        self, change: Change, profile: Profile, network: Network, planners: Iterable[str]
+    ) -> Iterator[Planned]:
+        """Yield what planners make of a point, whose profile and network are given."""
+        strategy, workers = change.strategy, change.behaviour
+        computation_s = self._computation_s(change, profile, network)
+        slowest = max(c.factor for c in workers.classes(network.workers))
+        seen = as_planned(profile, strategy, slowest)
+        for name in planners:
+            plan = self.planners[name](seen, network)
+            steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
+            prediction = prediction_of(
+                profile, network, plan, steady, computation_s, strategy=strategy
+            )
+            yield Planned(profile, network, plan, steady, prediction)
 
-    def _computation_s(self, change: Change) -> float:
+    def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
         """Return the iteration without the time that messages take.
 
         Where each iteration draws anew, workers still wait for one another in each: otherwise the
         draws of each would average out, and waiting would count as communication.
         """
-        profile, network = self.profile_at(change), self.network_at(change)
         options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
         if not change.behaviour.jitter:
             return predict_computation_s(profile, network, **options)
@@ -259,27 +252,20 @@ class WhatIfSimulator:
         plan = Plan.merging("free", profile, network.workers, [last])
         return predict_iteration_s(profile, free, plan, **options)
 
-    def point(self, change: Change, planners: Iterable[str] | None = None) -> Point:
-        """Return what planners make of a point.
-
-        Args:
-            change: the circumstances.
-            planners: names of some; None for all.
+    def point(self, change: Change, planners: Sequence[str] = ()) -> Point:
+        """Return what some planners, by default all, make of a point.
 
         Raises:
             UserError: the change is impossible, or the point cannot be simulated.
         """
         profile, network = self.profile_at(change), self.network_at(change)
-        computation_s = self._computation_s(change)
+        plans = self._plans(change, profile, network, planners or self.planners)
         return Point(
             setting=_setting(change, network),
             network=network.name,
             alone_s=self._alone(change, loading=True),
             computing_s=self._alone(change, loading=False),
-            predictions=tuple(
-                self._planned(change, name, profile, network, computation_s).prediction
-                for name in (self.planners if planners is None else planners)
-            ),
+            predictions=tuple(planned.prediction for planned in plans),
         )
 
     def sweep(self, points: Iterable[Change]) -> Iterator[Point]:

@@ -70,7 +70,8 @@ class Workers(Value, frozen=True, kw_only=True):
         if self.spread:
             factors = np.exp(np.random.default_rng(self.seed).normal(0, self.spread, count))
         for rank, factor in self.stragglers:
-            self._require_rank(rank, count)
+            if rank >= count:
+                raise UserError(f"workers: no rank {rank} among {count} workers (0 to {count - 1})")
             factors[rank] *= factor
         return factors
 
@@ -80,36 +81,9 @@ class Workers(Value, frozen=True, kw_only=True):
             return [WorkerClass(f, 1, rank) for rank, f in enumerate(self.factors(count).tolist())]
         if not (self.stragglers or self.spread):
             return [WorkerClass(1.0, count, 0)]
-        if not self.spread:
-            return self._straggler_classes(count)
-        values, first, counts = np.unique(
-            self.factors(count), return_index=True, return_counts=True
-        )
-        return [
-            WorkerClass(*row)
-            for row in zip(values.tolist(), counts.tolist(), first.tolist(), strict=True)
-        ]
-
-    def _straggler_classes(self, count: int) -> list[WorkerClass]:
-        """Return the classes without a factor for each of the workers, who may be millions."""
-        factors: dict[int, float] = {}
-        for rank, factor in self.stragglers:
-            self._require_rank(rank, count)
-            factors[rank] = factors.get(rank, 1.0) * factor
-        found: dict[float, list[int]] = {}
-        for rank in sorted(factors):
-            found.setdefault(factors[rank], []).append(rank)
-        alike = count - len(factors)
-        if alike:
-            other = next(rank for rank in range(count) if rank not in factors)
-            ranks = found.get(1.0, [])
-            found[1.0] = [min([other, *ranks])] * (alike + len(ranks))
-        return [WorkerClass(f, len(ranks), ranks[0]) for f, ranks in sorted(found.items())]
-
-    @staticmethod
-    def _require_rank(rank: int, count: int) -> None:
-        if rank >= count:
-            raise UserError(f"workers: no rank {rank} among {count} workers (0 to {count - 1})")
+        values, first, sizes = np.unique(self.factors(count), return_index=True, return_counts=True)
+        rows = zip(values.tolist(), sizes.tolist(), first.tolist(), strict=True)
+        return [WorkerClass(*row) for row in rows]
 
     def draws(self, classes: Sequence[WorkerClass], iterations: int) -> NDArray[np.float64]:
         """Return the factors of each iteration and class, shape ``(iterations, classes)``."""
