@@ -12,6 +12,7 @@ from torch import nn
 
 from syncline.measure.clock import Clock, clock_for
 from syncline.measure.profiler import dtype_name
+from syncline.model.plan import Tensor
 from syncline.model.quantities import BYTES_PER_ELEMENT
 from syncline.parallel.engine.compression import Compressing
 from syncline.parallel.engine.layout import BYTES_PER_MIB
@@ -58,23 +59,25 @@ class Wrapped:
     @cached_property
     def device(self) -> torch.device:
         """Where the engine and measuring work: the parameters' GPU, or the CPU."""
-        device = self.parameters_device
+        device = next(iter(self.parameters.values())).device
         return device if device.type == "cuda" else torch.device("cpu")
-
-    @property
-    def parameters_device(self) -> torch.device:
-        """Where the parameters are."""
-        return next(iter(self.parameters.values())).device
 
     @cached_property
     def clock(self) -> Clock:
         """The clock of the parameters' device."""
-        return clock_for(self.parameters_device)
+        return clock_for(self.device)
 
     @cached_property
     def parameter_ids(self) -> frozenset[int]:
         """The identities of the exchanged parameters."""
         return frozenset(id(parameter) for parameter in self.parameters.values())
+
+    def tensors(self) -> list[Tensor]:
+        """Return the exchanged parameters as a plan lists them, in the order of the module."""
+        return [
+            Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
+            for name, p in self.parameters.items()
+        ]
 
     @property
     def can_defer(self) -> bool:

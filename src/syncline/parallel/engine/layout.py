@@ -52,8 +52,6 @@ class BucketLayout:
     """Of each tensor: the messages after which its gradient is final."""
     sources: tuple[tuple[int, ...], ...]
     """Of each all-gather: the reduce-scatters whose sums it sends."""
-    bucket_of: tuple[int, ...]
-    """Of each tensor."""
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -85,7 +83,6 @@ class BucketLayout:
             touching=tuple(map(tuple, touching)),
             completing=tuple(map(tuple, completing)),
             sources=_sources(plan),
-            bucket_of=tuple(bucket_of),
         )
 
 
