@@ -26,15 +26,6 @@ class Job:
     parameters: tuple[nn.Parameter, ...]
     channel: Channel
 
-    def gradients(self, indices: Sequence[int]) -> Gradients:
-        """Return a message of the gradients of some parameters."""
-        named = {self.names[index]: self.parameters[index] for index in indices}
-        return Gradients(named, self.channel)
-
-    def weights(self, indices: Sequence[int]) -> Values:
-        """Return a message of some parameters."""
-        return Values([self.parameters[index] for index in indices], self.channel)
-
     def sent_before(self, index: int) -> UserError:
         """Return the error for a gradient that comes again after its message was sent."""
         return UserError(
@@ -60,8 +51,11 @@ class Algorithm(ABC):
         """Exchange the parameters of each message together; it gives their indices."""
         self._members = [frozenset(message) for message in messages]
         self._message_of = {i: number for number, message in enumerate(messages) for i in message}
-        self._gradients = [self.job.gradients(message) for message in messages]
-        self._weights = [self.job.weights(message) for message in messages]
+        names, parameters, channel = self.job.names, self.job.parameters, self.job.channel
+        self._gradients = [
+            Gradients({names[i]: parameters[i] for i in message}, channel) for message in messages
+        ]
+        self._weights = [Values([parameters[i] for i in message], channel) for message in messages]
         self._ready: set[int] = set()
         """Parameters whose gradients the present backward pass has made."""
 
