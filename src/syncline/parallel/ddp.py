@@ -152,7 +152,7 @@ class DistributedDataParallel(TorchDDP):
         self._in_torch = True
         with telling_lost_peers("while the model was sent to all ranks"):
             super().__init__(module, **arguments)
-        self._begin(arguments, settings)
+        self._begin(settings)
 
     @classmethod
     def convert(cls, ddp: TorchDDP, **options: Any) -> Self:
@@ -179,18 +179,17 @@ class DistributedDataParallel(TorchDDP):
                 "the wrapped model has a communication hook, which replaces the exchange that "
                 "Syncline plans; leave the hook out, or torch's class as it is"
             )
-        arguments, settings = arguments_of(ddp), Settings(**options)
-        _require_same(ddp.module, arguments, settings)
+        settings = Settings(**options)
+        _require_same(ddp.module, arguments_of(ddp), settings)
         ddp.__class__ = cls
         assert isinstance(ddp, cls)
-        ddp._begin(arguments, settings)
+        ddp._begin(settings)
         return ddp
 
-    def _begin(self, arguments: dict[str, Any], settings: Settings) -> None:
+    def _begin(self, settings: Settings) -> None:
         """Prepare planning, once torch's class has wrapped the model."""
         plan, compression = settings.plan, settings.compression
         let_gloo_finish()
-        self._arguments = arguments
         self._runner: StageRunner | None = None
         """None where nothing is measured and planned: DDP's own buckets stay."""
         self._in_torch = False
@@ -203,7 +202,7 @@ class DistributedDataParallel(TorchDDP):
             for name, parameter in self.module.named_parameters()
             if parameter.requires_grad and name not in self.parameters_to_ignore
         }
-        self._wrapped = Wrapped(self, self._arguments, self._exchanged)
+        self._wrapped = Wrapped(self, self._exchanged)
         if plan is not None and compression is not None:
             plan = compressed(plan, compression)
         self._settings = replace(settings, plan=plan, ddp=self._wrapped.own_buckets())
@@ -673,7 +672,7 @@ class DistributedDataParallel(TorchDDP):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         reason = self.__dict__["_wrapped"]
-        self._wrapped = Wrapped(self, self._arguments, self._exchanged)
+        self._wrapped = Wrapped(self, self._exchanged)
         self._wrapped.why_not_deferred = reason
 
     # ------------------------------------------------------------------ what is going on

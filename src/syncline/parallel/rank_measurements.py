@@ -172,7 +172,7 @@ class RankMeasurements:
         job = self._job
         own = median_trace(result.lean, result.detailed, result.quiet_ns)
         trace = across_ranks(own, job.group, job.device)
-        unpack_s = 0.0 if job.gradients_are_views else unpack_seconds(job.parameters)
+        unpack_s = 0.0 if job.wants_views else unpack_seconds(job.parameters)
         exchange_ns = sum(s.duration_ns for s in trace.segments if s.phase == "finalize")
         explained_s = unpack_s + network.all_reduce.seconds(self.gradient_bytes)
         waiting_s = max(exchange_ns / NS_PER_S - explained_s, 0.0)

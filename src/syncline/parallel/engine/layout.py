@@ -10,7 +10,6 @@ from typing import Any, Self
 from syncline.model.plan import Message, Plan
 
 __all__ = [
-    "BYTES_PER_MIB",
     "BucketLayout",
     "BucketSlice",
     "Shares",
@@ -112,9 +111,6 @@ def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...
             joined[tensor] = True
     starts = [tensor for tensor, same in enumerate(joined) if not same]
     return tuple(range(a, b) for a, b in itertools.pairwise([*starts, len(elements)]))
-
-
-BYTES_PER_MIB = 1024 * 1024
 
 
 def needs_engine(plan: Plan) -> bool:
