@@ -110,11 +110,9 @@ class Channel:
 
 
 class Packed:
-    """A buffer for each dtype of some tensors, and each tensor's place in it.
+    """A buffer for each dtype of some tensors, and each tensor's place in it, of the same shape.
 
-    Args:
-        tensors: the places have their shapes and dtypes.
-        marked: whether each tensor has one more element, its mark.
+    If ``marked``, each tensor has one more element, its mark.
     """
 
     def __init__(self, tensors: Sequence[Tensor], *, marked: bool = False) -> None:
@@ -174,9 +172,7 @@ class Gradients:
     gradient, so that its optimizer does not change it. Each gradient is multiplied by 1 / P before
     it is added, as DDP does, so that the same numbers are added.
 
-    Args:
-        parameters: of the gradients, by name.
-        channel: over which they are sent.
+    The parameters are given by name.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], channel: Channel) -> None:

@@ -147,10 +147,8 @@ def difference_from_plan(
 ) -> str | None:
     """Say how the reducer's buckets differ from the plan's messages, or None if they do not.
 
-    Args:
-        plan: what the buckets should be.
-        parameter_names: the names of the reducer's parameters, in its order.
-        logging_data: ``DistributedDataParallel._get_ddp_logging_data()``.
+    The names are those of the reducer's parameters, in its order; ``logging_data`` is what it has
+    measured.
     """
     planned = [
         frozenset(plan.tensors[index].name for index in tensors)

@@ -50,10 +50,8 @@ class Deferral:
     parameter from the optimizer's ``step`` until that update has been made. Each is finished where
     it is first read: by the gate of the module that owns it, or by any other use.
 
-    Args:
-        parameters: the exchanged ones, by name, in the order of the plan's tensors.
-        engine: exchanges their gradients.
-        guard: makes C++ code wait, too; None if it does not.
+    The parameters are the exchanged ones, by name, in the order of the plan's tensors. A guard
+    makes C++ code wait, too.
     """
 
     def __init__(
