@@ -47,7 +47,7 @@ from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
-from syncline.parallel.rounds import Rounds
+from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.stage_runner import StageRunner
 from syncline.planners.overlap import Overlap
 from syncline.training.models.language import TransformerLanguageModel
@@ -69,10 +69,10 @@ OURS = (
     Watched(UPDATE, torch.optim.SGD, "step"),
     Watched("step", DeferredOptimizer, "step"),
     Watched("gates", Deferral, "gate"),
-    Watched("end of backward", Rounds, "_end"),
-    Watched("gradients", Rounds, "_before"),
-    Watched("gradients", Rounds, "_accumulated"),
-    Watched("buckets", Rounds, "_take_bucket"),
+    Watched("end of backward", StageEngine, "_end"),
+    Watched("gradients", StageEngine, "_before"),
+    Watched("gradients", StageEngine, "_accumulated"),
+    Watched("buckets", StageEngine, "_take_bucket"),
     Watched("iterations", StageRunner, "begin_forward"),
 )
 """Where the training thread enters our code."""

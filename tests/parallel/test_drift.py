@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from syncline.parallel.watches import DriftWatch, PaceSample
 
 
-def alone(own: Sequence[float]) -> list[list[float]]:
-    return [list(own)]
-
-
 def window(watch: DriftWatch, computation_s: float, communication_s: float) -> bool:
     for _ in range(5):
         watch.add(PaceSample(computation_s, communication_s))
-    return watch.close_window(alone)
+    return watch.close_window([watch.take_summary()])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +60,7 @@ def test_what_varies_by_itself_is_no_drift() -> None:
     for samples in ((0.3, 0.9, 0.4, 1.1, 0.5), (0.5, 1.3, 0.4, 0.9, 0.8)) * 2:
         for communication_s in samples:
             watch.add(PaceSample(1.0, communication_s))
-        assert not watch.close_window(alone)
+        assert not watch.close_window([watch.take_summary()])
 
 
 def test_patience_doubles() -> None:
@@ -89,4 +83,4 @@ def test_ranks_agree_by_their_median() -> None:
     everyone = [[1.0, 0.5, 0.0, 0.0], [1.0, 0.5, 0.0, 0.0], [5.0, 0.5, 0.0, 0.0]]
     for _ in range(3):
         watch.add(PaceSample(5.0, 0.5))
-        assert not watch.close_window(lambda _: everyone)
+        assert not watch.close_window(everyone)

@@ -15,10 +15,10 @@ from syncline.model.plan import Message, MessageCollective, Plan, Tensor, Wait
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
 from syncline.parallel.engine.recording import (
     BucketStamps,
+    EngineTimes,
     GateTimes,
     MessageTimes,
-    engine_timeline,
-    measured_timeline,
+    timeline_of,
 )
 
 M = Moment
@@ -109,7 +109,7 @@ GATE = gate("a", 5, 25, 28)
 
 
 def test_gates_are_cut_out_of_what_they_lay_in() -> None:
-    timeline = engine_timeline(DEFERRED, [*BEFORE, OWN], [GATE], plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
     assert timeline.iteration_ns == PERIOD
     # The 20 between the backward pass and the next forward pass come first.
     assert computing(timeline) == [
@@ -129,7 +129,7 @@ def test_gates_are_cut_out_of_what_they_lay_in() -> None:
 def test_a_message_that_goes_on_in_the_next_iteration_is_shown_as_that_of_the_round_before() -> (
     None
 ):
-    timeline = engine_timeline(DEFERRED, [*BEFORE, OWN], [GATE], plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
     assert sent(timeline) == [
         # Issued 20 before the period's end, 20 of it in what is shown at the front, 25 after.
         ("a", 0, 0, 45),
@@ -140,31 +140,31 @@ def test_a_message_that_goes_on_in_the_next_iteration_is_shown_as_that_of_the_ro
 
 def test_where_its_own_round_is_known_that_is_shown() -> None:
     own = message(1, 170, 172, 400)  # not finished when the iteration ended
-    timeline = engine_timeline(DEFERRED, [*BEFORE, OWN, own], [GATE], plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN, own], [GATE]), plan(), CpuClock())
     assert sent(timeline) == [("a", 0, 2, 45), ("b", 130, 135, 170)]
 
 
 def test_a_message_that_is_cut_by_the_end_of_the_period() -> None:
     before = message(1, -40, -35, 25)  # before the last gradient
-    timeline = engine_timeline(DEFERRED, [before, OWN], [GATE], plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [GATE]), plan(), CpuClock())
     assert sent(timeline) == [("a", 0, 0, 45), ("b", 130, 135, 170), ("a", 160, 165, 180)]
 
 
 def test_a_message_that_is_issued_in_the_forward_pass_was_ready_before() -> None:
     before = message(1, -10, 10, 25)
-    timeline = engine_timeline(DEFERRED, [before, OWN], [GATE], plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [GATE]), plan(), CpuClock())
     assert sent(timeline) == [("a", 10, 30, 45), ("b", 130, 135, 170)]
 
 
 def test_messages_during_our_walk_are_shown_without_it() -> None:
     before = [message(1, -10, 60, 85), message(0, -70, 85, 100)]
-    timeline = engine_timeline(DEFERRED, before, [], plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes(before, []), plan(), CpuClock())
     assert ("a", 10, 80, 100) in sent(timeline)
     assert ("b", 0, 100, 110) in sent(timeline)
 
 
 def test_a_step_of_what_had_arrived_is_an_update() -> None:
-    timeline = engine_timeline(STEPPED, [*BEFORE, OWN], [GATE], plan(), CpuClock())
+    timeline = timeline_of(STEPPED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
     assert computing(timeline)[0] == ("data", 0, 10, "data loading")
     assert computing(timeline)[-1] == ("update", 176, 180, "optimizer")
     # What the user's loop did between the backward pass and the step has no name.
@@ -173,10 +173,10 @@ def test_a_step_of_what_had_arrived_is_an_update() -> None:
 
 def test_where_the_update_waits_for_everything_that_is_a_wait() -> None:
     own = [OWN, message(1, 170, 171, 175)]
-    timeline = engine_timeline(STEPPED, own, [], plan("update"), CpuClock())
+    timeline = timeline_of(STEPPED, EngineTimes(own, []), plan("update"), CpuClock())
     assert ("wait", 170, 175, "all gradients") in computing(timeline)
     assert timeline.stall_ns() == 5
-    without_step = engine_timeline(DEFERRED, own, [], plan("update"), CpuClock())
+    without_step = timeline_of(DEFERRED, EngineTimes(own, []), plan("update"), CpuClock())
     assert ("wait", 175, 180, "all gradients") in computing(without_step)
     assert ("data", 0, 15, "data loading") in computing(without_step)
     assert without_step.iteration_ns == PERIOD
@@ -185,7 +185,7 @@ def test_where_the_update_waits_for_everything_that_is_a_wait() -> None:
 def test_a_wait_that_a_gate_has_noted_is_not_shown_twice() -> None:
     own = [OWN, message(1, 170, 171, 175)]
     noted = gate("everything", 171, 174, 178)
-    timeline = engine_timeline(STEPPED, own, [noted], plan("update"), CpuClock())
+    timeline = timeline_of(STEPPED, EngineTimes(own, [noted]), plan("update"), CpuClock())
     assert computing(timeline)[-4:] == [
         ("wait", 170, 171, "all gradients"),
         ("wait", 171, 174, "everything"),
@@ -197,12 +197,12 @@ def test_a_wait_that_a_gate_has_noted_is_not_shown_twice() -> None:
 def test_halves_are_named() -> None:
     halves = plan(collectives=("all-reduce", "reduce-scatter"))
     own = [OWN, message(1, 130, 140, 150), message(2, 150, 150, 160)]
-    timeline = engine_timeline(DEFERRED, own, [], halves, CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes(own, []), halves, CpuClock())
     assert [label for label, *_ in sent(timeline)] == ["b", "reduce-scatter a", "all-gather a"]
 
 
 def test_without_messages_and_gates_the_computation_remains() -> None:
-    timeline = engine_timeline(DEFERRED, [], [], plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([], []), plan(), CpuClock())
     assert sent(timeline) == []
     assert [kind for kind, *_ in computing(timeline)].count("forward") == 3
 
@@ -228,8 +228,8 @@ def test_a_devices_stamps_are_related_to_the_hosts_clock(monkeypatch: pytest.Mon
     events = [e._replace(stamp=e.stamp - START + 9_000_000) for e in DEFERRED.events]
     shifted = DEFERRED._replace(events=events, end_stamp=9_000_000 + 190)
     monkeypatch.setattr("time.perf_counter_ns", lambda: START + 500)
-    assert engine_timeline(shifted, [*BEFORE, OWN], [GATE], plan(), clock) == engine_timeline(
-        DEFERRED, [*BEFORE, OWN], [GATE], plan(), CpuClock()
+    assert timeline_of(shifted, EngineTimes([*BEFORE, OWN], [GATE]), plan(), clock) == timeline_of(
+        DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock()
     )
 
 
@@ -254,7 +254,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[MessageTimes], list[GateTimes]]:
 @given(rounds())
 def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[GateTimes]]) -> None:
     messages, gates = drawn
-    timeline = engine_timeline(DEFERRED, messages, gates, plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes(messages, gates), plan(), CpuClock())
     on_device = [s for s in timeline.spans if s.lane == COMPUTE]
     # The compute lane is full, and one thing at a time.
     assert on_device[0].start_ns == 0
@@ -276,7 +276,7 @@ def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:
         BucketStamps(1, START + 130, [START + 175]),
         BucketStamps(0, START + 125, [START + 160]),
     ]
-    timeline = measured_timeline(STEPPED, exchanges, plan("update"), CpuClock())
+    timeline = timeline_of(STEPPED, exchanges, plan("update"), CpuClock())
     assert sent(timeline) == [("b", 125, 125, 160), ("a", 130, 160, 175)]
     assert ("wait", 170, 175, "all gradients") in computing(timeline)
     assert timeline.iteration_ns == PERIOD

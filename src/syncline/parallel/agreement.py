@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,14 +17,10 @@ from syncline.errors import MismatchError, PeerError, UserError
 from syncline.measure.exchange import describe_error, gather_json
 from syncline.model.document import Document
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.rank_measurements import Settings
 from syncline.torch_private import device_types, ignored_by_ddp
 
-__all__ = [
-    "require_same",
-    "require_same_optimizers",
-    "require_same_state",
-    "require_same_training",
-]
+__all__ = ["require_same", "require_same_ranks", "require_same_training"]
 
 COMPARED_ARGUMENTS = (
     *("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb"),
@@ -34,19 +31,15 @@ COMPARED_ARGUMENTS = (
 
 def require_same_training(
     module: nn.Module,
-    settings: Mapping[str, Any],
+    settings: Settings,
     arguments: Mapping[str, Any],
     refused: UserError | None,
 ) -> None:
     """Compare what the ranks were given, before torch's own constructor waits for all of them.
 
-    Without a process group nothing is compared: torch says what is missing.
-
-    Args:
-        module: of this rank.
-        settings: arguments of Syncline's own class, by name.
-        arguments: those of torch's class.
-        refused: why this rank cannot go on, if so; it is raised after the others know it.
+    Without a process group nothing is compared: torch says what is missing. ``arguments`` are those
+    of torch's class. ``refused`` says why this rank cannot go on, if so; it is raised after the
+    others know it.
 
     Raises:
         MismatchError: on all ranks, if one differs; it names the rank and the first difference.
@@ -55,10 +48,11 @@ def require_same_training(
     """
     group = _group_of(arguments)
     if group is not None:
-        compared = {n: arguments[n] for n in COMPARED_ARGUMENTS if n in arguments}
+        compared = {f.name: getattr(settings, f.name) for f in fields(settings)}
+        compared |= {n: arguments[n] for n in COMPARED_ARGUMENTS if n in arguments}
         items = {
             "arguments": "accepted" if refused is None else f"refused: {refused}",
-            **{name: _describe(value) for name, value in {**settings, **compared}.items()},
+            **{name: _describe(value) for name, value in compared.items()},
             **dict(_items_of(module)),
         }
         try:
@@ -76,16 +70,18 @@ def require_same_training(
         raise refused
 
 
-def require_same_optimizers(
-    optimizers: Sequence[DeferredOptimizer], module: nn.Module, group: dist.ProcessGroup
+def require_same_ranks(
+    optimizers: Sequence[DeferredOptimizer],
+    state: str | None,
+    module: nn.Module,
+    group: dist.ProcessGroup,
 ) -> None:
-    """Compare which optimizers the ranks have given to ``overlap``; raises as :func:`require_same`.
+    """Compare what the ranks train with; raises as :func:`require_same`.
 
-    Args:
-        optimizers: of this rank, in the order of the calls.
-        module: the model.
-        group: that of the wrapper.
+    The optimizers are those given to ``overlap``, in the order of the calls. ``state`` says where a
+    compressed training goes on: step and plan, in words.
     """
+    device = _device_of(module, group)
     items = {
         f"call {number} of overlap": (
             f"for {type(o.optimizer).__name__} with "
@@ -94,28 +90,11 @@ def require_same_optimizers(
         )
         for number, o in enumerate(optimizers, 1)
     }
-    require_same(
-        items,
-        group,
-        _device_of(module, group),
-        advice="call overlap on every rank, with the same optimizers",
-    )
-
-
-def require_same_state(description: str, module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Compare where a compressed training goes on; raises as :func:`require_same`.
-
-    Args:
-        description: step and plan, in words.
-        module: the model.
-        group: that of the wrapper.
-    """
-    require_same(
-        {"the compression's state": description},
-        group,
-        _device_of(module, group),
-        advice="load the states of one checkpoint on all ranks",
-    )
+    advice = "call overlap on every rank, with the same optimizers"
+    require_same(items, group, device, advice=advice)
+    if state is not None:
+        advice = "load the states of one checkpoint on all ranks"
+        require_same({"the compression's state": state}, group, device, advice=advice)
 
 
 def require_same(

@@ -6,8 +6,9 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -16,19 +17,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import telling_lost_peers
-from syncline.measure.profiler import dtype_name
 from syncline.model.network import Network
-from syncline.model.plan import Plan, Tensor
+from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Run
-from syncline.parallel.agreement import (
-    require_same_optimizers,
-    require_same_state,
-    require_same_training,
-)
-from syncline.parallel.engine.compression import Compressing, refused_compression
+from syncline.parallel.agreement import require_same_ranks, require_same_training
+from syncline.parallel.engine.compression import Compressing, require_compression
+from syncline.parallel.gradient_hooks import weakly
 from syncline.parallel.log import warn
 from syncline.parallel.overlap.averages import average, average_with_torch
 from syncline.parallel.overlap.deferral import Deferral
@@ -37,10 +34,9 @@ from syncline.parallel.overlap.guard import Guard
 from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets
-from syncline.parallel.rounds import weakly
 from syncline.parallel.shutdown import let_gloo_finish
 from syncline.parallel.stage_engine import StageEngine
-from syncline.parallel.stage_runner import StageRunner
+from syncline.parallel.stage_runner import Forward, StageRunner
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners import planner_named
@@ -143,12 +139,20 @@ class DistributedDataParallel(TorchDDP):
         arguments = {
             name: value for name, value in bound.arguments.items() if name not in ("self", "module")
         }
-        options = _Options(planner, plan, profile, network, check, compression, overlap_optimizers)
-        options.require_same(module, arguments)
+        settings = Settings(
+            planner=planner,
+            plan=plan,
+            profile=profile,
+            network=network,
+            check=check,
+            compression=compression,
+            overlap_optimizers=overlap_optimizers,
+        )
+        _require_same(module, arguments, settings)
         self._in_torch = True
         with telling_lost_peers("while the model was sent to all ranks"):
             super().__init__(module, **arguments)
-        self._begin(arguments, options)
+        self._begin(settings)
 
     @classmethod
     def convert(cls, ddp: TorchDDP, **options: Any) -> Self:
@@ -175,42 +179,33 @@ class DistributedDataParallel(TorchDDP):
                 "the wrapped model has a communication hook, which replaces the exchange that "
                 "Syncline plans; leave the hook out, or torch's class as it is"
             )
-        arguments, chosen = arguments_of(ddp), _Options(**options)
-        chosen.require_same(ddp.module, arguments)
+        settings = Settings(**options)
+        _require_same(ddp.module, arguments_of(ddp), settings)
         ddp.__class__ = cls
         assert isinstance(ddp, cls)
-        ddp._begin(arguments, chosen)
+        ddp._begin(settings)
         return ddp
 
-    def _begin(self, arguments: dict[str, Any], options: _Options) -> None:
+    def _begin(self, settings: Settings) -> None:
         """Prepare planning, once torch's class has wrapped the model."""
-        plan, compression = options.plan, options.compression
+        plan, compression = settings.plan, settings.compression
         let_gloo_finish()
-        self._arguments = arguments
         self._runner: StageRunner | None = None
         """None where nothing is measured and planned: DDP's own buckets stay."""
         self._in_torch = False
-        self._in_join = False
-        self._has_joined = False
-        self._comparisons = 2 if options.overlap_optimizers else 1
+        self._joining: bool | None = None
+        """Whether our ``join`` context runs; None before the first."""
+        self._comparisons = 2 if settings.overlap_optimizers else 1
         """How many times the ranks will still compare what they train with."""
         self._exchanged = {
             name: parameter
             for name, parameter in self.module.named_parameters()
             if parameter.requires_grad and name not in self.parameters_to_ignore
         }
-        self._wrapped = Wrapped(self, self._arguments, self._exchanged)
+        self._wrapped = Wrapped(self, self._exchanged)
         if plan is not None and compression is not None:
             plan = compressed(plan, compression)
-        self._settings = Settings(
-            planner=options.planner,
-            plan=plan,
-            profile=options.profile,
-            network=options.network,
-            check=options.check,
-            compression=compression,
-            ddp=self._wrapped.own_buckets(),
-        )
+        self._settings = replace(settings, plan=plan, ddp=self._wrapped.own_buckets())
         self._check_given()
         self._why_not_planned = self._wrapped.why_not_planned()
         if self._why_not_planned is not None and compression is not None:
@@ -223,17 +218,13 @@ class DistributedDataParallel(TorchDDP):
                 compression, self._exchanged, self.process_group
             )
         self._tuning = Tuning(self._wrapped, self._settings)
-        self._reducer_buckets = ReducerBuckets(
-            self._wrapped,
-            end_iteration=self._end_iteration,
-            torch_may_hook=self._torch_may_hook,
-        )
+        self._reducer_buckets = ReducerBuckets(self._wrapped, self._end_iteration)
         self._runner = StageRunner(self._wrapped, self._tuning, self._reducer_buckets)
-        if options.overlap_optimizers:
+        if settings.overlap_optimizers:
             self._wrapped.will_overlap = True
             # Not taken away again: torch calls it while it goes through all of them.
-            register_optimizer_step_pre_hook(_FirstStep(self))
-        if plan is not None and not options.check:
+            register_optimizer_step_pre_hook(weakly(self._overlap_at_first_step))
+        if plan is not None and not settings.check:
             self._reducer_buckets.meet(plan)
 
     # ------------------------------------------------------------------ training
@@ -245,9 +236,8 @@ class DistributedDataParallel(TorchDDP):
         self._begin_forward(compiled=eval_frame_callback() is not None)
         try:
             output = super().forward(*inputs, **kwargs)
-        except BaseException:
-            self._break_forward_off()
-            raise
+        finally:
+            self._leave_forward()
         self._end_forward(output)
         return output
 
@@ -274,32 +264,20 @@ class DistributedDataParallel(TorchDDP):
             if compressing is not None:
                 self._require_same_ranks()
             runner.begin()
-        if self._counts():
-            runner.begin_forward()
-        elif self._accumulates():
-            runner.begin_local_forward()
-        else:
-            runner.skip_forward()
+        runner.begin_forward(self._forward_now())
         deferral = self._deferral()
         if deferral is not None:
             if self._is_exchanged():
-                deferral.require_whole()
+                deferral.engine.require_whole()
             deferral.begin_forward()
 
     @disable_dynamo
     def _end_forward(self, output: Any) -> None:
-        runner = self._runner
-        if runner is None:
+        if self._runner is None:
             return
-        deferral = self._deferral()
-        if deferral is not None:
-            deferral.end_forward()
         if self._is_exchanged():
             self._reducer_buckets.expect()
-        if self._counts():
-            runner.output(output)
-        elif self._accumulates():
-            runner.end_local_forward()
+        self._runner.end_forward(self._forward_now(), output)
 
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare a backward pass whose gradients are exchanged though its forward pass said no.
@@ -312,11 +290,11 @@ class DistributedDataParallel(TorchDDP):
         """
         if self._runner is not None:
             self._reducer_buckets.expect()
-            if self._counts():
+            if self._forward_now() is Forward.EXCHANGED:
                 self._runner.expect_backward(loss)
 
     @disable_dynamo
-    def _break_forward_off(self) -> None:
+    def _leave_forward(self) -> None:
         deferral = self._deferral()
         if deferral is not None:
             deferral.end_forward()
@@ -344,11 +322,9 @@ class DistributedDataParallel(TorchDDP):
     def _require_same_ranks(self) -> None:
         """Make sure that all ranks have begun the same training."""
         self._comparisons -= 1
-        wrapped = self._wrapped
-        require_same_optimizers(wrapped.optimizers, self.module, self.process_group)
-        if wrapped.compressing is not None:
-            state = wrapped.compressing.description()
-            require_same_state(state, self.module, self.process_group)
+        optimizers, compressing = self._wrapped.optimizers, self._wrapped.compressing
+        state = None if compressing is None else compressing.description()
+        require_same_ranks(optimizers, state, self.module, self.process_group)
 
     def _is_exchanged(self) -> bool:
         """Whether torch prepares the reducer, after this forward pass, for a backward pass."""
@@ -362,13 +338,11 @@ class DistributedDataParallel(TorchDDP):
         if any(optimizer.why_not is None for optimizer in self._wrapped.optimizers):
             warn(f"overlap: updates are synchronous: {reason}")
 
-    def _counts(self) -> bool:
-        """Whether this forward pass can belong to a measured iteration."""
-        return self._is_exchanged() and not self._joins()
-
-    def _accumulates(self) -> bool:
-        """Whether this forward pass is followed by a backward pass that exchanges nothing."""
-        return torch.is_grad_enabled() and not self._is_exchanged() and not self._joins()
+    def _forward_now(self) -> Forward:
+        """What becomes of the gradients of a forward pass made now."""
+        if not torch.is_grad_enabled() or self._joins():
+            return Forward.OTHER
+        return Forward.EXCHANGED if self._is_exchanged() else Forward.ACCUMULATED
 
     def _joins(self) -> bool:
         """Whether ranks may run different numbers of iterations: nothing is measured or changed.
@@ -376,7 +350,7 @@ class DistributedDataParallel(TorchDDP):
         torch leaves the configuration enabled when the context ends, so only the end of our own
         context is known; after a bare ``Join`` context the buckets do not change any more.
         """
-        return self._in_join or (is_joining(self) and not self._has_joined)
+        return is_joining(self) if self._joining is None else self._joining
 
     # ------------------------------------------------------------------ the update
 
@@ -439,6 +413,14 @@ class DistributedDataParallel(TorchDDP):
             engine.deferral.guard = wrapped.guard
             if self.defers:
                 engine.let_defer()
+
+    def _overlap_at_first_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Overlap an optimizer of this model's parameters that was not given to ``overlap``."""
+        if any(o.optimizer is optimizer for o in self._wrapped.optimizers):
+            return
+        known = self._wrapped.parameter_ids
+        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            self._overlap(optimizer)
 
     @property
     def defers(self) -> bool:
@@ -607,12 +589,12 @@ class DistributedDataParallel(TorchDDP):
     @contextlib.contextmanager
     def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Train with uneven inputs, as torch's ``join``; the buckets stay as they are meanwhile."""
-        self._in_join = self._has_joined = True
+        self._joining = True
         try:
             with super().join(*args, **kwargs):
                 yield
         finally:
-            self._in_join = False
+            self._joining = False
             if self._runner is not None:
                 self._runner.return_to_engine()
 
@@ -670,14 +652,9 @@ class DistributedDataParallel(TorchDDP):
             return super()._pre_forward(*inputs, **kwargs)
 
     def _lazy_init(self) -> None:
-        with self._torch_may_hook():
-            super()._lazy_init()
-
-    @contextlib.contextmanager
-    def _torch_may_hook(self) -> Iterator[None]:
         self._in_torch = True
         try:
-            yield
+            super()._lazy_init()
         finally:
             self._in_torch = False
 
@@ -695,7 +672,7 @@ class DistributedDataParallel(TorchDDP):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         reason = self.__dict__["_wrapped"]
-        self._wrapped = Wrapped(self, self._arguments, self._exchanged)
+        self._wrapped = Wrapped(self, self._exchanged)
         self._wrapped.why_not_deferred = reason
 
     # ------------------------------------------------------------------ what is going on
@@ -812,11 +789,8 @@ class DistributedDataParallel(TorchDDP):
             self._require_fitting(plan, "given profile" if profile is not None else "given plan")
 
     def _require_fitting(self, plan: Plan, what: str) -> None:
-        tensors = [
-            Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
-            for name, p in self._exchanged.items()
-        ]
-        difference = plan.difference(tensors, dist.get_world_size(self.process_group))
+        workers = dist.get_world_size(self.process_group)
+        difference = plan.difference(self._wrapped.tensors(), workers)
         if difference is not None:
             raise MismatchError(
                 f"the {what} does not fit: {difference}; "
@@ -824,65 +798,36 @@ class DistributedDataParallel(TorchDDP):
             )
 
 
-class _Options(NamedTuple):
-    """What a user asks of Syncline's class."""
+def _require_same(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
+    """Raise on all ranks if they differ, or on this one if it cannot go on."""
+    refused = None
+    try:
+        _require_usable(module, arguments, settings)
+    except UserError as error:
+        refused = error
+    require_same_training(module, settings, arguments, refused)
 
-    planner: str = "auto"
-    plan: Plan | None = None
-    profile: Profile | None = None
-    network: Network | None = None
-    check: bool = True
-    compression: Compression | None = None
-    overlap_optimizers: bool = False
 
-    def require_same(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
-        """Raise on all ranks if they differ, or on this one if it cannot go on.
-
-        Args:
-            module: of this rank.
-            arguments: for torch's class.
-        """
-        refused = self._refusal(module, arguments) or refused_compression(
-            module, self.compression, self.plan, planner=self.planner, check=self.check
+def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
+    """Raise a UserError for arguments that cannot be used."""
+    plan = settings.plan
+    if plan is not None and (settings.profile is not None or settings.network is not None):
+        raise UserError(
+            "a plan was given, so a profile or network would be ignored; give one or the other"
         )
-        require_same_training(module, self._asdict(), arguments, refused)
-
-    def _refusal(self, module: nn.Module, arguments: Mapping[str, Any]) -> UserError | None:
-        """Return the error for arguments that cannot be used, or None if they can."""
-        if self.plan is not None and (self.profile is not None or self.network is not None):
-            return UserError(
-                "a plan was given, so a profile or network would be ignored; give one or the other"
-            )
-        if arguments.get("bucket_cap_mb_list"):
-            return UserError(
-                "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
-                "DistributedDataParallel"
-            )
-        ignored = ignored_by_ddp(module)
-        for name, inner in module.named_modules():
-            prefix = f"{name}." if name else ""
-            if isinstance(inner, TorchDDP) and any(
-                p.requires_grad and prefix + own not in ignored
-                for own, p in inner.named_parameters()
-            ):
-                return UserError(WRAPPED_TWICE)
-        try:
-            planner_named(self.planner)
-        except UserError as error:
-            return error
-        return None
-
-
-class _FirstStep:
-    """Lets a wrapper overlap each optimizer of its parameters when it is first stepped."""
-
-    def __init__(self, wrapper: DistributedDataParallel) -> None:
-        self._wrapper = weakref.ref(wrapper)
-
-    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        wrapper = self._wrapper()
-        if wrapper is None or any(o.optimizer is optimizer for o in wrapper._wrapped.optimizers):
-            return
-        known = wrapper._wrapped.parameter_ids
-        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
-            wrapper._overlap(optimizer)
+    if arguments.get("bucket_cap_mb_list"):
+        raise UserError(
+            "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
+            "DistributedDataParallel"
+        )
+    ignored = ignored_by_ddp(module)
+    for name, inner in module.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(inner, TorchDDP) and any(
+            p.requires_grad and prefix + own not in ignored for own, p in inner.named_parameters()
+        ):
+            raise UserError(WRAPPED_TWICE)
+    planner_named(settings.planner)
+    require_compression(
+        module, settings.compression, plan, planner=settings.planner, check=settings.check
+    )

@@ -11,7 +11,6 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
-from syncline.model.recipe import Compression
 from syncline.model.timeline import Timeline
 from syncline.parallel.rank_measurements import Settings
 from syncline.planners import planner_named
@@ -48,22 +47,15 @@ class Forecasts(NamedTuple):
 
     def to_shared(self) -> Any:
         """Return the forecasts without the profile, as JSON values."""
-        plan = None if self.plan is None else self.plan.to_json()
-        costs = None if self.compressing is None else self.compressing.to_json()
-        return [self.network.to_json(), self.comparison.to_json(), plan, self.held_back, costs]
+        return msgspec.to_builtins(self[1:])
 
     @classmethod
     def from_shared(cls, profile: Profile, shared: Any) -> Forecasts:
         """Return the forecasts that another rank made from the same profile."""
-        network, comparison, plan, held_back, costs = shared
-        return cls(
-            profile,
-            Network.from_json(network),
-            Comparison.from_json(comparison),
-            None if plan is None else Plan.from_json(plan),
-            held_back,
-            None if costs is None else Network.from_json(costs),
-        )
+        return cls(profile, *msgspec.convert(shared, _SHARED))
+
+
+_SHARED = tuple[Network, Comparison, Plan | None, bool, Network | None]
 
 
 def forecast(
@@ -74,25 +66,35 @@ def forecast(
     *,
     defers: bool = False,
 ) -> Forecasts:
-    """Compare all planners and choose the plan to try.
+    """Compare all planners and choose the plan to try; O(N^2) for N tensors.
 
-    Args:
-        profile: the profile.
-        network: the network as probed or given.
-        settings: what the user asked for.
-        measured: stock DDP and the plans that were tried; the network's contention is then fitted
-            to them.
-        defers: whether an optimizer's update can wait for the next forward pass.
-
-    O(N^2) for N tensors.
+    The network is as probed or given; its contention is fitted to what was measured, which are
+    stock DDP and the plans that were tried. ``defers`` says whether an optimizer's update can wait
+    for the next forward pass.
     """
     network = fit_contention(profile, network, measured)
+    asked = None if settings.planner == Auto.NAME else planner_named(settings.planner)
     if settings.compression is not None:
-        return _compressed(profile, network, settings, settings.compression, defers=defers)
-    others = () if settings.planner == Auto.NAME else (planner_named(settings.planner),)
+        lossy = choose_compressed(
+            profile,
+            network,
+            settings.compression,
+            planner=asked,
+            ddp=settings.ddp,
+            defers=defers,
+        )
+        return Forecasts(
+            profile,
+            network,
+            lossy.comparison,
+            plan=lossy.plan,
+            held_back=lossy.deferring and not defers,
+            compressing=lossy.network,
+        )
+    others = () if asked is None else (asked,)
     choice = choose(profile, network, ddp=settings.ddp, others=others, defers=defers)
     comparison = choice.comparison
-    if settings.planner != Auto.NAME:
+    if asked is not None:
         comparison = msgspec.structs.replace(
             comparison, chosen=settings.planner, reason=f"{settings.planner} was asked for"
         )
@@ -103,30 +105,4 @@ def forecast(
         comparison,
         plan=None if chosen == Ddp.NAME else choice.plans[chosen],
         held_back=chosen in choice.deferring and not defers,
-    )
-
-
-def _compressed(
-    profile: Profile,
-    network: Network,
-    settings: Settings,
-    compression: Compression,
-    *,
-    defers: bool,
-) -> Forecasts:
-    choice = choose_compressed(
-        profile,
-        network,
-        compression,
-        planner=None if settings.planner == Auto.NAME else planner_named(settings.planner),
-        ddp=settings.ddp,
-        defers=defers,
-    )
-    return Forecasts(
-        profile,
-        network,
-        choice.comparison,
-        plan=choice.plan,
-        held_back=choice.deferring and not defers,
-        compressing=choice.network,
     )

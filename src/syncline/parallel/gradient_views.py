@@ -22,11 +22,8 @@ class GradientViews:
     has made a gradient would be replaced by the bucket's. So each parameter gets an alias of its
     place in the bucket; one that was kept gets memory of its own before it would be overwritten;
     and a tensor of the user's gets the result. Further views of a gradient (``p.grad.view(-1)``)
-    that are kept over the next backward pass cannot be seen.
-
-    Args:
-        parameters: the exchanged ones.
-        as_views: the user asked for views, so nothing is done.
+    that are kept over the next backward pass cannot be seen. Nothing is done ``as_views``: where
+    the user asked for views.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, as_views: bool) -> None:

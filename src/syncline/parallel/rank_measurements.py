@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,21 +15,20 @@ from syncline.measure.observer import ObservedIteration
 from syncline.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
 from syncline.measure.profiler import (
     across_ranks,
-    dtype_name,
     profile_from_trace,
     unpack_seconds,
 )
 from syncline.measure.segments import ACCUMULATING, SegmentTrace, median_trace
 from syncline.measure.statistics import median, standard_error
 from syncline.model.network import Network
-from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.plan import Message, Plan
 from syncline.model.profile import COMPUTING, WAIT, Norm, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.recipe import Compression
 from syncline.model.run import Rate
 from syncline.parallel.engine.recording import Recorded
 from syncline.parallel.wrapped import Wrapped
-from syncline.planners.auto import CONFIDENCE
+from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.ddp import Ddp
 from syncline.planners.wfbp import Single
 
@@ -45,13 +44,14 @@ PROBE_S = 0.5
 class Settings:
     """What the user asked for."""
 
-    planner: str
-    plan: Plan | None
-    profile: Profile | None
-    network: Network | None
-    check: bool
+    planner: str = Auto.NAME
+    plan: Plan | None = None
+    profile: Profile | None = None
+    network: Network | None = None
+    check: bool = True
     compression: Compression | None = None
-    ddp: Ddp
+    overlap_optimizers: bool = False
+    ddp: Ddp = field(default_factory=Ddp)
     """DDP's own buckets under the user's arguments."""
 
 
@@ -104,17 +104,23 @@ class RankMeasurements:
         self._job = job
         self.rank = dist.get_rank(job.group)
         self.workers = dist.get_world_size(job.group)
-        self.gradient_bytes = sum(p.numel() * p.element_size() for p in job.parameters.values())
+        self.gradient_bytes = sum(p.nbytes for p in job.parameters.values())
 
     def rate(self, name: str, result: StageResult) -> Rate:
         """Return the median over the ranks of each rank's median and its error."""
-        everyone = self.gather([median(result.iteration_s), standard_error(result.iteration_s)])
-        return Rate(
-            name=name,
-            iteration_s=median([value for value, _ in everyone]),
-            noise_s=median([error for _, error in everyone]),
-            iterations=len(result.iteration_s),
-        )
+        typical = self._typical(result.iteration_s)
+        assert typical is not None
+        iteration_s, noise_s = typical
+        iterations = len(result.iteration_s)
+        return Rate(name=name, iteration_s=iteration_s, noise_s=noise_s, iterations=iterations)
+
+    def _typical(self, times_s: Sequence[float]) -> tuple[float, float] | None:
+        """Return the medians of all ranks' medians and errors; None if a rank has no times."""
+        everyone = self.gather([median(times_s), standard_error(times_s)] if times_s else None)
+        if None in everyone:
+            return None
+        value_s, error_s = map(median, zip(*everyone, strict=True))
+        return value_s, error_s
 
     def excess_s(self, result: StageResult, profile: Profile) -> float | None:
         """Return how much longer forward and backward pass took than the profile says, seconds.
@@ -123,13 +129,11 @@ class RankMeasurements:
         the profile's error counts as large as that of the stage.
         None if some rank's reducer has not timed them.
         """
-        times_s = result.computing_s
-        everyone = self.gather([median(times_s), standard_error(times_s)] if times_s else None)
-        if None in everyone:
+        typical = self._typical(result.computing_s)
+        if typical is None:
             return None
-        alone_s = last_batch_s(profile)
-        excess_s = median([value for value, _ in everyone]) - alone_s
-        noise_s = math.sqrt(2) * median([error for _, error in everyone])
+        excess_s = typical[0] - last_batch_s(profile)
+        noise_s = math.sqrt(2) * typical[1]
         return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
 
     def busy_excess_s(self, result: StageResult, profile: Profile) -> float | None:
@@ -137,11 +141,10 @@ class RankMeasurements:
 
         The median over the ranks; None if some rank's iterations were not timed.
         """
-        everyone: list[float] = self.gather(median(result.busy_s) if result.busy_s else None)
-        if None in everyone:
+        typical = self._typical(result.busy_s)
+        if typical is None:
             return None
-        alone_s = math.fsum(o.duration_s for o in profile.operations if o.name != WAIT)
-        return median(everyone) - alone_s
+        return typical[0] - math.fsum(o.duration_s for o in profile.operations if o.name != WAIT)
 
     def network(self, iteration_s: float, *, contention: bool = False) -> Network:
         """Probe the network with messages up to the size of all gradients.
@@ -169,7 +172,7 @@ class RankMeasurements:
         job = self._job
         own = median_trace(result.lean, result.detailed, result.quiet_ns)
         trace = across_ranks(own, job.group, job.device)
-        unpack_s = 0.0 if job.gradients_are_views else unpack_seconds(job.parameters)
+        unpack_s = 0.0 if job.wants_views else unpack_seconds(job.parameters)
         exchange_ns = sum(s.duration_ns for s in trace.segments if s.phase == "finalize")
         explained_s = unpack_s + network.all_reduce.seconds(self.gradient_bytes)
         waiting_s = max(exchange_ns / NS_PER_S - explained_s, 0.0)
@@ -191,10 +194,7 @@ class RankMeasurements:
 
     def everything_at_once(self) -> Plan:
         """Return the plan with one message, which needs no measurement."""
-        tensors = tuple(
-            Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
-            for name, p in reversed(self._job.parameters.items())
-        )
+        tensors = tuple(reversed(self._job.tensors()))
         return Plan(
             planner=Single.NAME,
             model=type(self._job.module).__name__,

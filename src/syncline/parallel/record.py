@@ -47,12 +47,12 @@ def record_of(
             events=(Event(iteration=0, text=why_not_planned or "copied"),),
         )
     tuning = runner.tuning
-    baseline = tuning.baseline
+    plan, baseline = tuning.plan, tuning.baseline
     times_s = runner.steady_iteration_s
     steady = None
     if len(times_s) >= MIN_STEADY:
         steady = Rate(
-            name=tuning.plan.planner if tuning.plan else "stock DDP",
+            name=plan.planner if plan else "stock DDP",
             iteration_s=median(times_s),
             noise_s=standard_error(times_s),
             iterations=len(times_s),
@@ -65,9 +65,9 @@ def record_of(
     return run(
         decision=tuning.decision,
         reason=tuning.reason,
-        planner=tuning.plan.planner if tuning.plan else Ddp.NAME,
-        messages=len(tuning.plan.messages) if tuning.plan else len(bucket_sizes(ddp)),
-        deferred=wrapped.can_defer and tuning.plan is not None and tuning.plan.wait == "need",
+        planner=plan.planner if plan else Ddp.NAME,
+        messages=len(plan.messages) if plan else len(bucket_sizes(ddp)),
+        deferred=wrapped.can_defer and plan is not None and plan.wait == "need",
         baseline=baseline,
         planned=tuning.planned,
         steady=steady,

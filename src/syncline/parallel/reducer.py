@@ -10,11 +10,10 @@ import torch.distributed as dist
 
 from syncline.measure.exchange import new_group_like, telling_lost_peers
 from syncline.model.plan import Plan
-from syncline.model.profile import Norm
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import difference_from_plan, needs_engine
 from syncline.parallel.engine.recording import BucketRecorder, Recorded
-from syncline.parallel.rounds import GradientHooks, thawed, weakly
+from syncline.parallel.gradient_hooks import GradientHooks, thawed, weakly
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.watches import PACE_EVERY, PaceSample
 from syncline.parallel.wrapped import Wrapped
@@ -38,22 +37,12 @@ __all__ = ["ReducerBuckets"]
 class ReducerBuckets:
     """Changes and reads the reducer of a wrapped module.
 
-    Args:
-        wrapped: the module.
-        end_iteration: a method that is called at the end of every backward pass whose gradients are
-            exchanged; its object is not kept alive.
-        torch_may_hook: lets torch's class register a communication hook within the block.
+    The method ``end_iteration`` is called at the end of every backward pass whose gradients are
+    exchanged; its object is not kept alive.
     """
 
-    def __init__(
-        self,
-        wrapped: Wrapped,
-        *,
-        end_iteration: Callable[[], None],
-        torch_may_hook: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, wrapped: Wrapped, end_iteration: Callable[[], None]) -> None:
         self._wrapped = wrapped
-        self._torch_may_hook = torch_may_hook
         self._parameters, self._sparse, self._names = reducer_parameters(wrapped.ddp)
         """What torch's class gave to its reducer; the module may change later."""
         self._order = list(range(len(self._parameters)))
@@ -126,7 +115,7 @@ class ReducerBuckets:
             self.meet(plan)
             assert self._engine_group is not None
             self.engine = StageEngine(wrapped, plan, self._engine_group, self._finished)
-            hook = self.engine.hook
+            hook = self.engine.hook()
             buckets, sizes = self.engine.layout.buckets, self.engine.layout.bucket_bytes
         elif plan is not None:
             buckets, sizes = plan.message_tensors(), plan.message_bytes()
@@ -144,11 +133,10 @@ class ReducerBuckets:
         changed = {} if plan is None else caps_for_buckets(wrapped.ddp, sizes)
         if self.engine is not None:
             changed["gradient_as_bucket_view"] = True
-        with self._torch_may_hook():
-            with _changed(wrapped.ddp, changed), self._keeping_gradients():
-                self._make_reducer()
-            if hook is not None:
-                wrapped.ddp.register_comm_hook(None, hook)
+        with _changed(wrapped.ddp, changed), self._keeping_gradients():
+            self._make_reducer()
+        if hook is not None:
+            TorchDDP.register_comm_hook(wrapped.ddp, None, hook)  # ours refuses hooks
         self._is_ours = True
         if self.engine is not None:
             self.engine.start()
@@ -189,14 +177,6 @@ class ReducerBuckets:
         ordered = [names[id(self._parameters[index])] for index in self._order]
         return difference_from_plan(plan, ordered, logging_data(self._wrapped.ddp))
 
-    def flushed(self) -> str | None:
-        """Say why hardly anything was left to run under forward passes since the last call."""
-        return None if self.engine is None else self.engine.flushed()
-
-    def asked_norm(self) -> Norm | None:
-        """Return a norm that was asked for last and that the plan does not have."""
-        return None if self.engine is None else self.engine.asked_norm()
-
     def pace(self, iteration_s: float) -> PaceSample | None:
         """Return the times of the last iteration, if it was sampled."""
         if self.engine is not None:
@@ -211,14 +191,10 @@ class ReducerBuckets:
 
 
 class _Reductions:
-    """Calls back at the end of every backward pass that one reducer has exchanged.
+    """Calls ``finished`` at the end of every backward pass that the present reducer has exchanged.
 
     Forward passes cannot be counted instead: one rank may make more of them than another, such as
     to log a sample.
-
-    Args:
-        wrapped: with the reducer to follow.
-        finished: is called when all gradients are averaged.
     """
 
     def __init__(self, wrapped: Wrapped, finished: Callable[[], None]) -> None:

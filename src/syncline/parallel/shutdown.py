@@ -68,13 +68,15 @@ def let_gloo_finish() -> None:
 
 def _shut_down(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine]) -> None:
     deferral, engine = deferral_of(), engine_of()
-    if deferral is not None and engine is not None:
+    if engine is None:
+        return
+    if deferral is not None:
         _finish(deferral, engine)
-    elif engine is not None:
+    else:
         # The model was dropped, but other ranks may still use theirs.
         with contextlib.suppress(SynclineError):  # nothing is lost here
             _send_the_rest(engine)
-        engine.close(0)
+    engine.close(0)
 
 
 def _await(thread_of: weakref.ref[Thread]) -> None:
@@ -112,7 +114,6 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
             _end_early()
         else:
             _say(f"rank {engine.rank}: the last update is lost: {text}")
-    engine.close(0)
 
 
 def _send_the_rest(engine: Engine) -> None:

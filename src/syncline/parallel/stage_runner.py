@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any
 
 from syncline.measure.exchange import gather_numbers
@@ -21,7 +21,7 @@ from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch, PaceSample
 from syncline.parallel.wrapped import Wrapped
 
-__all__ = ["StageRunner"]
+__all__ = ["Forward", "StageRunner"]
 
 TURNS = 3
 """Observed iterations take turns: quiet, lean, detailed."""
@@ -30,6 +30,16 @@ STARTING = Stage(name="starting", plan=None, warmup=0, iterations=1)
 """Before the first iteration, until all optimizers are known."""
 LONGEST_WARMUP = 5.0
 """An iteration that builds buckets counts as at most this many usual ones: the rest is not ours."""
+
+
+class Forward(Enum):
+    """What becomes of the gradients of a forward pass."""
+
+    EXCHANGED = auto()
+    ACCUMULATED = auto()
+    """They are only accumulated."""
+    OTHER = auto()
+    """There are none, or ranks may run different numbers of iterations: it is not measured."""
 
 
 class StageRunner:
@@ -50,9 +60,6 @@ class StageRunner:
         self._observer: Observer | None = None
         self._drift = DriftWatch()
         self._losses = LossWatch()
-        self._everyone: list[list[float]] = []
-        """Of every rank at the end of the last window: whether it was flushed, the median of its
-        iterations in seconds and the error of that."""
         self._start: Any = None
         self._left = False
         self._in_iteration = False
@@ -108,30 +115,30 @@ class StageRunner:
         """Enter the first stage. Call before the first forward pass."""
         self._enter(next(self._stages))
 
-    def begin_forward(self) -> None:
-        """Call just before a forward pass whose gradients will be exchanged, if any are."""
-        if self._observer is None:
+    def begin_forward(self, forward: Forward) -> None:
+        """Call just before a forward pass."""
+        observer = self._observer
+        if observer is None:
             return
-        if self._accumulates:
+        if forward is Forward.OTHER:
+            if not self._in_iteration:
+                observer.pause()
+        elif forward is Forward.ACCUMULATED:
+            # An iteration begins with the first of them, which waits for the update before.
+            if not self._in_iteration:
+                self._begin_observing(observer)
+                self._accumulates = True
+        elif self._accumulates:
             self._accumulates = False
-            self._observer.resume()
+            observer.resume()
         elif self._in_iteration:
             # One more before the same backward pass: what came before counts as between iterations.
-            again = self._observer.begin()
+            again = observer.begin()
             if again is not None and self._noted is not None:
                 iteration, recorded = self._noted
                 self._noted = iteration._replace(end_stamp=again.end_stamp), recorded
         else:
-            self._begin_observing(self._observer)
-
-    def begin_local_forward(self) -> None:
-        """Call just before a forward pass whose gradients are only accumulated.
-
-        An iteration begins with the first of them, which waits for the update before.
-        """
-        if self._observer is not None and not self._in_iteration:
-            self._begin_observing(self._observer)
-            self._accumulates = True
+            self._begin_observing(observer)
 
     def _begin_observing(self, observer: Observer) -> None:
         self._in_iteration = True
@@ -143,30 +150,26 @@ class StageRunner:
         if finished is not None and self._done > self.stage.warmup:
             self._noted = finished, recorded
 
-    def output(self, output: Any) -> None:
+    def end_forward(self, forward: Forward, output: Any) -> None:
         """Call when that forward pass is over."""
-        if self._observer is not None:
+        if self._observer is None:
+            return
+        if forward is Forward.EXCHANGED:
             self._observer.output(output)
-
-    def end_local_forward(self) -> None:
-        """Call when a forward pass is over whose gradients are only accumulated."""
-        if self._observer is not None and self._accumulates:
+        elif forward is Forward.ACCUMULATED and self._accumulates:
             self._observer.accumulate()
 
     def expect_backward(self, loss: Any) -> None:
         """Call when the gradients of the last forward pass will be exchanged after all."""
         if self._accumulates:
-            self.begin_forward()
-        self.output(loss)
-
-    def skip_forward(self) -> None:
-        """Call before a forward pass without gradients."""
-        if self._observer is not None and not self._in_iteration:
-            self._observer.pause()
+            self.begin_forward(Forward.EXCHANGED)
+        self.end_forward(Forward.EXCHANGED, loss)
 
     def end_iteration(self) -> None:
         """Call when a backward pass is over and its gradients are averaged, on all ranks."""
         self._in_iteration = self._accumulates = False
+        self._done += 1
+        self.tuning.iteration += 1
         if self.steady:
             self._end_steady_iteration()
         else:
@@ -174,8 +177,6 @@ class StageRunner:
 
     def _end_measured_iteration(self) -> None:
         stage, stamp = self.stage, self._clock.stamp()
-        self._done += 1
-        self.tuning.iteration += 1
         self._stamps.append((self._start, stamp))
         if stage.plan is None and not stage.observe:
             self._note_computing()
@@ -237,11 +238,9 @@ class StageRunner:
     def _end_steady_iteration(self) -> None:
         now = time.perf_counter()
         iteration_s = now - self._start
-        if self._done >= self.stage.warmup:
+        if self._done > self.stage.warmup:
             self._history.append(iteration_s)
         self._start = now
-        self._done += 1
-        self.tuning.iteration += 1
         if self._done % PACE_EVERY:
             return
         pace = self._buckets.pace(iteration_s)
@@ -257,35 +256,34 @@ class StageRunner:
         """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
         result, tuning = self._result, self.tuning
         result.iteration_s = list(self._history)[-WINDOW:]
-        result.flushed = self._buckets.flushed()
-        result.norm = self._buckets.asked_norm() if result.flushed is not None else None
-        result.drifted = self._drift.close_window(self._agree)
+        self._note_flushes()
+        own = [
+            float(result.flushed is not None),
+            median(result.iteration_s),
+            standard_error(result.iteration_s),
+            *self._drift.take_summary(),
+        ]
+        everyone = gather_numbers(own, self._job.group, self._job.device)
+        result.drifted = self._drift.close_window([summary for _, _, _, *summary in everyone])
         baseline = tuning.baseline if tuning.can_revert else None
         result.slower = self._losses.close_window(
-            baseline, [(seconds, error) for _, seconds, error in self._everyone]
+            baseline, [(seconds, error) for _, seconds, error, *_ in everyone]
         )
-        flushed = any(flag for flag, *_ in self._everyone)
+        flushed = any(flag for flag, *_ in everyone)
         return result.drifted or result.slower or (flushed and tuning.watches_flushes)
 
-    def _agree(self, own: Sequence[float]) -> list[list[float]]:
-        """Gather the numbers of all ranks, and by the same collective what else decides."""
-        times_s = self._result.iteration_s
-        flag = float(self._result.flushed is not None)
-        everyone = gather_numbers(
-            [*own, flag, median(times_s), standard_error(times_s)],
-            self._job.group,
-            self._job.device,
-        )
-        self._everyone = [numbers[len(own) :] for numbers in everyone]
-        return [numbers[: len(own)] for numbers in everyone]
+    def _note_flushes(self) -> None:
+        """Keep why hardly anything was left to run under forward passes, if so."""
+        engine = self._buckets.engine
+        found = None if engine is None else engine.flushed()
+        self._result.flushed, self._result.norm = found or (None, None)
 
     def _advance(self) -> None:
         began_s = time.perf_counter()
         if self.stage.plan is not None:
             self._result.mismatch = self._buckets.mismatch(self.stage.plan)
-            self._result.flushed = self._result.flushed or self._buckets.flushed()
-            if self._result.flushed is not None:
-                self._result.norm = self._buckets.asked_norm()
+            if self._result.flushed is None:
+                self._note_flushes()
         if self._observer is not None:
             self._observer.detach()
             self._observer = None

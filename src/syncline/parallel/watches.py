@@ -79,14 +79,16 @@ class DriftWatch:
         """Add a sample of the window that is running."""
         self._samples.append(pace)
 
-    def close_window(self, agree: Callable[[Sequence[float]], list[list[float]]]) -> bool:
-        """End a window; return whether to measure again. ``agree`` gathers every rank's numbers."""
-        own = [0.0] * 4  # medians of both times, then their standard errors
-        if self._samples:
-            series = [[pace[i] for pace in self._samples] for i in (0, 1)]
-            own = [median(s) for s in series] + [standard_error(s) for s in series]
-        self._samples.clear()
-        everyone = agree(own)
+    def take_summary(self) -> list[float]:
+        """Return the medians of both times in this window, then their standard errors."""
+        samples, self._samples = self._samples, []
+        if not samples:
+            return [0.0] * 4
+        series = [[pace[i] for pace in samples] for i in (0, 1)]
+        return [median(s) for s in series] + [standard_error(s) for s in series]
+
+    def close_window(self, everyone: Sequence[Sequence[float]]) -> bool:
+        """End a window, given every rank's summary; return whether to measure again."""
         now = [median(values) for values in zip(*everyone, strict=True)]
         if self._reference is None:
             self._reference = now

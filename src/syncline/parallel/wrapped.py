@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +10,9 @@ from torch import nn
 
 from syncline.measure.clock import Clock, clock_for
 from syncline.measure.profiler import dtype_name
+from syncline.model.plan import Tensor
 from syncline.model.quantities import BYTES_PER_ELEMENT
 from syncline.parallel.engine.compression import Compressing
-from syncline.parallel.engine.layout import BYTES_PER_MIB
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.overlap.guard import Guard
 from syncline.planners.ddp import Ddp
@@ -27,22 +25,17 @@ __all__ = ["Wrapped"]
 class Wrapped:
     """The exchanged parameters, their group, and what the user has asked for.
 
-    Args:
-        ddp: torch's class, constructed.
-        arguments: those it was constructed with, other than the module.
-        parameters: those that DDP exchanges, by name: those that needed gradients when the module
-            was wrapped, also while they are frozen; a shared one once.
+    The parameters are those that DDP exchanges, by name: those that needed gradients when the
+    module was wrapped, also while they are frozen; a shared one once.
     """
 
-    def __init__(
-        self, ddp: TorchDDP, arguments: Mapping[str, Any], parameters: dict[str, nn.Parameter]
-    ) -> None:
+    def __init__(self, ddp: TorchDDP, parameters: dict[str, nn.Parameter]) -> None:
         self.ddp = ddp
         self.module: nn.Module = ddp.module
         self.group: dist.ProcessGroup = ddp.process_group
         self.parameters = parameters
-        self._arguments = arguments
-        self.gradients_are_views: bool = ddp.gradient_as_bucket_view
+        self.wants_views: bool = ddp.gradient_as_bucket_view
+        """Whether the user asked for gradients that are views of the buckets."""
         self.compressing: Compressing | None = None
         """What exchanges lossy messages, if the user has asked for any."""
         self.optimizers: list[DeferredOptimizer] = []
@@ -58,23 +51,25 @@ class Wrapped:
     @cached_property
     def device(self) -> torch.device:
         """Where the engine and measuring work: the parameters' GPU, or the CPU."""
-        device = self.parameters_device
+        device = next(iter(self.parameters.values())).device
         return device if device.type == "cuda" else torch.device("cpu")
-
-    @property
-    def parameters_device(self) -> torch.device:
-        """Where the parameters are."""
-        return next(iter(self.parameters.values())).device
 
     @cached_property
     def clock(self) -> Clock:
         """The clock of the parameters' device."""
-        return clock_for(self.parameters_device)
+        return clock_for(self.device)
 
     @cached_property
     def parameter_ids(self) -> frozenset[int]:
         """The identities of the exchanged parameters."""
         return frozenset(id(parameter) for parameter in self.parameters.values())
+
+    def tensors(self) -> list[Tensor]:
+        """Return the exchanged parameters as a plan lists them, in the order of the module."""
+        return [
+            Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
+            for name, p in self.parameters.items()
+        ]
 
     @property
     def can_defer(self) -> bool:
@@ -91,22 +86,15 @@ class Wrapped:
         return sum(optimizer.updates for optimizer in self.optimizers)
 
     @property
-    def wants_views(self) -> bool:
-        """Whether the user asked for gradients that are views of the buckets."""
-        return bool(self._arguments.get("gradient_as_bucket_view", False))
-
-    @property
     def keeps_first_buckets(self) -> bool:
         """Whether the reducer never rebuilds its buckets: it looks for unused parameters."""
         return self.ddp.find_unused_parameters and not self.ddp.static_graph
 
     def own_buckets(self) -> Ddp:
         """Return the buckets that torch's class makes under the user's arguments."""
-        keeps = self.ddp.find_unused_parameters and not self._arguments.get("static_graph", False)
-        cap_mb = self._arguments.get("bucket_cap_mb")
-        if cap_mb is None:
+        keeps, cap_bytes = self.keeps_first_buckets, self.ddp.bucket_bytes_cap
+        if self.ddp.bucket_bytes_cap_default:
             return Ddp(from_the_last=keeps)
-        cap_bytes = int(cap_mb * BYTES_PER_MIB)
         return Ddp(bucket_bytes=cap_bytes, first_bucket_bytes=cap_bytes, from_the_last=keeps)
 
     def why_not_planned(self) -> str | None:

@@ -19,6 +19,7 @@ from syncline.sparse.ahead import StepAhead, Waiting
 from syncline.sparse.gradients import NamedGradient
 from syncline.sparse.reducer import SparseReducer
 from syncline.sparse.residuals import resharded as resharded_residuals
+from syncline.sparse.sparse_transport import SparseTransport
 from syncline.sparse.stream_context import stream_context_for
 from syncline.torch_private import device_types
 
@@ -102,6 +103,11 @@ class Session:
         if scaler.is_enabled():
             self._scaler = scaler
             self.reducer.refused = False
+
+    @property
+    def transport(self) -> SparseTransport:
+        """What sends and receives, and counts the bytes."""
+        return self.reducer.transport
 
     @property
     def has_scaler(self) -> bool:

@@ -53,8 +53,6 @@ def test_buckets_hold_whole_tensors_in_order(plan: Plan) -> None:
     assert all(layout.buckets)
     for bucket, size in zip(layout.buckets, layout.bucket_bytes, strict=True):
         assert size == sum(plan.tensors[t].size_bytes for t in bucket)
-    for tensor, bucket in enumerate(layout.bucket_of):
-        assert tensor in layout.buckets[bucket]
 
 
 @many

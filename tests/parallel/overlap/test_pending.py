@@ -58,7 +58,7 @@ class Owner:
 
     def read_parameters(self, indices: list[int]) -> None:
         self.read += indices
-        with PLAIN.restored("cpu"), torch.no_grad():
+        with PLAIN.restored(), torch.no_grad():
             for index in indices:
                 lift(self.tensors[index])
                 release(self.tensors[index])

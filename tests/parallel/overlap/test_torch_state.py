@@ -28,7 +28,7 @@ PLAIN = TorchState.now("cpu")
 
 
 def test_nothing_to_restore() -> None:
-    with PLAIN.restored("cpu"):
+    with PLAIN.restored():
         assert TorchState.now("cpu") == PLAIN
 
 
@@ -36,14 +36,14 @@ def test_gradients_and_inference() -> None:
     for switch in (torch.no_grad(), torch.inference_mode()):
         with switch:
             inside = TorchState.now("cpu")
-            with PLAIN.restored("cpu"):
+            with PLAIN.restored():
                 assert torch.is_grad_enabled()
                 assert not torch.is_inference_mode_enabled()
                 assert not torch.ones(1).is_inference()
             assert TorchState.now("cpu") == inside
     with torch.no_grad():
         stepped = TorchState.now("cpu")
-    with stepped.restored("cpu"):
+    with stepped.restored():
         assert not torch.is_grad_enabled()
 
 
@@ -51,23 +51,23 @@ def test_autocast_both_ways() -> None:
     a, b = torch.ones(2, 2), torch.ones(2, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         stepped = TorchState.now("cpu")
-        with PLAIN.restored("cpu"):
+        with PLAIN.restored():
             assert (a @ b).dtype is torch.float32
         assert (a @ b).dtype is torch.bfloat16
-    with stepped.restored("cpu"):
+    with stepped.restored():
         assert (a @ b).dtype is torch.bfloat16
 
 
 def test_function_modes_both_ways() -> None:
     with torch.device("meta"), Doubling():
         stepped = TorchState.now("cpu")
-        with PLAIN.restored("cpu"):
+        with PLAIN.restored():
             assert torch.equal(torch.ones(1), torch.tensor([1.0]))
         assert torch.ones(1).is_meta
         assert TorchState.now("cpu") == stepped
     with Doubling():
         doubling = TorchState.now("cpu")
-    with doubling.restored("cpu"):
+    with doubling.restored():
         assert torch.equal(torch.ones(1), torch.tensor([2.0]))
     assert torch.equal(torch.ones(1), torch.tensor([1.0]))
 
@@ -75,7 +75,7 @@ def test_function_modes_both_ways() -> None:
 def test_dispatch_modes_see_nothing() -> None:
     with Counting() as counting, FlopCounterMode(display=False) as flops:
         before = counting.calls
-        with PLAIN.restored("cpu"):
+        with PLAIN.restored():
             torch.ones(2, 2) @ torch.ones(2, 2)
         assert counting.calls == before
         assert flops.get_total_flops() == 0
@@ -87,7 +87,7 @@ def test_transformations_do_not_see_changes() -> None:
     kept = torch.zeros(3)
 
     def changing(x: torch.Tensor) -> torch.Tensor:
-        with PLAIN.restored("cpu"):
+        with PLAIN.restored():
             kept.add_(1)
         return (x * kept).sum()
 
@@ -100,7 +100,7 @@ def test_modes_come_back_after_an_error() -> None:
     with Doubling(), torch.no_grad():
         inside = TorchState.now("cpu")
         try:
-            with PLAIN.restored("cpu"):
+            with PLAIN.restored():
                 raise ArithmeticError
         except ArithmeticError:
             pass

@@ -26,14 +26,6 @@ class Job:
     parameters: tuple[nn.Parameter, ...]
     channel: Channel
 
-    def gradients(self, indices: Sequence[int]) -> Gradients:
-        """Return a message of the gradients of some parameters."""
-        return Gradients({self.names[index]: self.parameters[index] for index in indices})
-
-    def weights(self, indices: Sequence[int]) -> Values:
-        """Return a message of some parameters."""
-        return Values([self.parameters[index] for index in indices])
-
     def sent_before(self, index: int) -> UserError:
         """Return the error for a gradient that comes again after its message was sent."""
         return UserError(
@@ -53,6 +45,19 @@ class Algorithm(ABC):
         self.job = job
         self.hooks: list[RemovableHandle] = []
         """Ours on the module, its parameters and its optimizer."""
+        self._arrange([range(len(job.parameters))])
+
+    def _arrange(self, messages: Sequence[Sequence[int]]) -> None:
+        """Exchange the parameters of each message together; it gives their indices."""
+        self._members = [frozenset(message) for message in messages]
+        self._message_of = {i: number for number, message in enumerate(messages) for i in message}
+        names, parameters, channel = self.job.names, self.job.parameters, self.job.channel
+        self._gradients = [
+            Gradients({names[i]: parameters[i] for i in message}, channel) for message in messages
+        ]
+        self._weights = [Values([parameters[i] for i in message], channel) for message in messages]
+        self._ready: set[int] = set()
+        """Parameters whose gradients the present backward pass has made."""
 
     def close(self) -> None:
         """Take our hooks away."""
@@ -61,8 +66,8 @@ class Algorithm(ABC):
 
     @property
     def messages(self) -> int:
-        """Into how many messages the gradients go."""
-        return 1
+        """The number of messages of the gradients."""
+        return len(self._members)
 
     @property
     def measuring(self) -> bool:
@@ -110,18 +115,15 @@ class AllReduce(Algorithm):
 
     def __init__(self, job: Job, synchronise_every: int) -> None:
         super().__init__(job)
-        everything = range(len(job.parameters))
-        self._gradients = job.gradients(everything)
-        self._weights = job.weights(everything)
         self._synchronise_every = synchronise_every
         self._updates = 0
 
     def after_backward(self) -> None:
         """All-reduce the gradients (line 3)."""
-        self._gradients.all_reduce(self.job.channel)
+        self._gradients[0].all_reduce()
 
     def after_update(self) -> None:
         """Broadcast the weights now and then (lines 6 and 7)."""
         self._updates += 1
         if self._updates % self._synchronise_every == 0:
-            self._weights.broadcast(self.job.channel)
+            self._weights[0].broadcast()

@@ -110,11 +110,9 @@ class Channel:
 
 
 class Packed:
-    """A buffer for each dtype of some tensors, and each tensor's place in it.
+    """A buffer for each dtype of some tensors, and each tensor's place in it, of the same shape.
 
-    Args:
-        tensors: the places have their shapes and dtypes.
-        marked: whether each tensor has one more element, its mark.
+    If ``marked``, each tensor has one more element, its mark.
     """
 
     def __init__(self, tensors: Sequence[Tensor], *, marked: bool = False) -> None:
@@ -136,33 +134,35 @@ class Packed:
 class Values:
     """Weights or buffers that are broadcast together."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], channel: Channel) -> None:
         self._tensors = tensors
+        self._channel = channel
         self._packed = Packed(tensors)
         self._pending: list[Started] = []
 
     @torch.no_grad()
-    def start_broadcast(self, channel: Channel, *, attended: bool = False) -> None:
+    def start_broadcast(self, *, attended: bool = False) -> None:
         """Start to broadcast the root's values."""
-        if channel.is_root:
+        if self._channel.is_root:
             for place, tensor in zip(self._packed.places, self._tensors, strict=True):
                 place.copy_(tensor)
         self._pending = [
-            channel.start("broadcast", buffer, attended=attended) for buffer in self._packed.buffers
+            self._channel.start("broadcast", buffer, attended=attended)
+            for buffer in self._packed.buffers
         ]
 
     @torch.no_grad()
-    def finish(self, channel: Channel) -> None:
+    def finish(self) -> None:
         """Wait, and copy what has arrived to its place."""
         _wait(self._pending)
-        if not channel.is_root:
+        if not self._channel.is_root:
             for place, tensor in zip(self._packed.places, self._tensors, strict=True):
                 tensor.copy_(place)
 
-    def broadcast(self, channel: Channel) -> None:
+    def broadcast(self) -> None:
         """Replace every rank's values by the root's."""
-        self.start_broadcast(channel, attended=True)
-        self.finish(channel)
+        self.start_broadcast(attended=True)
+        self.finish()
 
 
 class Gradients:
@@ -172,18 +172,18 @@ class Gradients:
     gradient, so that its optimizer does not change it. Each gradient is multiplied by 1 / P before
     it is added, as DDP does, so that the same numbers are added.
 
-    Args:
-        parameters: of the gradients, by name.
+    The parameters are given by name.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], channel: Channel) -> None:
         self._parameters = parameters
+        self._channel = channel
         self._packed = Packed([*parameters.values()], marked=True)
         self._pending: list[Started] = []
         self._averages: list[Tensor] = []
         """Gradients that hold averages, until the update."""
 
-    def start_reduce(self, channel: Channel, *, attended: bool = False) -> None:
+    def start_reduce(self, *, attended: bool = False) -> None:
         """Start to reduce this rank's gradients to the root.
 
         Raises:
@@ -195,15 +195,15 @@ class Gradients:
                     f"a second backward pass has added to the average gradient of {name!r} before "
                     "the update; run all but the last pass under no_sync(), or call zero_grad()"
                 )
-        self._start(channel, "reduce", attended=attended)
+        self._start("reduce", attended=attended)
 
-    def finish_reduce(self, channel: Channel) -> None:
+    def finish_reduce(self) -> None:
         """Wait; the root gets the averages, and the other ranks have no gradients.
 
         So a step of the optimizer updates only the root's weights.
         """
         _wait(self._pending)
-        if channel.is_root:
+        if self._channel.is_root:
             self._unpack()
             self._averages = [p.grad for p in self._parameters.values() if p.grad is not None]
         else:
@@ -214,15 +214,15 @@ class Gradients:
         """Note that the averages have been used."""
         self._averages.clear()
 
-    def all_reduce(self, channel: Channel) -> None:
+    def all_reduce(self) -> None:
         """Replace every rank's gradients by the averages."""
-        self._start(channel, "all-reduce", attended=True)
+        self._start("all-reduce", attended=True)
         _wait(self._pending)
         self._unpack()
 
     @torch.no_grad()
-    def _start(self, channel: Channel, collective: Kind, *, attended: bool) -> None:
-        share = 1.0 / channel.group.ranks
+    def _start(self, collective: Kind, *, attended: bool) -> None:
+        share = 1.0 / self._channel.group.ranks
         packed = self._packed
         for (name, parameter), place, mark in zip(
             self._parameters.items(), packed.places, packed.marks, strict=True
@@ -238,7 +238,7 @@ class Gradients:
             else:
                 torch.mul(parameter.grad, share, out=place)
         self._pending = [
-            channel.start(collective, buffer, attended=attended) for buffer in packed.buffers
+            self._channel.start(collective, buffer, attended=attended) for buffer in packed.buffers
         ]
 
     @torch.no_grad()

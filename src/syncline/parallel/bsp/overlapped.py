@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from syncline.parallel.bsp.algorithm import Algorithm, Job
 from syncline.torch_private import tree_leaves
 
-__all__ = ["LayerOrder", "ModuleLayer", "Overlapped"]
+__all__ = ["LayerOrder", "Overlapped"]
 
 
 class Overlapped(Algorithm):
@@ -34,27 +34,13 @@ class Overlapped(Algorithm):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._order: LayerOrder | None = LayerOrder(job)
-        self._arrange([ModuleLayer(None, list(range(len(job.parameters))))])
 
-    def _arrange(self, layers: list[ModuleLayer]) -> None:
-        self._gradients = [self.job.gradients(layer.indices) for layer in layers]
-        self._weights = [self.job.weights(layer.indices) for layer in layers]
-        self._members = [frozenset(layer.indices) for layer in layers]
-        self._layer_of = {i: number for number, layer in enumerate(layers) for i in layer.indices}
+    def _arrange(self, messages: Sequence[Sequence[int]]) -> None:
+        super()._arrange(messages)
         # Forward: how many layers' weights were sent, and how many have arrived.
         self._sent = self._arrived = self.messages
         # Backward, from the last layer to the first: layers being reduced, and those reduced.
-        self._ready: set[int] = set()
         self._reducing = self._reduced = self.messages
-        for number, layer in enumerate(layers):
-            if layer.gate is not None:
-                begins = partial(self._layer_begins, number)
-                self.hooks.append(layer.gate.register_forward_pre_hook(begins))
-
-    @property
-    def messages(self) -> int:
-        """The number of messages of the gradients."""
-        return len(self._members)
 
     # ------------------------------------------------------------------ forward
 
@@ -74,13 +60,13 @@ class Overlapped(Algorithm):
         """Wait for a layer's weights (line 6), with the next layer's on their way (line 4)."""
         self._send_up_to(number)
         while self._arrived <= number:
-            self._weights[self._arrived].finish(self.job.channel)
+            self._weights[self._arrived].finish()
             self._arrived += 1
         self._send_up_to(number + 1)
 
     def _send_up_to(self, number: int) -> None:
         while self._sent <= min(number, self.messages - 1):
-            self._weights[self._sent].start_broadcast(self.job.channel)
+            self._weights[self._sent].start_broadcast()
             self._sent += 1
 
     def after_forward(self) -> None:
@@ -89,7 +75,11 @@ class Overlapped(Algorithm):
         if self._order is not None:
             layers = self._order.layers()
             self._order = None
-            self._arrange(layers)
+            self._arrange([indices for _, indices in layers])
+            for number, (gate, _) in enumerate(layers):
+                if gate is not None:
+                    begins = partial(self._layer_begins, number)
+                    self.hooks.append(gate.register_forward_pre_hook(begins))
 
     def settle(self) -> None:
         """Give every rank the weights of the last update."""
@@ -99,7 +89,7 @@ class Overlapped(Algorithm):
 
     def gradient_ready(self, index: int) -> None:
         """Go on to the next layer when one is complete (lines 9 to 11)."""
-        if self._layer_of[index] >= self._reducing:
+        if self._message_of[index] >= self._reducing:
             raise self.job.sent_before(index)
         self._ready.add(index)
         while self._reducing > 0 and self._members[self._reducing - 1] <= self._ready:
@@ -108,12 +98,12 @@ class Overlapped(Algorithm):
     def _reduce_next(self) -> None:
         self._finish_reduce()
         self._reducing -= 1
-        self._gradients[self._reducing].start_reduce(self.job.channel)
+        self._gradients[self._reducing].start_reduce()
 
     def _finish_reduce(self) -> None:
         while self._reduced > self._reducing:
             self._reduced -= 1
-            self._gradients[self._reduced].finish_reduce(self.job.channel)
+            self._gradients[self._reduced].finish_reduce()
 
     def after_backward(self) -> None:
         """Reduce what is left: the first layer, and those that were not used."""
@@ -132,15 +122,6 @@ class Overlapped(Algorithm):
 
 START = -1
 """In place of a module: the beginning of the forward pass."""
-
-
-class ModuleLayer(NamedTuple):
-    """Parameters that are needed when a module begins."""
-
-    gate: nn.Module | None
-    """The module; None: the model's forward pass itself."""
-    indices: list[int]
-    """Of the parameters."""
 
 
 class LayerOrder(TorchFunctionMode):
@@ -194,8 +175,12 @@ class LayerOrder(TorchFunctionMode):
                 self._gates[index] = self._running[-1]
         return func(*args, **(kwargs or {}))
 
-    def layers(self) -> list[ModuleLayer]:
-        """Return the layers as the root has seen them, on all ranks alike."""
+    def layers(self) -> list[tuple[nn.Module | None, list[int]]]:
+        """Return the layers as the root has seen them, on all ranks alike.
+
+        Each is the module at whose beginning parameters are needed, None for that of the forward
+        pass, and the indices of the parameters.
+        """
         entered = [self._entered.get(gate, START) for gate in self._gates]
         seen = torch.tensor([self._gates, entered], dtype=torch.int64)
         self._job.channel.start("broadcast", seen).wait()
@@ -204,6 +189,6 @@ class LayerOrder(TorchFunctionMode):
         for index in sorted(range(len(gates)), key=lambda index: entered[index]):
             found.setdefault(gates[index], []).append(index)
         return [
-            ModuleLayer(None if gate == START else self._modules[gate], indices)
+            (None if gate == START else self._modules[gate], indices)
             for gate, indices in found.items()
         ]

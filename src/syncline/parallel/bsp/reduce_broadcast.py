@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -27,9 +27,7 @@ class ReduceBroadcast(Algorithm):
     the root is the parameter server of MG-WFBP, section 4.3: messages of merged gradients are
     pushed during the backward pass, and the weights pulled in the same messages.
 
-    Args:
-        job: the model to train.
-        planner: merges gradients, from what the first iterations measure; None: all of them.
+    It plans from what the first iterations measure.
 
     Source: linear-pipeline, Algorithm 2.
     """
@@ -37,20 +35,8 @@ class ReduceBroadcast(Algorithm):
     def __init__(self, job: Job, planner: MergingPlanner | None) -> None:
         super().__init__(job)
         self._observation = None if planner is None else Observation(job, planner)
-        self._arrange([range(len(job.parameters))])
-
-    def _arrange(self, messages: Sequence[Sequence[int]]) -> None:
-        self._members = [frozenset(message) for message in messages]
-        self._message_of = {i: number for number, message in enumerate(messages) for i in message}
-        self._gradients = [self.job.gradients(message) for message in messages]
-        self._weights = [self.job.weights(message) for message in messages]
-        self._ready: set[int] = set()
         self._sent = 0
-
-    @property
-    def messages(self) -> int:
-        """The number of messages of the gradients."""
-        return len(self._members)
+        """Messages sent in the present backward pass."""
 
     @property
     def measuring(self) -> bool:
@@ -79,7 +65,7 @@ class ReduceBroadcast(Algorithm):
             self._push_next(attended=False)
 
     def _push_next(self, *, attended: bool) -> None:
-        self._gradients[self._sent].start_reduce(self.job.channel, attended=attended)
+        self._gradients[self._sent].start_reduce(attended=attended)
         self._sent += 1
 
     def after_backward(self) -> None:
@@ -87,7 +73,7 @@ class ReduceBroadcast(Algorithm):
         while self._sent < self.messages:
             self._push_next(attended=True)
         for gradients in self._gradients:
-            gradients.finish_reduce(self.job.channel)
+            gradients.finish_reduce()
         self._ready.clear()
         self._sent = 0
 
@@ -96,9 +82,9 @@ class ReduceBroadcast(Algorithm):
         for gradients in self._gradients:
             gradients.forget()
         for weights in self._weights:
-            weights.start_broadcast(self.job.channel, attended=True)
+            weights.start_broadcast(attended=True)
         for weights in self._weights:
-            weights.finish(self.job.channel)
+            weights.finish()
         if self._observation is not None and self._observation.update_ends():
             messages = self._observation.planned_messages()
             self._observation = None

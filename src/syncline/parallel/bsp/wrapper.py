@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from syncline.parallel.bsp.algorithm import Algorithm, AllReduce, Job
 from syncline.parallel.bsp.channel import Channel, Values
 from syncline.parallel.bsp.overlapped import Overlapped
 from syncline.parallel.bsp.reduce_broadcast import ReduceBroadcast
+from syncline.parallel.gradient_hooks import weakly
 from syncline.parallel.record import machine_line
 from syncline.planners.base import MergingPlanner
 from syncline.torch_private import queue_callback, tree_leaves
@@ -123,8 +124,8 @@ class BspSgd(nn.Module):
             parameters=tuple(parameter for _, parameter in named),
             channel=self._channel,
         )
-        Values([*module.parameters(), *module.buffers()]).broadcast(self._channel)
-        self._root_buffers = Values(list(module.buffers()))
+        Values([*module.parameters(), *module.buffers()], self._channel).broadcast()
+        self._root_buffers = Values(list(module.buffers()), self._channel)
         self._algorithm: Algorithm
         if algorithm == 1:
             self._algorithm = Overlapped(self._job)
@@ -137,14 +138,14 @@ class BspSgd(nn.Module):
         self._iteration_start: tuple[float, float] | None = None
         self._samples: list[tuple[float, float]] = []
         self._iterations = 0
-        ready = _weakly(self._gradient_ready)
+        ready = weakly(self._gradient_ready)
         self._algorithm.hooks += [
             *(
                 parameter.register_post_accumulate_grad_hook(partial(ready, index))
                 for index, parameter in enumerate(self._job.parameters)
             ),
-            optimizer.register_step_pre_hook(_weakly(self._before_update)),
-            optimizer.register_step_post_hook(_weakly(self._after_update)),
+            optimizer.register_step_pre_hook(weakly(self._before_update)),
+            optimizer.register_step_post_hook(weakly(self._after_update)),
         ]
         weakref.finalize(self, self._algorithm.close).atexit = False
 
@@ -156,7 +157,7 @@ class BspSgd(nn.Module):
         if torch.is_grad_enabled() and self._iteration_start is None:
             self._iteration_start = time.perf_counter(), self._channel.waited_s
         with self._channel.waiting():
-            self._root_buffers.broadcast(self._channel)
+            self._root_buffers.broadcast()
             self._algorithm.before_forward()
         with self._algorithm.watching_forward():
             output = self.module(*args, **kwargs)
@@ -229,18 +230,7 @@ class BspSgd(nn.Module):
         )
 
     def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
-        """Write the record into a directory, with ``report.html``; call on one rank.
-
-        Args:
-            directory: is made if missing; files of earlier reports are replaced.
-            run: the record to save; by default :meth:`run_record`.
-
-        Returns:
-            The path of ``report.html``.
-
-        Raises:
-            FileError: the directory cannot be written.
-        """
+        """Write the record into a directory, as ``DistributedDataParallel.save_report``."""
         from syncline.report.bundle import Bundle
         from syncline.report.page import save
 
@@ -282,21 +272,6 @@ class BspSgd(nn.Module):
             if not measuring:
                 whole_s = time.perf_counter() - start_s
                 self._samples.append((self._channel.waited_s - waited_s, whole_s))
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a method as a hook that does not keep its object alive.
-
-    The garbage collector does not see the hooks of a parameter.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> None:
-        found = reference()
-        if found is not None:
-            found(*arguments)
-
-    return call
 
 
 def _require_on(device: torch.device, module: nn.Module) -> None:

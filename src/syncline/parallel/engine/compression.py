@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -25,21 +24,70 @@ from syncline.planners.wfbp import Single
 from syncline.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
 from syncline.sparse.session import Scaler, Session, own_group
 from syncline.sparse.sparse_transport import SparseTransport, ring_bytes
-from syncline.sparse.stream_context import StreamContext, stream_context_for
+from syncline.sparse.stream_context import stream_context_for
 from syncline.torch_private import ignored_by_ddp
 
-__all__ = ["Compressing", "Compressor", "refused_compression"]
+__all__ = ["Compressing", "Compressor", "require_compression"]
 
 
-class Compressor(ABC):
+class _Rounding:
+    """Exchanges every element in 16 bits, in place of a :class:`Session`.
+
+    It adds up in float32, and keeps nothing but the count of its steps. All ranks of the wrapper's
+    group make one.
+    """
+
+    def __init__(
+        self, compression: Rounded, group: dist.ProcessGroup, device: torch.device
+    ) -> None:
+        self.transport = SparseTransport(own_group(group), timeout_of(group))
+        self.context = stream_context_for(device)
+        self.step = 0
+        self._compression = compression
+        self._dtype: torch.dtype = getattr(torch, compression)
+
+    def prepare(
+        self,
+        gradients: Sequence[NamedGradient],
+        *,
+        message: int,  # noqa: ARG002 - as a session's
+        after: Sequence[Any],
+    ) -> Callable[[], None]:
+        """Round what one message sends; return what exchanges it."""
+        with self.context.after(after):
+            rounded = torch.cat([g.values.to(self._dtype) for g in gradients]).cpu()
+
+        def exchange() -> None:
+            averages = self.transport.average_rounded(rounded)
+            with self.context.after(()):
+                there = averages.to(self.context.device)
+                parts = there.split([g.values.numel() for g in gradients])
+                for gradient, part in zip(gradients, parts, strict=True):
+                    gradient.values.copy_(part)
+
+        return exchange
+
+    def end_step(self) -> None:
+        """Call when all messages of a step have been exchanged."""
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank must save."""
+        return {"compression": self._compression, "steps": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank has saved."""
+        self.step = state["steps"]
+
+
+class Compressor:
     """Exchanges a plan's lossy messages, one after the other in the order of the plan.
 
     :meth:`prepare` may be called for the next message while one is exchanged on another thread.
     """
 
-    def __init__(self, plan: Plan, transport: SparseTransport, context: StreamContext) -> None:
-        self._transport = transport
-        self._context = context
+    def __init__(self, plan: Plan, exchange: Session | _Rounding) -> None:
+        self._exchange = exchange
         sizes = zip(plan.messages, plan.message_bytes(), strict=True)
         self._dense_bytes = sum(size for message, size in sizes if message.payload == "dense")
         self._tensors = [
@@ -63,60 +111,34 @@ class Compressor(ABC):
         The gradients, each of shape (elements,), are in the order of the plan, and complete when
         the device's current stream is here.
         """
-        return self._begun(number, gradients, [self._context.mark()])
+        return self._begun(number, gradients, [self._exchange.context.mark()])
 
     def _begun(
-        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
-    ) -> Callable[[], None]:
-        exchange = self._prepared(number, gradients, after)
-
-        def carry_out() -> None:
-            exchange()
-            if number == self._last:
-                # The transport's, which count with what the compressed step has sent.
-                self._transport.sent_bytes += ring_bytes(self._dense_bytes, self._transport.ranks)
-                self._end_step()
-
-        return carry_out
-
-    @abstractmethod
-    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Call when all messages of a backward pass that waits for them have been exchanged."""
-
-    @abstractmethod
-    def _prepared(
-        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
-    ) -> Callable[[], None]:
-        raise NotImplementedError
-
-    @abstractmethod
-    def _end_step(self) -> None:
-        raise NotImplementedError
-
-
-class _SparseCompressor(Compressor):
-    """Exchanges the largest of a message's residuals and gradients."""
-
-    def __init__(self, plan: Plan, session: Session) -> None:
-        super().__init__(plan, session.reducer.transport, session.context)
-        self._session = session
-
-    def _prepared(
         self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
     ) -> Callable[[], None]:
         named = [
             NamedGradient(tensor.name, values)
             for tensor, values in zip(self._tensors[number], gradients, strict=True)
         ]
-        return self._session.prepare(named, message=number, after=after)
+        exchange = self._exchange.prepare(named, message=number, after=after)
 
-    def _end_step(self) -> None:
-        self._session.end_step()
+        def carry_out() -> None:
+            exchange()
+            if number == self._last:
+                # The transport's, which count with what the compressed step has sent.
+                transport = self._exchange.transport
+                transport.sent_bytes += ring_bytes(self._dense_bytes, transport.ranks)
+                self._exchange.end_step()
+
+        return carry_out
 
     def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Let all gradients be infinite where a scaler is to skip the step."""
-        session = self._session
-        if not session.has_scaler:
+        """Call when all messages of a backward pass that waits for them have been exchanged.
+
+        Where a scaler is to skip the step, all gradients become infinite.
+        """
+        session = self._exchange
+        if not isinstance(session, Session) or not session.has_scaler:
             return
         present = [gradient for gradient in gradients if gradient is not None]
         finite = [gradient.isfinite().all() for gradient in present]
@@ -127,54 +149,10 @@ class _SparseCompressor(Compressor):
             gradient.fill_(math.inf)
 
 
-class _RoundedCompressor(Compressor):
-    """Exchanges every element in 16 bits, and adds up in float32."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        transport: SparseTransport,
-        context: StreamContext,
-        count: Callable[[], None],
-    ) -> None:
-        super().__init__(plan, transport, context)
-        self._count = count
-        payloads = {m.payload for m in plan.messages} - {"dense"}
-        self._dtype = getattr(torch, payloads.pop())
-
-    def _prepared(
-        self,
-        number: int,  # noqa: ARG002
-        gradients: Sequence[torch.Tensor],
-        after: Sequence[Any],
-    ) -> Callable[[], None]:
-        with self._context.after(after):
-            rounded = torch.cat([values.to(self._dtype) for values in gradients]).cpu()
-
-        def exchange() -> None:
-            averages = self._transport.average_rounded(rounded)
-            with self._context.after(()):
-                there = averages.to(self._context.device)
-                parts = there.split([gradient.numel() for gradient in gradients])
-                for values, part in zip(gradients, parts, strict=True):
-                    values.copy_(part)
-
-        return exchange
-
-    def _end_step(self) -> None:
-        self._count()
-
-    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Do nothing: infinities have reached all ranks, and nothing is kept."""
-
-
 class Compressing:
     """The residuals of a compressed training, and what exchanges its messages.
 
-    Args:
-        compression: what was asked for.
-        parameters: the exchanged ones, by name.
-        group: the wrapper's; all its ranks must call.
+    All ranks of the wrapper's group make one, of the exchanged parameters by name.
     """
 
     def __init__(
@@ -186,16 +164,14 @@ class Compressing:
         self.compression = compression
         self._parameters = dict(parameters)
         self._session: Session | None = None
+        """Keeps residuals; None where nothing is left over."""
+        self._exchange: Session | _Rounding
+        device = device_of(parameters)
         if isinstance(compression, Recipe):
             elements = {name: p.numel() for name, p in parameters.items()}
-            device = device_of(parameters)
-            self._session = Session(compression, elements, group, device=device)
-            self._transport = self._session.reducer.transport
-            self._context = self._session.context
+            self._exchange = self._session = Session(compression, elements, group, device=device)
         else:
-            self._transport = SparseTransport(own_group(group), timeout_of(group))
-            self._context = stream_context_for(device_of(parameters))
-        self._rounded_steps = 0
+            self._exchange = _Rounding(compression, group, device)
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
         self._resumed = "not decided"
@@ -207,24 +183,21 @@ class Compressing:
     def compressor_for(self, plan: Plan) -> Compressor:
         """Return what exchanges the lossy messages of a plan."""
         self._keep_residuals()
-        if self._session is not None:
-            return _SparseCompressor(plan, self._session)
-        return _RoundedCompressor(plan, self._transport, self._context, self._count)
-
-    def _count(self) -> None:
-        self._rounded_steps += 1
+        return Compressor(plan, self._exchange)
 
     @property
     def steps(self) -> int:
         """Steps whose gradients were compressed."""
-        return self._rounded_steps if self._session is None else self._session.step
+        return self._exchange.step
 
     @property
     def sent(self) -> Sent:
         """What this rank has sent since the wrapper was made."""
-        dense = sum(p.numel() * p.element_size() for p in self._parameters.values())
-        steps = self.steps - self._first_step
-        return Sent(steps=steps, sent_bytes=self._transport.sent_bytes, gradient_bytes=dense)
+        return Sent(
+            steps=self.steps - self._first_step,
+            sent_bytes=self._exchange.transport.sent_bytes,
+            gradient_bytes=sum(p.nbytes for p in self._parameters.values()),
+        )
 
     def follow(self, scaler: Scaler) -> None:
         """Let a scaler skip steps; see :meth:`Session.follow`."""
@@ -296,12 +269,8 @@ class Compressing:
 
     def state_dict(self, plan: Plan | None, *, decided: bool) -> dict[str, Any]:
         """Return what this rank must save; nothing may be under way, ``plan`` is what runs."""
-        if self._session is None:
-            kept: dict[str, Any] = {"compression": self.compression, "steps": self._rounded_steps}
-        else:
-            kept = self._session.state_dict()
         return {
-            **kept,
+            **self._exchange.state_dict(),
             "decided": decided,
             "plan": None if plan is None or not decided else plan.to_json(),
         }
@@ -315,10 +284,7 @@ class Compressing:
                 f"{compression_name(self.compression)}; give the wrapper the compression that it "
                 "was saved with"
             )
-        if self._session is not None:
-            self._session.load_state_dict(state)
-        else:
-            self._rounded_steps = state["steps"]
+        self._exchange.load_state_dict(state)
         self._first_step = self.steps
         plan = state.get("plan")
         decided = bool(state.get("decided", False))
@@ -328,35 +294,35 @@ class Compressing:
         return decided, None if plan is None else Plan.from_json(plan)
 
 
-def refused_compression(
+def require_compression(
     module: nn.Module,
     compression: Compression | None,
     plan: Plan | None,
     *,
     planner: str,
     check: bool,
-) -> UserError | None:
-    """Return the error for a compression that cannot be used, or None if it can."""
+) -> None:
+    """Raise a UserError for a compression that cannot be used."""
     if compression is None:
         if plan is not None and plan.is_lossy:
-            return UserError(
+            raise UserError(
                 "the plan has lossy messages; that must be asked for: give compression too, the "
                 "recipe or type that the plan was made for"
             )
-        return None
+        return
     if not isinstance(compression, Recipe) and compression not in get_args(Rounded):
-        return UserError(
+        raise UserError(
             f"compression is a Recipe, {' or '.join(map(repr, get_args(Rounded)))}, found "
             f"{compression!r}"
         )
     if isinstance(compression, Recipe) and compression.momentum and check:
-        return UserError(
+        raise UserError(
             "a recipe with momentum replaces the optimizer's, which the dense steps of the check "
             "would lack; give check=False, so that every step is compressed"
         )
     whole = isinstance(compression, Recipe) and compression.unit == "model"
     if whole and plan is None and planner not in (Auto.NAME, Single.NAME):
-        return UserError(
+        raise UserError(
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
             f"message; the planner {planner!r} makes several: take 'single', or leave it out"
         )
@@ -366,10 +332,6 @@ def refused_compression(
         for name, parameter in module.named_parameters()
         if parameter.requires_grad and name not in ignored
     }
-    try:
-        require_exchangeable(module, exchanged)
-        if plan is not None:
-            compressed(plan, compression)
-    except UserError as error:
-        return error
-    return None
+    require_exchangeable(module, exchanged)
+    if plan is not None:
+        compressed(plan, compression)

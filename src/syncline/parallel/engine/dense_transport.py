@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from syncline.measure.keepalive import keepalive
 from syncline.model.plan import MessageCollective
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-def bucket_elements(bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
+def bucket_elements(bucket: GradBucket) -> torch.Tensor:
     """Return a bucket's flat buffer with one entry for each element of its gradients.
 
     The reducer hands over complex gradients as real numbers, two for each element. A factor must
@@ -263,7 +264,14 @@ class CudaDenseTransport(DenseTransport):
             sent = own()
             rows = sent.new_empty(self.workers, *sent.shape)
             all_gather_base(self.group, rows.view(-1), sent.view(-1)).wait()
-            return self._all_of_stream(), rows
+            work = self._all_of_stream()
+
+        def wait_on_stream() -> None:
+            work.wait_on_stream()
+            # Its allocator must not hand out the rows while the reader's stream has them to read.
+            rows.record_stream(torch.cuda.current_stream(self._cuda))
+
+        return Work(work.wait, wait_on_stream), rows
 
     def _all_of_stream(self) -> Work:
         """Return the work of all that is on the stream: copies and sums after a collective, too."""

@@ -48,8 +48,7 @@ CLOSING_S = 10.0
 class _Round:
     """One iteration's exchange."""
 
-    def __init__(self, number: int, layout: BucketLayout, *, norms: bool) -> None:
-        self.number = number
+    def __init__(self, layout: BucketLayout, *, norms: bool) -> None:
         self.missing = [len(tensors) for tensors in layout.tensors]
         """Of each message: tensors that are not ready."""
         self.ready = [False] * len(layout.touching)
@@ -88,11 +87,9 @@ class _Drain:
 
 
 class _Issued(NamedTuple):
-    round: _Round
-    message: int | None
-    """None for the roll call."""
     work: Work
-    then: Callable[[], None] | None
+    then: Callable[[], None]
+    """Is called once that is complete."""
 
 
 class Engine:
@@ -106,15 +103,9 @@ class Engine:
     Every round begins with a roll call, during the backward pass: ranks that count different rounds
     or updates have parted, and raise instead of averaging gradients of different parameters.
 
-    Every method that waits raises a PeerError if a rank failed or did not answer within the
-    timeout, and a MismatchError if the ranks have parted.
-
-    Args:
-        plan: the messages.
-        layout: their places in the buckets.
-        transport: exchanges slices.
-        compressor: what exchanges lossy messages, if the plan has any.
-        timeout_s: deadline of every wait for peers; that of the transport's group.
+    Every method that waits raises a PeerError if a rank failed or did not answer within
+    ``timeout_s``, which is that of the transport's group, and a MismatchError if the ranks have
+    parted.
     """
 
     def __init__(
@@ -186,7 +177,13 @@ class Engine:
         return self._round is not None and self._round.unfinished > 0
 
     def require_whole(self) -> None:
-        """Raise a PeerError, outside a backward pass, if the last one missed a gradient."""
+        """Make sure, outside a backward pass, that gradients can be used for an update.
+
+        Raises:
+            PeerError: the last backward pass missed a gradient, or a rank failed.
+            MismatchError: the ranks have parted.
+        """
+        self.check()
         if self._round is not None and any(self._round.missing):
             self._require_ready(self._round, range(len(self.plan.messages)))
 
@@ -221,23 +218,17 @@ class Engine:
                 self._before.append(self._round)
             self._rounds += 1
             self._roll = (self._rounds, *roll)
-            self._round = _Round(self._rounds, self.layout, norms=self._share_norms is not None)
+            self._round = _Round(self.layout, norms=self._share_norms is not None)
             self._for_issuer.notify()
 
     def tensor_ready(self, tensor: int) -> None:
         """Note that a tensor's gradient is in its bucket."""
         round_ = self._round
         assert round_ is not None
-        if not round_.ready[tensor]:
-            round_.ready[tensor] = True
-            self._touch(round_, self.layout.touching[tensor])
-
-    def bucket_ready(self, bucket: int) -> None:
-        """Note that all of a bucket's tensors are ready."""
-        for tensor in self.layout.buckets[bucket]:
-            self.tensor_ready(tensor)
-
-    def _touch(self, round_: _Round, messages: Sequence[int]) -> None:
+        if round_.ready[tensor]:
+            return
+        round_.ready[tensor] = True
+        messages = self.layout.touching[tensor]
         complete = [message for message in messages if round_.missing[message] == 1]
         if complete:
             # Before the messages count as complete: the issuer may look before it is notified.
@@ -250,6 +241,11 @@ class Engine:
         if self._awaited in complete:
             with self._lock:
                 self._for_issuer.notify()
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Note that all of a bucket's tensors are ready."""
+        for tensor in self.layout.buckets[bucket]:
+            self.tensor_ready(tensor)
 
     def arrived(self, tensor: int) -> bool:
         """Say whether a tensor's exchanged gradient is in place, and may be changed."""
@@ -352,19 +348,7 @@ class Engine:
             return True
         self._require_own_process()
         self._require_ready(round_, range(len(self.plan.messages)))
-        left = round_.unfinished
-
-        def moved() -> bool:
-            return self._error is not None or round_.unfinished < left
-
-        with self._lock:
-            while left:
-                in_time = self._for_trainer.wait_for(moved, patience_s)
-                self.check()
-                if not in_time:
-                    return False
-                left = round_.unfinished
-        return True
+        return self._moves_until(lambda: round_.unfinished == 0, patience_s)
 
     def close(self, patience_s: float = CLOSING_S) -> None:
         """End the threads, and wait for each at most ``patience_s``.
@@ -411,29 +395,35 @@ class Engine:
         if done():
             return
         self._require_own_process()
-        round_ = self._round
-        assert round_ is not None
-        over = moved = False
-
-        def changed() -> bool:
-            nonlocal over, moved
-            over = self._error is not None or done()
-            moved = (round_.unsent, round_.unfinished) != left
-            return over or moved
-
-        with self._lock:
-            while not over:
-                left = (round_.unsent, round_.unfinished)
-                if not self._for_trainer.wait_for(changed, self.timeout_s + SLACK_S):
-                    break
-            self.check()
-        if not over:
+        if not self._moves_until(done, self.timeout_s + SLACK_S):
             names = ", ".join(self.plan.label(self.layout.tensors[m]) for m in messages[:3])
             raise PeerError(
                 f"rank {self.rank}: the exchange of {names or 'the gradients'} did not end within "
                 f"{self.timeout_s:.0f} s of the last message that moved; a peer has stopped, see "
                 "the other ranks' output, and resume from the last checkpoint"
             )
+
+    def _moves_until(self, done: Callable[[], bool], patience_s: float) -> bool:
+        """Wait while messages go on being issued and completing, at most ``patience_s`` apart.
+
+        Return whether ``done`` says so; raise the error that an exchange has raised, if one has.
+        """
+        round_ = self._round
+        assert round_ is not None
+        over = False
+
+        def changed() -> bool:
+            nonlocal over
+            over = self._error is not None or done()
+            return over or (round_.unsent, round_.unfinished) != left
+
+        with self._lock:
+            while not over:
+                left = (round_.unsent, round_.unfinished)
+                if not self._for_trainer.wait_for(changed, patience_s):
+                    break
+            self.check()
+        return over
 
     # ------------------------------------------------------------------ the engine's threads
 
@@ -476,7 +466,7 @@ class Engine:
                 if self._closing or round_ is None or round_.taken:
                     break
                 round_.taken = True
-            self._call_roll(round_)
+            self._call_roll()
             for number in range(len(self.plan.messages)):
                 if not self._issue_message(round_, number):
                     break
@@ -536,7 +526,7 @@ class Engine:
             self._in_flight += 1
             if not self._transport.bounded:
                 self._for_trainer.notify_all()
-        self._issued_queue.put(_Issued(round_, number, work, None))
+        self._issued_queue.put(_Issued(work, functools.partial(self._arrive, round_, number)))
         return True
 
     def _last_step(self, message: Message) -> float | None:
@@ -576,7 +566,7 @@ class Engine:
             round_.has_norms = True
             round_.unsent -= 1
             self._for_trainer.notify_all()
-        self._issued_queue.put(_Issued(round_, None, norms.work, finished))
+        self._issued_queue.put(_Issued(norms.work, finished))
         return True
 
     def _complete_sums(self, round_: _Round) -> Iterator[int]:
@@ -625,27 +615,27 @@ class Engine:
                     self._for_issuer.notify()
                 continue
             issued.work.wait()
-            if issued.message is None:
-                assert issued.then is not None
-                issued.then()
-                del issued  # nothing that is complete is kept while the next is waited for
-                continue
-            round_, number = issued.round, issued.message
-            del issued
-            with self._lock:
-                if self._host_waits[number]:
-                    round_.works[number] = None
-                round_.finished_ns[number] = time.perf_counter_ns()
-                self._pacing.completed(number, round_.issued_ns[number], round_.finished_ns[number])
-                if self.plan.messages[number].collective != "reduce-scatter":
-                    for tensor in self.layout.tensors[number]:
-                        round_.left[tensor] -= 1
-                round_.unfinished -= 1
-                self._in_flight -= 1
-                self._for_issuer.notify()
-                self._for_trainer.notify_all()
+            then = issued.then
+            del issued  # the work is released before anyone learns that it is complete,
+            then()
+            del then  # and nothing that is complete is kept while the next is waited for
 
-    def _call_roll(self, round_: _Round) -> None:
+    def _arrive(self, round_: _Round, number: int) -> None:
+        """Note that a message is complete."""
+        with self._lock:
+            if self._host_waits[number]:
+                round_.works[number] = None
+            round_.finished_ns[number] = time.perf_counter_ns()
+            self._pacing.completed(number, round_.issued_ns[number], round_.finished_ns[number])
+            if self.plan.messages[number].collective != "reduce-scatter":
+                for tensor in self.layout.tensors[number]:
+                    round_.left[tensor] -= 1
+            round_.unfinished -= 1
+            self._in_flight -= 1
+            self._for_issuer.notify()
+            self._for_trainer.notify_all()
+
+    def _call_roll(self) -> None:
         work, tell = self._transport.gather_numbers(self._roll)
 
         def compare() -> None:
@@ -660,4 +650,4 @@ class Engine:
                         "backward pass. Resume from the last checkpoint"
                     )
 
-        self._issued_queue.put(_Issued(round_, None, work, compare))
+        self._issued_queue.put(_Issued(work, compare))

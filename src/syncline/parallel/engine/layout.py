@@ -10,7 +10,6 @@ from typing import Any, Self
 from syncline.model.plan import Message, Plan
 
 __all__ = [
-    "BYTES_PER_MIB",
     "BucketLayout",
     "BucketSlice",
     "Shares",
@@ -52,8 +51,6 @@ class BucketLayout:
     """Of each tensor: the messages after which its gradient is final."""
     sources: tuple[tuple[int, ...], ...]
     """Of each all-gather: the reduce-scatters whose sums it sends."""
-    bucket_of: tuple[int, ...]
-    """Of each tensor."""
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -85,7 +82,6 @@ class BucketLayout:
             touching=tuple(map(tuple, touching)),
             completing=tuple(map(tuple, completing)),
             sources=_sources(plan),
-            bucket_of=tuple(bucket_of),
         )
 
 
@@ -115,9 +111,6 @@ def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...
             joined[tensor] = True
     starts = [tensor for tensor, same in enumerate(joined) if not same]
     return tuple(range(a, b) for a, b in itertools.pairwise([*starts, len(elements)]))
-
-
-BYTES_PER_MIB = 1024 * 1024
 
 
 def needs_engine(plan: Plan) -> bool:
@@ -154,10 +147,8 @@ def difference_from_plan(
 ) -> str | None:
     """Say how the reducer's buckets differ from the plan's messages, or None if they do not.
 
-    Args:
-        plan: what the buckets should be.
-        parameter_names: the names of the reducer's parameters, in its order.
-        logging_data: ``DistributedDataParallel._get_ddp_logging_data()``.
+    The names are those of the reducer's parameters, in its order; ``logging_data`` is what it has
+    measured.
     """
     planned = [
         frozenset(plan.tensors[index].name for index in tensors)

@@ -39,9 +39,7 @@ class ShareNorms:
     the same on every rank, and so is one that :meth:`local` computes from the whole gradient, up to
     the rounding of float64, which the result's rounding to the gradient's own type hides.
 
-    Args:
-        plan: which says the norm; a message's sum is shared out as a reduce-scatter leaves it.
-        layout: the places in the buckets.
+    The plan says the norm. A message's sum is shared out as a reduce-scatter leaves it.
     """
 
     def __init__(self, plan: Plan, layout: BucketLayout) -> None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
 
 from syncline.measure.clock import Clock, CpuClock
 from syncline.measure.observer import Moment, ObservedIteration
@@ -23,8 +25,6 @@ __all__ = [
     "GateTimes",
     "MessageTimes",
     "Recorded",
-    "engine_timeline",
-    "measured_timeline",
     "recorded_timeline",
     "timeline_of",
 ]
@@ -84,15 +84,15 @@ class BucketRecorder:
     def __init__(self, group: dist.ProcessGroup, clock: Clock) -> None:
         self._group = group
         self._clock = clock
-        self._exchanges: list[BucketStamps] = []
         self._share = 1.0 / dist.get_world_size(group)
+        self._exchanges: list[BucketStamps] = []
 
     def take(self) -> list[BucketStamps]:
         """Return the exchanges since the last call."""
         taken, self._exchanges = self._exchanges, []
         return taken
 
-    def hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    def hook(self, _: object, bucket: GradBucket) -> Future[torch.Tensor]:
         """Average the bucket over the group. Registered with ``register_comm_hook``."""
         # The same multiplication as the reducer's own, so that results agree to the last bit.
         bucket_elements(bucket).mul_(self._share)
@@ -101,11 +101,11 @@ class BucketRecorder:
         work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
         assert work is not None
 
-        def finish(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        def finish(future: Future[list[torch.Tensor]]) -> torch.Tensor:
             exchange.finished.append(self._clock.stamp())
             return future.value()[0]
 
-        done: torch.futures.Future[torch.Tensor] = work.get_future().then(finish)
+        done: Future[torch.Tensor] = work.get_future().then(finish)
         return done
 
 
@@ -114,64 +114,14 @@ def recorded_timeline(
 ) -> Timeline | None:
     """Build the timeline of a recorded iteration; None if some message was not seen."""
     if isinstance(recorded, EngineTimes):
-        if len({times.message for times in recorded.messages}) != len(plan.messages):
-            return None
-        return engine_timeline(iteration, recorded.messages, recorded.gates, plan, clock)
-    if len(recorded) != len(plan.messages):
-        return None
-    return measured_timeline(iteration, recorded, plan, clock)
-
-
-def measured_timeline(
-    iteration: ObservedIteration, exchanges: list[BucketStamps], plan: Plan, clock: Clock
-) -> Timeline:
-    """Build the timeline of one recorded iteration; see :func:`timeline_of`.
-
-    A bucket is shown from when it was issued, or from when the one before it was complete if that
-    was later, until it was complete: how long it waited inside the backend is unknown.
-    """
-    origin = iteration.events[0].stamp
-    messages = []
-    free_ns = 0
-    for exchange in sorted(exchanges, key=lambda e: e.bucket):
-        if not exchange.finished:
-            continue
-        ready_ns = clock.between_ns(origin, exchange.issued)
-        finished_ns = clock.between_ns(origin, exchange.finished[0])
-        issued_ns = min(max(ready_ns, free_ns), finished_ns)
-        messages.append(MessageTimes(exchange.bucket, ready_ns, issued_ns, finished_ns))
-        free_ns = max(free_ns, finished_ns)
-    return timeline_of(iteration, messages, [], plan, clock)
-
-
-def engine_timeline(
-    iteration: ObservedIteration,
-    messages: Sequence[MessageTimes],
-    gates: Sequence[GateTimes],
-    plan: Plan,
-    clock: Clock,
-) -> Timeline:
-    """Build the timeline of one iteration under the engine; see :func:`timeline_of`.
-
-    Messages are those finished in the round whose backward pass is in the iteration and in the
-    round before it. Gates are those passed in the iteration. Others of both are ignored.
-    """
-    origin_ns = _host_ns(iteration.events[0].stamp, clock)
-    return timeline_of(
-        iteration,
-        [m._replace(**{f: getattr(m, f) - origin_ns for f in m._fields[1:]}) for m in messages],
-        [g._replace(**{f: getattr(g, f) - origin_ns for f in g._fields[1:]}) for g in gates],
-        plan,
-        clock,
-    )
+        seen = len({times.message for times in recorded.messages})
+    else:
+        seen = len(recorded)
+    return timeline_of(iteration, recorded, plan, clock) if seen == len(plan.messages) else None
 
 
 def timeline_of(
-    iteration: ObservedIteration,
-    messages: Sequence[MessageTimes],
-    gates: Sequence[GateTimes],
-    plan: Plan,
-    clock: Clock,
+    iteration: ObservedIteration, recorded: Recorded, plan: Plan, clock: Clock
 ) -> Timeline:
     """Build the timeline of one iteration as one period of many equal ones.
 
@@ -187,20 +137,30 @@ def timeline_of(
 
     Args:
         iteration: as observed.
-        messages: times in ns from the iteration's beginning; those of its own round are ready in
-            it, those of the round before were ready earlier.
-        gates: likewise.
+        recorded: of the engine, messages that finished in the round whose backward pass is in the
+            iteration and in the round before it, and gates passed in the iteration; others of both
+            are ignored.
         plan: whose messages.
         clock: of the iteration's stamps, settled.
     """
-    walk = _walk(iteration, clock)
-    sent = [MessageTimes(m.message, *(_unwalked(at, walk) for at in m[1:])) for m in messages]
+    if isinstance(recorded, EngineTimes):
+        origin_ns = _host_ns(iteration.events[0].stamp, clock)
+        messages, gates = recorded
+    else:
+        origin_ns = 0
+        messages, gates = _of_buckets(iteration, recorded, clock), []
+    walk_ns, walked_ns = _walk(iteration, clock)
+
+    def relative(at_ns: int) -> int:
+        """Return a time from the iteration's beginning, as if our walk had taken no time."""
+        at_ns -= origin_ns
+        return at_ns - min(max(at_ns - walk_ns, 0), walked_ns - walk_ns)
+
+    sent = [MessageTimes(m.message, *map(relative, m[1:])) for m in messages]
     pieces = _computing(iteration, sent, plan, clock)
     period_ns = pieces[-1].stop_ns if pieces else 0
     turn = next((p.start_ns for p in pieces if p.kind == "data"), period_ns)
-    standing = list(
-        _standing([GateTimes(g.label, *(_unwalked(at, walk) for at in g[1:])) for g in gates])
-    )
+    standing = list(_standing([GateTimes(g.label, *map(relative, g[1:])) for g in gates]))
     if plan.wait == "update":
         standing += _until_arrived(pieces, sent, standing[:])
         standing.sort(key=lambda piece: piece.start_ns)
@@ -321,6 +281,28 @@ class _Period(NamedTuple):
                 yield start + offset, stop + offset, offset
 
 
+def _of_buckets(
+    iteration: ObservedIteration, buckets: list[BucketStamps], clock: Clock
+) -> list[MessageTimes]:
+    """Return the times of buckets in ns from the iteration's beginning.
+
+    A bucket is shown from when it was issued, or from when the one before it was complete if that
+    was later, until it was complete: how long it waited inside the backend is unknown.
+    """
+    origin = iteration.events[0].stamp
+    messages = []
+    free_ns = 0
+    for exchange in sorted(buckets, key=lambda e: e.bucket):
+        if not exchange.finished:
+            continue
+        ready_ns = clock.between_ns(origin, exchange.issued)
+        finished_ns = clock.between_ns(origin, exchange.finished[0])
+        issued_ns = min(max(ready_ns, free_ns), finished_ns)
+        messages.append(MessageTimes(exchange.bucket, ready_ns, issued_ns, finished_ns))
+        free_ns = max(free_ns, finished_ns)
+    return messages
+
+
 def _messages(sent: Sequence[MessageTimes], plan: Plan, around: _Period) -> Iterator[Span]:
     tensors, sizes = plan.message_tensors(), plan.message_bytes()
     seam_ns = around.length_ns - around.turn_ns
@@ -383,9 +365,3 @@ def _walk(iteration: ObservedIteration, clock: Clock) -> tuple[int, int]:
             origin = events[0].stamp
             return clock.between_ns(origin, before.stamp), clock.between_ns(origin, event.stamp)
     return 0, 0
-
-
-def _unwalked(at_ns: int, walk: tuple[int, int]) -> int:
-    """Return a time as if the walk had taken no time."""
-    start_ns, stop_ns = walk
-    return at_ns - min(max(at_ns - start_ns, 0), stop_ns - start_ns)

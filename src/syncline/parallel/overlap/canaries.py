@@ -14,8 +14,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from syncline.parallel.overlap.separable import own_attributes, why_not_separable
-from syncline.parallel.overlap.trial import corner, kind_of_parameter, moving, normal, same, small
+from syncline.parallel.overlap.separable import why_not_separable
+from syncline.parallel.overlap.trial import (
+    corner,
+    failed,
+    kind_of_parameter,
+    moving,
+    normal,
+    own_attributes,
+    same,
+    small,
+)
 from syncline.torch_private import foreach_copy_
 
 __all__ = ["StepCheck", "kind_of"]
@@ -35,11 +44,7 @@ class StepCheck:
 
     The trial that an optimizer has passed is repeated when its settings change in kind. That is
     enough for the classes of ``torch.optim``: each updates every parameter by itself, with any
-    settings. The step of any other class is made on :class:`Canaries` first.
-
-    Args:
-        optimizer: has passed the trial.
-        step: makes the step of its class.
+    settings. ``step``, which makes the step of any other class, is made on :class:`Canaries` first.
     """
 
     def __init__(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
@@ -83,11 +88,11 @@ class StepCheck:
                 reason = canaries.why_coupled()
             # The step of an unknown optimizer may raise anything; all of it ends in the answer.
             except Exception as error:
-                failure = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+                failure = failed(error)
             else:
                 self._canaries = canaries
                 return reason
-        return f"its step failed on a small example ({failure})"
+        return failure
 
 
 class _Canary(NamedTuple):
@@ -110,13 +115,8 @@ class Canaries:
     each other the two sets come out differently, and no update of the model has been made yet.
 
     Their state is as many steps old as the real one, so what a step does from a certain step on is
-    seen in the step in which it begins.
-
-    Args:
-        optimizer: all updates that it was asked for have been made.
-        step: makes the step of its class.
-        device: where they shall be, instead of where the parameters are.
-        with_state: begin with a corner of the real state; otherwise with none.
+    seen in the step in which it begins. With ``with_state`` they begin with a corner of the real
+    state, otherwise with none. All updates that the optimizer was asked for have been made.
     """
 
     def __init__(

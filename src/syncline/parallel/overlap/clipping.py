@@ -24,7 +24,7 @@ from syncline.torch_private import (
     unscale_,
 )
 
-__all__ = ["CLIPPING", "Change", "Clipped", "clipped", "make_changes"]
+__all__ = ["CLIPPING", "Change", "Owned", "Owner", "clipped", "make_changes"]
 
 
 class Change(NamedTuple):
@@ -83,8 +83,17 @@ def make_changes(changes: Sequence[Change], gradients: list[torch.Tensor]) -> No
         change.make(gradients)
 
 
-class Clipped(Protocol):
-    """An object that has pending gradients, by index."""
+class Owner(Protocol):
+    """An object that can finish pending values, by their indices."""
+
+    def read_parameters(self, indices: list[int]) -> None:
+        """Make the due updates of the parameters."""
+
+    def read_gradients(self, indices: list[int]) -> None:
+        """Wait for the exchange of the gradients."""
+
+    def zero_gradients(self, indices: list[int]) -> None:
+        """Set the gradients to zero, once they have been used."""
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return norms of pending gradients; None if they are not exchanged."""
@@ -120,9 +129,9 @@ CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
 MERGING = (torch.float32, torch.float64)
 """Types of gradients whose factors may be multiplied; others round coarsely, and underflow."""
 
-Group = tuple[Clipped, list[int], list[torch.Tensor]]
-"""Pending gradients of one owner, with their indices."""
-Groups = Callable[[Sequence[torch.Tensor]], Sequence[Group] | None]
+Owned = tuple[Owner, list[int], list[torch.Tensor]]
+"""An owner, with indices and members of tensors that are pending for it."""
+Groups = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]
 """Returns the owners of some gradients, or None if some are not pending."""
 
 
@@ -142,18 +151,18 @@ def clipped(
     many = isinstance(args[0], (list, tuple))
     gradients = list(args[0]) if many else [args[0]]
     kind = (FOREACH if many else INPLACE).get(function)
-    if kind is None:
-        norm = _norm_of(function, args[1:], kwargs)
-        if norm is not None:
-            return _norms(norm, gradients, groups, many=many)
-        if function is unscale_:
-            return _unscale(gradients, args[1:], kwargs, groups)
-        return None
-    if not all(map(_is_number, args[1:])) or not all(map(_is_number, kwargs.values())):
-        return None
-    owned = groups(gradients)
+    norm = _norm_of(function, args[1:], kwargs)
+    if kind is not None:
+        is_known = all(map(_is_number, (*args[1:], *kwargs.values())))
+    else:
+        is_known = norm is not None or function is unscale_
+    owned = groups(gradients) if is_known else None
     if owned is None:
         return None
+    if norm is not None:
+        return _norms(norm, gradients, owned, many=many)
+    if kind is None:
+        return _unscale(owned, args[1:], kwargs)
     for owner, indices, _ in owned:
         owner.change(indices, _change(kind, function, args[1:], kwargs, of_many=many))
     return (args[0],)
@@ -170,16 +179,7 @@ def _change(
     return Change(function, args, kwargs, of_many, factor)
 
 
-def _norms(
-    norm: Norm,
-    gradients: list[torch.Tensor],
-    groups: Groups,
-    *,
-    many: bool,
-) -> Any:
-    owned = groups(gradients)
-    if owned is None:
-        return None
+def _norms(norm: Norm, gradients: list[torch.Tensor], owned: Sequence[Owned], *, many: bool) -> Any:
     found: dict[int, torch.Tensor] = {}
     for owner, indices, members in owned:
         norms = owner.norms(indices, norm)
@@ -190,14 +190,8 @@ def _norms(
     return (results if many else results[0],)
 
 
-def _unscale(
-    gradients: list[torch.Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    groups: Groups,
-) -> Any:
-    owned = groups(gradients)
-    if owned is None or len(args) != 2 or kwargs:
+def _unscale(owned: Sequence[Owned], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 2 or kwargs:
         return None
     found_inf, inverse = args
     finite = [owner.all_finite(indices) for owner, indices, _ in owned]

@@ -28,19 +28,12 @@ from syncline.parallel.overlap.pending import (
     suspend_average,
 )
 from syncline.sparse.gradients import flat
+from syncline.torch_private import foreach_zero_
 
 __all__ = ["Deferral"]
 
 KEPT_GATES = 4096
 """Gates whose times are kept: an iteration has at most one for each module."""
-
-
-class _Due(NamedTuple):
-    """An update that was asked for and is not made yet."""
-
-    step: DeferredStep
-    gradient: torch.Tensor
-    """The view of the bucket that holds the parameter's gradient."""
 
 
 class _Averaging(NamedTuple):
@@ -57,10 +50,8 @@ class Deferral:
     parameter from the optimizer's ``step`` until that update has been made. Each is finished where
     it is first read: by the gate of the module that owns it, or by any other use.
 
-    Args:
-        parameters: the exchanged ones, by name, in the order of the plan's tensors.
-        engine: exchanges their gradients.
-        guard: makes C++ code wait, too; None if it does not.
+    The parameters are the exchanged ones, by name, in the order of the plan's tensors. A guard
+    makes C++ code wait, too.
     """
 
     def __init__(
@@ -77,8 +68,9 @@ class Deferral:
         self._read_early = self._flushed = False
         """Whether that happened in the present round."""
         self._gradients: dict[int, torch.Tensor] = {}
-        """Pending gradients."""
-        self._due: dict[int, _Due] = {}
+        """Pending gradients, each the view of its bucket."""
+        self._due: dict[int, DeferredStep] = {}
+        """Of parameters: the update that was asked for and is not made yet."""
         self._averages: dict[int, list[tuple[_Averaging, torch.Tensor]]] = {}
         """Of parameters whose updates are due: averages to be updated after that, in this order."""
         self._read: set[int] = set()
@@ -172,7 +164,7 @@ class Deferral:
         increment_version(chosen)
         for parameter in chosen:
             index = self.index_of[id(parameter)]
-            self._due[index] = _Due(step, self._gradients[index])
+            self._due[index] = step
             self._suspend(parameter, index)
         step.suspend(len(chosen))
 
@@ -387,16 +379,6 @@ class Deferral:
         self.engine.wait_all()
         self._release_gradients(list(self._gradients))
 
-    def require_whole(self) -> None:
-        """Make sure that gradients can be used for an update.
-
-        Raises:
-            PeerError: the last backward pass broke off, or a rank failed.
-            MismatchError: the ranks have parted.
-        """
-        self.engine.check()
-        self.engine.require_whole()
-
     def outlive(self) -> None:
         """Call when the wrapper is dropped: pending gradients can still be read."""
         self._release_gradients(self._read - self._due.keys())
@@ -426,23 +408,21 @@ class Deferral:
     def _apply(self, indices: Iterable[int]) -> None:
         """Make due updates whose gradients have arrived."""
         chosen = {index: self._due.pop(index) for index in indices}
-        by_step: dict[int, tuple[DeferredStep, list[nn.Parameter], list[torch.Tensor]]] = {}
+        by_step: dict[int, tuple[DeferredStep, list[int]]] = {}
         try:
-            for index, (step, gradient) in chosen.items():
-                parameter = self.parameters[index]
-                self._release(parameter)
-                entry = by_step.setdefault(id(step), (step, [], []))
-                entry[1].append(parameter)
-                entry[2].append(gradient)
-            for step, parameters, gradients in by_step.values():
-                members = [self.index_of[id(parameter)] for parameter in parameters]
-                with step.torch_state():
+            gradients = {index: self._gradients[index] for index in chosen}
+            for index, step in chosen.items():
+                self._release(self.parameters[index])
+                by_step.setdefault(id(step), (step, []))[1].append(index)
+            for step, members in by_step.values():
+                with step.torch_state.restored():
                     self._release_gradients(members)
-                step.make(parameters, gradients)
+                step.make([self.parameters[i] for i in members], [gradients[i] for i in members])
             # Under the same state of torch as the updates.
-            zeroed = [chosen[index].gradient for index in self._zeroed & chosen.keys()]
+            zeroed = [gradients[index] for index in self._zeroed & chosen.keys()]
             if zeroed:
-                step.zero(zeroed)
+                with step.torch_state.restored():
+                    foreach_zero_(zeroed)
             # Before anyone can change a parameter again.
             self._average(chosen)
         except BaseException as error:
@@ -459,10 +439,10 @@ class Deferral:
                 entry[1].append(average)
                 entry[2].append(self.parameters[index])
         for averaging, averages, parameters in found.values():
-            with averaging.torch_state.restored(parameters[0].device.type):
+            with averaging.torch_state.restored():
                 averaging.update(averages, parameters)
 
-    def _spoil(self, chosen: dict[int, _Due], error: BaseException) -> None:
+    def _spoil(self, chosen: dict[int, DeferredStep], error: BaseException) -> None:
         """Let every read fail from now on: which parameters were updated is unknown."""
         self.engine.fail(
             SynclineError(
@@ -534,17 +514,14 @@ class _Orphans:
 
     def change(self, indices: list[int], change: Change) -> None:
         """Wait for all gradients, and change some."""
-        chosen = self._chosen(indices)
-        self.read_gradients(indices)
-        change.make(chosen)
+        change.make(self._finished(indices))
 
     def zero_gradients(self, indices: list[int]) -> None:
         """Wait for all gradients, and set some to zero."""
-        chosen = self._chosen(indices)
-        self.read_gradients(indices)
-        for gradient in chosen:
+        for gradient in self._finished(indices):
             gradient.zero_()
 
-    def _chosen(self, indices: Sequence[int]) -> list[torch.Tensor]:
+    def _finished(self, indices: list[int]) -> list[torch.Tensor]:
+        self.read_gradients(indices)
         found = [self._gradients[index]() for index in indices]
         return [gradient for gradient in found if gradient is not None]

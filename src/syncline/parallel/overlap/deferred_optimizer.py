@@ -16,14 +16,11 @@ from syncline.errors import UserError
 from syncline.parallel.log import warn
 from syncline.parallel.overlap.canaries import StepCheck
 from syncline.parallel.overlap.deferral import Deferral
-from syncline.parallel.overlap.deferred_step import DeferredStep, is_hooked, step_of
+from syncline.parallel.overlap.deferred_step import DeferredStep, foreign_hooks, step_of
 from syncline.parallel.overlap.guard import KeptParameter
 from syncline.parallel.overlap.pending import PendingState, finish, is_pending
-from syncline.parallel.overlap.separable import (
-    STEP_COMPILED,
-    calls_closure_first,
-    separability,
-)
+from syncline.parallel.overlap.separable import STEP_COMPILED, separability
+from syncline.parallel.overlap.trial import calls_closure_first
 from syncline.torch_private import (
     SEEN_BY_SCHEDULER,
     STEP_CALLED,
@@ -62,11 +59,7 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 
 class DeferredOptimizer:
-    """Puts a deferred ``step`` in place of an optimizer's own.
-
-    Args:
-        optimizer: keeps its identity, class, state and groups.
-    """
+    """Puts a deferred ``step`` in place of an optimizer's own, and leaves the rest as it is."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -100,9 +93,7 @@ class DeferredOptimizer:
     def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
         """Let an optimizer's updates of one more model be deferred.
 
-        Args:
-            optimizer: holds parameters of the model, and perhaps of others.
-            model: returns the model's present deferral.
+        It holds parameters of the model, and perhaps of others.
 
         Raises:
             UserError: it was called before for this optimizer and model.
@@ -148,16 +139,13 @@ class DeferredOptimizer:
     ) -> Callable[[], Any] | None:
         """Return the closure of a call, if the step can be deferred once the closure has run.
 
-        Args:
-            args: of the call of ``step``.
-            kwargs: of the same.
-            compiled: whether compiled code has called it.
+        ``compiled`` says whether compiled code has called ``step``.
         """
         given = [*args, *kwargs.values()]
         closure = given[0] if len(given) == 1 and not kwargs.keys() - {"closure"} else None
         if closure is None or not callable(closure) or self._never or compiled:
             return None
-        if is_hooked(self.optimizer):  # they see the closure
+        if foreign_hooks(self.optimizer):  # they see the closure
             return None
         if self._closure_first is None:
             self._closure_first = calls_closure_first(self.optimizer)
@@ -167,13 +155,7 @@ class DeferredOptimizer:
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
         """Defer the update of parameters whose gradients are being exchanged; make the rest now.
 
-        Args:
-            args: of the call of ``step``.
-            kwargs: of the same.
-            compiled: whether compiled code has called it.
-
-        Returns:
-            False if the caller must make the whole step now.
+        Return False if the caller must make the whole step now.
         """
         self.updates += 1
         self._note(args, kwargs, compiled=compiled)
@@ -183,7 +165,7 @@ class DeferredOptimizer:
             self._check.skip()
             return False
         for deferral in deferrals:
-            deferral.require_whole()
+            deferral.engine.require_whole()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for deferral in deferrals:
             if deferral.anything_due and any(map(deferral.is_due, parameters)):
@@ -222,7 +204,7 @@ class DeferredOptimizer:
             self.why_not = STEP_COMPILED
         elif any(value is not None for value in (*args, *kwargs.values())):
             self.why_not = "step was called with arguments, or a closure that it may call again"
-        elif is_hooked(optimizer):
+        elif foreign_hooks(optimizer):
             self.why_not = "hooks are registered on its step"
         elif any(value is not None for value in scaled):
             self.why_not = "a gradient scaler passes its scale to the optimizer"

@@ -15,7 +15,6 @@ from syncline.parallel.overlap.trial import move_groups
 from syncline.torch_private import (
     disable_dispatch_modes,
     dispatch_modes,
-    foreach_zero_,
     function_mode_count,
     function_modes,
     interpreter_stack,
@@ -27,7 +26,7 @@ from syncline.torch_private import (
     tracing_state,
 )
 
-__all__ = ["DeferredStep", "TorchState", "is_hooked", "step_of"]
+__all__ = ["DeferredStep", "TorchState", "foreign_hooks", "step_of"]
 
 
 class DeferredStep:
@@ -35,11 +34,8 @@ class DeferredStep:
 
     A learning-rate scheduler changes them before the update is made.
 
-    Args:
-        optimizer: its parameter groups are copied.
-        state: guards the optimizer's state while updates are due.
-        moves_groups: whether a step moves numbers in the groups, such as a count of steps. They
-            move here, once; each part of the step then begins with the numbers of before.
+    Where a step moves numbers in the parameter groups, such as a count of steps, they move here,
+    once; each part of the step then begins with the numbers of before.
     """
 
     def __init__(
@@ -55,8 +51,7 @@ class DeferredStep:
         ]
         numbered = [(n, p) for n, g in enumerate(optimizer.param_groups) for p in g["params"]]
         self._group_of = {id(parameter): number for number, parameter in numbered}
-        self._device = numbered[0][1].device.type
-        self._torch_state = TorchState.now(self._device)
+        self.torch_state = TorchState.now(numbered[0][1].device.type)
         if moves_groups:
             move_groups(optimizer, step_of(optimizer))
 
@@ -74,15 +69,6 @@ class DeferredStep:
         if self._due:
             self._state.hide()
 
-    def torch_state(self) -> AbstractContextManager[None]:
-        """Restore torch's switches within the block."""
-        return self._torch_state.restored(self._device)
-
-    def zero(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Set gradients to zero, as after the whole step."""
-        with self.torch_state():
-            foreach_zero_(list(gradients))
-
     def apply(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
         """Update some of the parameters with these gradients, as the whole step would have."""
         optimizer = self._optimizer
@@ -93,7 +79,7 @@ class DeferredStep:
         # The user may have replaced the gradients since; the step uses those of its time.
         present = [parameter.grad for parameter in parameters]
         real_groups = optimizer.param_groups
-        with self.torch_state():
+        with self.torch_state.restored():
             try:
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.grad = gradient
@@ -116,7 +102,8 @@ class TorchState(NamedTuple):
     gradients: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype | None], ...]
-    """Of each kind of device: the type that autocasting casts to; None where it is off."""
+    """Of the CPU, then of another kind of device: the type that autocasting casts to; None where it
+    is off."""
     function_modes: tuple[Any, ...]
     """Outermost first; a default device is one."""
     dispatch_modes: int
@@ -139,13 +126,13 @@ class TorchState(NamedTuple):
             tracing_state() is not None,
         )
 
-    def restored(self, device: str) -> AbstractContextManager[None]:
+    def restored(self) -> AbstractContextManager[None]:
         """Restore these switches within the block.
 
         Modes that see every operation (``TorchDispatchMode``), traces and transformations are
         switched off: they would see only a part of the updates.
         """
-        now = TorchState.now(device)
+        now = TorchState.now(self.autocast[-1][0])
         if now == self and not (now.dispatch_modes or now.transformed or now.traced):
             return nullcontext()
         return self._restored(now)
@@ -194,15 +181,22 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
-def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether hooks other than ours expect whole steps."""
-    hooks = (hook for _, registered in step_hooks(optimizer) for hook in registered.values())
-    return any(not str(getattr(h, "__module__", "")).startswith("syncline.") for h in hooks)
+def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
+    """Return the hooks that expect whole steps, each with whose it is.
+
+    Our own do not: the observer notes when a step begins and ends, whatever it updates.
+    """
+    return [
+        (where, hook)
+        for where, registered in step_hooks(optimizer)
+        for hook in registered.values()
+        if not str(getattr(hook, "__module__", "")).startswith("syncline.")
+    ]
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
     """Return the class's step, without hooks that were registered after it was called."""
     step = type(optimizer).step
-    if is_hooked(optimizer):
+    if foreign_hooks(optimizer):
         step = getattr(step, "__wrapped__", step)
     return step

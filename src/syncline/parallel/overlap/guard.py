@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from syncline.parallel.log import warn
+from syncline.parallel.overlap.clipping import Owner
 from syncline.parallel.overlap.pending import (
     CLASS,
     GRADIENT,
     METADATA,
-    Owner,
     PendingGradient,
     PendingParameter,
     finish_all,
@@ -207,7 +207,18 @@ class GuardedParameter(_Guarded, PendingParameter):  # type: ignore[misc]
     """A parameter whose update is due, and has a stand-in."""
 
 
-class _Kept:
+class _OnTwins:
+    """The common base of the classes below: operators work on the tensors' own C++ tensors."""
+
+    @classmethod
+    @disable_dynamo
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*_own(args), **_own(kwargs or {}))
+
+
+class _Kept(_OnTwins):
     """The common base of the two classes below: not pending, but with the stand-in."""
 
     @classmethod
@@ -219,13 +230,6 @@ class _Kept:
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
         return _with_twins(func, args, kwargs or {})
-
-    @classmethod
-    @disable_dynamo
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return func(*_own(args), **_own(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo[id(self)] = copied = copy.deepcopy(_plain(self))
@@ -247,7 +251,7 @@ _KEPT = {KeptGradient: torch.Tensor, KeptParameter: nn.Parameter}
 """Their own classes."""
 
 
-class _Twin(torch.Tensor):
+class _Twin(_OnTwins, torch.Tensor):  # type: ignore[misc]
     """Has a guarded tensor's own C++ tensor; afterwards, the stand-in.
 
     C++ code that has waited in an operator may still hold the stand-in: operators on it then work
@@ -255,13 +259,6 @@ class _Twin(torch.Tensor):
     """
 
     __torch_function__ = disabled_torch_function
-
-    @classmethod
-    @disable_dynamo
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return func(*_own(args), **_own(kwargs or {}))
 
 
 def _with_twins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

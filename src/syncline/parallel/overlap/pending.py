@@ -12,15 +12,16 @@ import copy
 import sys
 import types
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.parallel.overlap.clipping import CLIPPING, Clipped, clipped
+from syncline.parallel.overlap.clipping import CLIPPING, Owned, Owner, clipped
 from syncline.torch_private import (
     disable_dynamo,
     foreach_zero_,
@@ -30,7 +31,6 @@ from syncline.torch_private import (
 
 __all__ = [
     "CLASS",
-    "Owner",
     "PendingAverage",
     "PendingGradient",
     "PendingParameter",
@@ -52,23 +52,6 @@ _OWNER = "_syncline_owner"
 _INDEX = "_syncline_index"
 CLASS = "_syncline_class"
 """The attribute of a pending tensor that holds its own class."""
-
-
-class Owner(Clipped, Protocol):
-    """An object that can finish pending values."""
-
-    def read_parameters(self, indices: list[int]) -> None:
-        """Make the due updates of the parameters."""
-
-    def read_gradients(self, indices: list[int]) -> None:
-        """Wait for the exchange of the gradients."""
-
-    def zero_gradients(self, indices: list[int]) -> None:
-        """Set the gradients to zero, once they have been used."""
-
-
-_Owned = tuple[Owner, list[int], list[torch.Tensor]]
-"""An owner, with indices and members of tensors that are pending for it."""
 
 
 def getter(name: str) -> Any:
@@ -296,15 +279,15 @@ def _pending_in(value: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(value) if is_pending(tensor)]
 
 
-def _owned(gradients: Sequence[torch.Tensor]) -> list[_Owned] | None:
+def _owned(gradients: Sequence[torch.Tensor]) -> list[Owned] | None:
     """Return the owners of gradients; None if some are not pending."""
     if not all(isinstance(tensor, PendingGradient) for tensor in gradients):
         return None
     return _by_owner(gradients)
 
 
-def _by_owner(tensors: Iterable[torch.Tensor]) -> list[_Owned]:
-    owners: dict[int, _Owned] = {}
+def _by_owner(tensors: Iterable[torch.Tensor]) -> list[Owned]:
+    owners: dict[int, Owned] = {}
     for tensor in tensors:
         owner = owner_of(tensor)
         found = owners.get(id(owner))
@@ -321,11 +304,8 @@ class PendingState:
 
     Between :meth:`hide` and :meth:`show` the optimizer has a subclass of its class, in which a read
     of ``state`` first makes the due updates; so does the stand-in in ``vars(optimizer)``. An older
-    reference to the state itself sees it as it is.
-
-    Args:
-        optimizer: whose state.
-        settle: makes all due updates, which ends with :meth:`show`.
+    reference to the state itself sees it as it is. ``settle`` makes all due updates, which ends
+    with :meth:`show`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settle: Callable[[], None]) -> None:
@@ -352,40 +332,27 @@ class PendingState:
             fields["state"] = self._stand_in.real
 
 
-class _StandIn(MutableMapping[Any, Any]):
+class _StandIn(UserDict[Any, Any]):
     """An optimizer's state, every read of which waits."""
 
     def __init__(self, real: MutableMapping[Any, Any], settle: Callable[[], None]) -> None:
         self.real = real
         self._settle = settle
 
-    def _settled(self) -> MutableMapping[Any, Any]:
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """The state, settled."""
         self._settle()
         return self.real
 
     def __getitem__(self, key: Any) -> Any:
-        return self._settled()[key]
+        return self.data[key]  # a defaultdict makes an entry
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._settled()[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        del self._settled()[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._settled())
-
-    def __len__(self) -> int:
-        return len(self._settled())
-
-    def __contains__(self, key: object) -> bool:  # a defaultdict would make an entry
-        return key in self._settled()
-
-    def __repr__(self) -> str:
-        return repr(self._settled())
+    def __copy__(self) -> Any:
+        return copy.copy(self.data)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._settled().__reduce_ex__(protocol)
+        return self.data.__reduce_ex__(protocol)
 
 
 def _guarded(own: type[Any], settle: Callable[[], None]) -> type[Any]:

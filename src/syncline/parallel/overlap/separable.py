@@ -20,28 +20,19 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from syncline.parallel.overlap import trial
-from syncline.torch_private import COMPILED_FROM, step_hooks
+from syncline.parallel.overlap.deferred_step import foreign_hooks
+from syncline.parallel.overlap.trial import Trial, own_attributes, trial
+from syncline.torch_private import COMPILED_FROM
 
-__all__ = [
-    "STEP_COMPILED",
-    "calls_closure_first",
-    "find_shared",
-    "separability",
-    "why_not_separable",
-]
+__all__ = ["STEP_COMPILED", "find_shared", "separability", "why_not_separable"]
 
-STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
-"""Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
-HOOKS = ("_optimizer_", "_syncline_")
-"""What the names of the hooks that every optimizer has, and of our own marks, begin with."""
 STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
 WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
 """Modules whose wrappers around ``step`` call it once and leave its meaning alone. That of
 ``torch._compile`` keeps the compiler out."""
 
 
-def separability(optimizer: Optimizer) -> trial.Trial:
+def separability(optimizer: Optimizer) -> Trial:
     """Say whether an optimizer's step can be run parameter by parameter.
 
     Nothing of the optimizer is changed, its parameters and state are not copied, and the random
@@ -58,26 +49,12 @@ def separability(optimizer: Optimizer) -> trial.Trial:
         of a separable one, whether a step moves numbers in its groups.
     """
     why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
-    return trial.Trial(why_not) if why_not else trial.trial(optimizer, own_attributes(optimizer))
+    return Trial(why_not) if why_not else trial(optimizer)
 
 
 def why_not_separable(optimizer: Optimizer) -> str | None:
     """Return :func:`separability`'s reason, or None if the optimizer is separable."""
     return separability(optimizer).why_not
-
-
-def calls_closure_first(optimizer: Optimizer) -> bool:
-    """Say whether ``step(closure)`` of a separable optimizer is ``closure()``, then ``step()``."""
-    return trial.calls_closure_first(optimizer, own_attributes(optimizer))
-
-
-def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what an optimizer keeps beside what every optimizer has."""
-    return {
-        name: value
-        for name, value in vars(optimizer).items()
-        if name not in STANDARD and not name.startswith(HOOKS)
-    }
 
 
 def _why_not_called_alone(optimizer: Optimizer) -> str | None:
@@ -89,12 +66,9 @@ def _why_not_called_alone(optimizer: Optimizer) -> str | None:
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic:
             return f"{type(optimizer).__name__}.step needs the argument {parameter.name!r}"
-    for where, hooks in step_hooks(optimizer):
-        for hook in hooks.values():
-            # Our own observer notes when a step begins and ends, whatever it updates.
-            if not str(getattr(hook, "__module__", "")).startswith("syncline."):
-                name = getattr(hook, "__qualname__", type(hook).__qualname__)
-                return f"the hook {name} on the step of {where} expects whole steps"
+    for where, hook in foreign_hooks(optimizer):
+        name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        return f"the hook {name} on the step of {where} expects whole steps"
     return _why_step_replaced(optimizer)
 
 

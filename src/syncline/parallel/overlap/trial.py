@@ -21,10 +21,12 @@ __all__ = [
     "Trial",
     "calls_closure_first",
     "corner",
+    "failed",
     "kind_of_parameter",
     "move_groups",
     "moving",
     "normal",
+    "own_attributes",
     "same",
     "small",
     "trial",
@@ -36,14 +38,10 @@ SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
 """Sizes of the gradients of each step: some are above and some below a clipping threshold.
 
 In the last step one parameter's gradient is infinite: some optimizers then skip the whole step."""
-HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
+STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
+"""Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
+HOOKS, MARKS = "_optimizer_", "_syncline_"
+"""What the names of the hooks that every optimizer has, and of our own marks, begin with."""
 
 
 class Trial(NamedTuple):
@@ -55,7 +53,16 @@ class Trial(NamedTuple):
     """Whether a step moves numbers in the parameter groups, such as a count of steps."""
 
 
-def trial(optimizer: Optimizer, own: Mapping[str, Any]) -> Trial:
+def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return what an optimizer keeps beside what every optimizer has."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in STANDARD and not name.startswith((HOOKS, MARKS))
+    }
+
+
+def trial(optimizer: Optimizer) -> Trial:
     """Compare stepping parameter by parameter with one whole step.
 
     Two twins with small parameters on the devices of the real ones (so that fused, capturable and
@@ -63,9 +70,7 @@ def trial(optimizer: Optimizer, own: Mapping[str, Any]) -> Trial:
     to the last bit after each. Hyper-parameters must be left alone, but for numbers that every
     part of a step moves alike, and a step without parameters too.
 
-    Args:
-        optimizer: is only read.
-        own: its attributes beside those of every optimizer; they hold no tensor.
+    The optimizer is only read; its own attributes hold no tensor.
     """
     # State that is made on the first step comes out best from an empty one, whatever its shapes
     # are. Some is made on construction (Adagrad); then a corner of the real one is needed.
@@ -75,22 +80,27 @@ def trial(optimizer: Optimizer, own: Mapping[str, Any]) -> Trial:
             break
         try:
             with _undisturbed():
-                return _compare(optimizer, own, with_state=with_state)
+                return _compare(optimizer, with_state=with_state)
         # The step of an unknown optimizer may raise anything; all of it ends in the answer.
         except Exception as error:
-            failure = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-    return Trial(f"its step failed on a small example ({failure})")
+            failure = failed(error)
+    assert failure is not None
+    return Trial(failure)
 
 
-def calls_closure_first(optimizer: Optimizer, own: Mapping[str, Any]) -> bool:
+def failed(error: Exception) -> str:
+    """Say that a step of small parameters has raised an error."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    return f"its step failed on a small example ({text})"
+
+
+def calls_closure_first(optimizer: Optimizer) -> bool:
     """Say whether ``step(closure)`` is ``closure()``, called once, and then ``step()``.
 
-    Args:
-        optimizer: is only read; it has passed the trial.
-        own: its attributes beside those of every optimizer.
+    The optimizer has passed the trial, and is only read.
     """
-    calling = _TrialTwin(optimizer, own, with_state=False)
-    plain = _TrialTwin(optimizer, own, with_state=False)
+    calling = _TrialTwin(optimizer, with_state=False)
+    plain = _TrialTwin(optimizer, with_state=False)
     generator = torch.Generator().manual_seed(0)
     loss = object()
     calls = 0
@@ -130,9 +140,9 @@ def move_groups(optimizer: Optimizer, step: Callable[[Optimizer], object]) -> No
         group.update(_hyper(new))
 
 
-def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> Trial:
-    whole = _TrialTwin(optimizer, own, with_state=with_state)
-    apart = _TrialTwin(optimizer, own, with_state=with_state)
+def _compare(optimizer: Optimizer, *, with_state: bool) -> Trial:
+    whole = _TrialTwin(optimizer, with_state=with_state)
+    apart = _TrialTwin(optimizer, with_state=with_state)
     generator = torch.Generator().manual_seed(0)
     orders = random.Random(0)
     for scale in SCALES:
@@ -162,7 +172,7 @@ def _compare(optimizer: Optimizer, own: Mapping[str, Any], *, with_state: bool) 
 class _TrialTwin:
     """An optimizer of the same class, groups and attributes over small parameters of its own."""
 
-    def __init__(self, original: Optimizer, own: Mapping[str, Any], *, with_state: bool) -> None:
+    def __init__(self, original: Optimizer, *, with_state: bool) -> None:
         self._name = type(original).__name__
         generator = torch.Generator().manual_seed(1)
         self.parameters: list[nn.Parameter] = []
@@ -181,9 +191,11 @@ class _TrialTwin:
             for real, parameter in zip(some, ours, strict=True):
                 if with_state and real in original.state:
                     state[parameter] = corner(original.state[real])
-        vars(twin).update({name: OrderedDict() for name in HOOKS if hasattr(original, name)})
+        hooks = (name for name in vars(original) if name.startswith(HOOKS))
+        vars(twin).update({name: OrderedDict() for name in hooks if name.endswith("_hooks")})
+        own = {**own_attributes(original), "defaults": original.defaults}
         vars(twin).update(
-            copy.deepcopy({**own, "defaults": original.defaults}, copies),
+            copy.deepcopy(own, copies),
             state=state,
             param_groups=groups,
         )
@@ -381,12 +393,9 @@ def moving(group: dict[str, Any]) -> dict[str, Any]:
 def small(
     parameter: nn.Parameter, generator: torch.Generator, device: torch.device | None = None
 ) -> nn.Parameter:
-    """Return a parameter that looks like the given one, with at most three a dimension.
+    """Return a parameter that looks like the given one, there or on a device, but small.
 
-    Args:
-        parameter: the given one.
-        generator: draws its values.
-        device: where it shall be, instead of where the given one is.
+    It has at most three elements a dimension. The generator draws its values.
     """
     shape = tuple(min(side, SIDE) for side in parameter.shape)
     like = torch.empty(shape, dtype=parameter.dtype, device=device or parameter.device)
@@ -406,9 +415,7 @@ def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def corner(state: Any, device: torch.device | None = None) -> Any:
     """Copy the first three elements of every dimension of all tensors in a parameter's state.
 
-    Args:
-        state: the state.
-        device: where the copies shall be, instead of where the tensors are.
+    The copies are on ``device``, or where the tensors are.
     """
     if isinstance(state, torch.Tensor):
         part = state.detach()[(slice(SIDE),) * state.ndim]

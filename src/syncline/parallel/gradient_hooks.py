@@ -1,0 +1,84 @@
+"""Hooks on what accumulates gradients, which keep nothing alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["GradientHooks", "accumulator", "thawed", "weakly"]
+
+
+def accumulator(parameter: nn.Parameter) -> Node:
+    """Return the node that accumulates a parameter's gradient, also of one that is frozen now."""
+    with thawed([parameter]):
+        return get_gradient_edge(parameter).node
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls a method while its object is alive, but does not keep it so.
+
+    The garbage collector cannot see hooks on parameters and reducers. If these kept the object
+    alive, the wrapper would never be freed.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return call
+
+
+class GradientHooks:
+    """Hooks on the nodes that accumulate gradients, until they are removed or this is dropped."""
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._nodes: list[Node] = []
+        """The nodes with hooks; kept alive, since a node that is freed loses its hooks."""
+        # Parameters outlive their wrapper: when it is dropped, its hooks are removed.
+        weakref.finalize(self, _take_off, self._handles).atexit = False
+
+    def add(
+        self,
+        parameter: nn.Parameter,
+        before: Callable[..., None],
+        after: Callable[..., None] | None = None,
+    ) -> None:
+        """Call functions before and after a parameter's gradient is accumulated."""
+        node = accumulator(parameter)
+        self._nodes.append(node)
+        self._handles.append(node.register_prehook(before))
+        if after is not None:
+            self._handles.append(node.register_hook(after))
+
+    def remove(self) -> None:
+        """Remove them."""
+        _take_off(self._handles)
+        self._nodes.clear()
+
+
+@contextmanager
+def thawed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let frozen parameters require gradients for a moment."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _take_off(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
