@@ -18,7 +18,7 @@ import msgspec
 
 from syncline.collectives import PROGRAMS, Collective, Pipelined
 from syncline.errors import FileError, MismatchError, UserError, quoted, unknown
-from syncline.groups.notes import Store, read_note
+from syncline.groups.notes import Notes
 from syncline.groups.site import Hosts, Site
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
@@ -354,29 +354,23 @@ def chooser_for(wanted: Wanted, site: Site) -> Chooser:
     return Chooser(site.layout, regions, source)
 
 
-def agreed_chooser(
-    wanted: Wanted, site: Site, store: Store, prefix: str, rank: int, deadline: float
-) -> Chooser:
+def agreed_chooser(wanted: Wanted, site: Site, notes: Notes) -> Chooser:
     """Return the chooser for all ranks: that of rank 0, since caches may differ.
-
-    Further arguments are those of :func:`~syncline.groups.notes.read_note`.
 
     Raises:
         UserError: on all ranks, if :func:`chooser_for` raises one on rank 0.
         PeerError: rank 0 does not answer in time.
     """
-    if rank != 0:
-        found = read_note(store, prefix, CHOICES, rank, 0, deadline)
-        note = msgspec.json.decode(found, type=_Note)
+    if notes.rank != 0:
+        note = msgspec.json.decode(notes.read(CHOICES, 0), type=_Note)
         if note.error is not None:
             raise UserError(f"rank 0: {note.error}")
         return Chooser(site.layout, note.regions, note.source)
-    key = f"{prefix}/{CHOICES}"
     try:
         chooser = chooser_for(wanted, site)
     except UserError as error:
-        store.set(key, msgspec.json.encode(_Note(error=str(error))).decode())
+        notes.leave(CHOICES, msgspec.json.encode(_Note(error=str(error))).decode())
         raise
     note = _Note(regions=dict(chooser.regions), source=chooser.source)
-    store.set(key, msgspec.json.encode(note).decode())
+    notes.leave(CHOICES, msgspec.json.encode(note).decode())
     return chooser
