@@ -12,7 +12,7 @@ from torch import Tensor
 
 from syncline.backend.tensors import NAME, copying
 from syncline.devices import CudaDevice, DeviceGroup
-from syncline.devices.device import REDUCTIONS
+from syncline.devices.cuda import REDUCTIONS
 from syncline.devices.device_group import DTYPES, DeviceWork, Kind
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group

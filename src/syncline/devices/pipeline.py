@@ -18,7 +18,7 @@ from torch import Tensor
 
 from syncline.collectives.schedule import Step
 from syncline.devices.control import GroupControl, decoded
-from syncline.devices.device import Device, Event, Stream
+from syncline.devices.cuda import CudaDevice, Event, Stream
 from syncline.errors import MismatchError, PeerError
 
 __all__ = ["Inbox", "Outbox", "Pipeline", "slot_of"]
@@ -61,7 +61,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, control: GroupControl, device: Device, *, block_bytes: int, window: int
+        self, control: GroupControl, device: CudaDevice, *, block_bytes: int, window: int
     ) -> None:
         self._control = control
         self._device = device
@@ -212,7 +212,7 @@ class Pipeline:
 class _PipelineEnd:
     """What both ends have in common."""
 
-    _device: Device
+    _device: CudaDevice
     _control: GroupControl
     _peer: int
     """The rank at the other end."""
