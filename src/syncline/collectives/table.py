@@ -143,12 +143,12 @@ def program(
         blocks, transfers = entry.blocks(ranks), entry.transfers(ranks)
     if root != 0 and collective not in ROOTED:
         raise UserError(f"{collective} has no root; leave root={root} out")
-    return Schedule.of(
+    return Schedule(
         collective=collective,
         algorithm=algorithm,
         ranks=ranks,
         blocks=blocks,
-        transfers=transfers.rotated(root, ranks),
+        **transfers.rotated(root, ranks).in_order()._asdict(),
         root=root,
     )
 

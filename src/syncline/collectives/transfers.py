@@ -73,6 +73,10 @@ class Transfers(NamedTuple):
         """Return those that are chosen, or all in another order."""
         return Transfers._make(column[chosen] for column in self)
 
+    def in_order(self) -> Transfers:
+        """Return these sorted by step."""
+        return self.where(np.argsort(self.step, kind="stable"))
+
     def rotated(self, first: int, ranks: int) -> Transfers:
         """Return these with every rank moved on, so that ``first`` does what rank 0 did."""
         return self.moved(np.roll(np.arange(ranks), -first))
