@@ -18,7 +18,7 @@ from torch import Tensor
 
 from syncline.backend.flight_recorder import Dumper, FlightRecorder, Record, from_torch
 from syncline.backend.gpus import Gpus, Linear
-from syncline.backend.monitored_barrier import MonitoredBarrier
+from syncline.backend.monitored_barrier import monitored_barrier
 from syncline.backend.tensors import (
     MOVED,
     NAME,
@@ -113,7 +113,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._inner: Group | None = None
         own = weakref.ref(self)
         self._gpus = Gpus(own)
-        self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
+        self._monitored_barriers = 0
         self._completer = Completer()
         # Runs also when the group is collected, even on that thread.
         self._complete_no_more = weakref.finalize(self, self._completer.close)
@@ -330,19 +330,21 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return once all ranks have called this; rank 0 names those that have not.
+        """Return once all ranks have called this; see :func:`monitored_barrier`.
 
-        Args:
-            timeout: how long to wait for them; None: the group's timeout.
-            wait_all_ranks: name all that are missing, not only the first.
-
-        Raises:
-            PeerError: a rank did not come, or rank 0 did not answer.
+        The timeout is the group's if it is None.
         """
         record = self.flight_recorder.begin("barrier")
-        limit = self._timeout if timeout is None else timeout
+        self._monitored_barriers += 1
         try:
-            self._monitored_barrier.wait(limit.total_seconds(), wait_all_ranks)
+            monitored_barrier(
+                self._store,
+                f"monitored barrier/{self._outer.meeting}/{self._monitored_barriers}",
+                self._rank,
+                self._size,
+                timeout_s=(self._timeout if timeout is None else timeout).total_seconds(),
+                wait_all_ranks=wait_all_ranks,
+            )
         except PeerError as error:
             raise PeerError(f"{error}{self._on_failure()}") from None
         if record is not None:
