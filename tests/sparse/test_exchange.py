@@ -75,7 +75,8 @@ def selections(case: Case, residuals: list[Dense]) -> list[Content]:
     taken: list[Content] = []
     for residual in residuals:
         found = select([SelectionPart(residual.ctypes.data, len(residual))], case.k)
-        sent, remainder = rounded(found.taken, case.precision)
+        assert found is not None
+        sent, remainder = rounded(found, case.precision)
         residual[remainder.indices] += remainder.values
         taken.append(sent)
     return taken

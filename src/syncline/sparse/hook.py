@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,16 +19,16 @@ from syncline.model.recipe import Recipe
 from syncline.sparse.gradients import (
     NamedGradient,
     device_of,
-    exchangeable,
     exchanged_parameters,
     flat,
+    require_exchangeable,
     unwrapped,
 )
 from syncline.sparse.serial_executor import SerialExecutor
-from syncline.sparse.session import Scaler, Session, resharded
+from syncline.sparse.session import Scaler, Session
 from syncline.torch_private import current_graph_task, queue_callback
 
-__all__ = ["GTopKState", "resharded"]
+__all__ = ["GTopKState"]
 
 PATIENCE = 2
 """An exchange may take this many timeouts of the group. Its own waits then fail first, with errors
@@ -84,14 +84,14 @@ class GTopKState:
         self._agreed: Session | None = None
         if module is not None:
             self._module = unwrapped(module)
-            self._agree(lambda: exchanged_parameters(module))
+            self._agree(exchanged_parameters(self._module))
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step whose futures are not complete yet."""
         self._message = 0
         self._step = 0
         self._kept_back: list[tuple[list[NamedGradient], Future[Tensor], Tensor]] = []
 
-    def _agree(self, parameters_of: Callable[[], Mapping[str, Tensor]]) -> None:
+    def _agree(self, parameters: Mapping[str, Tensor]) -> None:
         """Agree with the other ranks on the parameters that are exchanged."""
         if not dist.is_initialized():
             raise UserError(
@@ -103,7 +103,7 @@ class GTopKState:
         assert base is not None
         refused: UserError | None = None
         try:
-            parameters = parameters_of()
+            require_exchangeable(parameters, self._module)
         except UserError as error:
             refused, parameters = error, {}
         self._names = {id(p): name for name, p in parameters.items()}
@@ -185,7 +185,7 @@ class GTopKState:
         if self._agreed is None:
             return self._exchanged_whole(bucket)
         self._executor.check()
-        future = self._session.context.future()
+        future = self._session.memory.future()
         gradients = []
         for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = self._names.get(id(parameter))
@@ -213,7 +213,7 @@ class GTopKState:
 
             def agree() -> None:
                 self._shown = []
-                self._agree(lambda: exchangeable(named))
+                self._agree(named)
 
             queue_callback(agree)
         averaged: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
@@ -225,7 +225,7 @@ class GTopKState:
         message = self._message
         self._message += 1
         # DDP has copied all of them on the current stream.
-        complete = self._session.context.mark()
+        complete = self._session.memory.mark()
 
         def exchange() -> None:
             self._session.prepare(gradients, message=message, after=[complete])()
@@ -237,7 +237,7 @@ class GTopKState:
             # A later bucket may cause the whole step to be skipped.
             if last or not self._session.has_scaler:
                 exchanged, self._exchanged = self._exchanged, []
-                with self._session.context.after(()):
+                with self._session.memory.after(()):
                     for future, buffer in exchanged:
                         if self._session.refused:
                             buffer.fill_(math.inf)

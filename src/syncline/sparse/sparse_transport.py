@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.errors import MismatchError, PeerError
-from syncline.measure.exchange import describe_error
+from syncline.measure.exchange import describe_error, new_group_like
 from syncline.measure.keepalive import keepalive
 from syncline.sparse.exchange import (
     UNREADABLE,
@@ -23,8 +23,9 @@ from syncline.sparse.exchange import (
     Share,
 )
 from syncline.sparse.wire import WireFormat
+from syncline.torch_private import device_types
 
-__all__ = ["SparseTransport", "ring_bytes"]
+__all__ = ["SparseTransport", "own_group", "ring_bytes", "serves_the_cpu"]
 
 
 class SparseTransport:
@@ -157,6 +158,16 @@ class SparseTransport:
                 "the same recipe and the same number of steps, and let all step ahead or none"
             )
             return Refusal(self.rank, UNREADABLE, sender or 0)
+
+
+def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
+    return new_group_like(base, backend=None if serves_the_cpu(base) else "gloo")
+
+
+def serves_the_cpu(group: dist.ProcessGroup) -> bool:
+    """Say whether a group's backend exchanges tensors of the CPU."""
+    return "cpu" in {device.type for device in device_types(group)}
 
 
 def _bytes(values: Tensor) -> Tensor:

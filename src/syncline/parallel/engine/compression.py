@@ -23,9 +23,10 @@ from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
 from syncline.planners.wfbp import Single
 from syncline.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
-from syncline.sparse.session import Scaler, Session, own_group
-from syncline.sparse.sparse_transport import SparseTransport, ring_bytes
-from syncline.sparse.stream_context import StreamContext, stream_context_for
+from syncline.sparse.memory import Memory
+from syncline.sparse.session import Scaler, Session
+from syncline.sparse.sparse_transport import SparseTransport, own_group, ring_bytes
+from syncline.sparse.torch_memory import memory_of
 from syncline.torch_private import ignored_by_ddp
 
 __all__ = ["Compressing", "Compressor", "refused_compression"]
@@ -37,9 +38,9 @@ class Compressor(ABC):
     :meth:`prepare` may be called for the next message while one is exchanged on another thread.
     """
 
-    def __init__(self, plan: Plan, transport: SparseTransport, context: StreamContext) -> None:
+    def __init__(self, plan: Plan, transport: SparseTransport, memory: Memory) -> None:
         self._transport = transport
-        self._context = context
+        self._memory = memory
         sizes = zip(plan.messages, plan.message_bytes(), strict=True)
         self._dense_bytes = sum(size for message, size in sizes if message.payload == "dense")
         self._tensors = [
@@ -63,7 +64,7 @@ class Compressor(ABC):
         The gradients, each of shape (elements,), are in the order of the plan, and complete when
         the device's current stream is here.
         """
-        return self._begun(number, gradients, [self._context.mark()])
+        return self._begun(number, gradients, [self._memory.mark()])
 
     def _begun(
         self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
@@ -98,7 +99,7 @@ class _SparseCompressor(Compressor):
     """Exchanges the largest of a message's residuals and gradients."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
-        super().__init__(plan, session.reducer.transport, session.context)
+        super().__init__(plan, session.transport, session.memory)
         self._session = session
 
     def _prepared(
@@ -122,7 +123,7 @@ class _SparseCompressor(Compressor):
         finite = [gradient.isfinite().all() for gradient in present]
         if not session.refused and all(torch.stack(finite).tolist()):
             return
-        session.refuse()
+        session.refused = True
         for gradient in present:
             gradient.fill_(math.inf)
 
@@ -134,10 +135,10 @@ class _RoundedCompressor(Compressor):
         self,
         plan: Plan,
         transport: SparseTransport,
-        context: StreamContext,
+        memory: Memory,
         count: Callable[[], None],
     ) -> None:
-        super().__init__(plan, transport, context)
+        super().__init__(plan, transport, memory)
         self._count = count
         payloads = {m.payload for m in plan.messages} - {"dense"}
         self._dtype = getattr(torch, payloads.pop())
@@ -148,13 +149,13 @@ class _RoundedCompressor(Compressor):
         gradients: Sequence[torch.Tensor],
         after: Sequence[Any],
     ) -> Callable[[], None]:
-        with self._context.after(after):
+        with self._memory.after(after):
             rounded = torch.cat([values.to(self._dtype) for values in gradients]).cpu()
 
         def exchange() -> None:
             averages = self._transport.average_rounded(rounded)
-            with self._context.after(()):
-                there = averages.to(self._context.device)
+            with self._memory.after(()):
+                there = averages.to(self._memory.device)
                 parts = there.split([gradient.numel() for gradient in gradients])
                 for values, part in zip(gradients, parts, strict=True):
                     values.copy_(part)
@@ -190,11 +191,11 @@ class Compressing:
             elements = {name: p.numel() for name, p in parameters.items()}
             device = device_of(parameters)
             self._session = Session(compression, elements, group, device=device)
-            self._transport = self._session.reducer.transport
-            self._context = self._session.context
+            self._transport = self._session.transport
+            self._memory = self._session.memory
         else:
             self._transport = SparseTransport(own_group(group), timeout_of(group))
-            self._context = stream_context_for(device_of(parameters))
+            self._memory = memory_of(device_of(parameters))
         self._rounded_steps = 0
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
@@ -209,7 +210,7 @@ class Compressing:
         self._keep_residuals()
         if self._session is not None:
             return _SparseCompressor(plan, self._session)
-        return _RoundedCompressor(plan, self._transport, self._context, self._count)
+        return _RoundedCompressor(plan, self._transport, self._memory, self._count)
 
     def _count(self) -> None:
         self._rounded_steps += 1
@@ -258,7 +259,7 @@ class Compressing:
         if self._session is None or self._session.has_scaler:
             return  # of a step that is skipped they would be lost
         self._session.delivers = True
-        residuals = self._session.reducer.residuals
+        residuals = self._session.residuals
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())
             if waits and name not in self._takers:
@@ -272,7 +273,7 @@ class Compressing:
 
     def _taker(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         assert self._session is not None
-        residuals = self._session.reducer.residuals
+        residuals = self._session.residuals
         strides = torch.empty_like(self._parameters[name], device="meta")
         delivered = self._delivered
 
@@ -367,7 +368,7 @@ def refused_compression(
         if parameter.requires_grad and name not in ignored
     }
     try:
-        require_exchangeable(module, exchanged)
+        require_exchangeable(exchanged, module)
         if plan is not None:
             compressed(plan, compression)
     except UserError as error:
