@@ -316,7 +316,6 @@ def _load_states(file: Path, workers: int) -> None:
         recipe = Recipe(density=0.1, momentum=0.9)
         own = Residuals(recipe, {"w": 6, "b": 2}, HostMemory())
         own.load_state_dict(state)
-        own.scale(1 / state["scale"])
 
 
 def _resumed(file: Path, out: Path, number: int) -> list[Command]:

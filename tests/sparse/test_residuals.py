@@ -14,8 +14,7 @@ from syncline.errors import MismatchError, UserError
 from syncline.hooks import Recipe, resharded
 from syncline.sparse.memory import HostMemory
 from syncline.sparse.residuals import Residuals
-from syncline.sparse.vector import SparseVector
-from tests.sparse.vectors import dense_vectors
+from tests.sparse.vectors import dense_vectors, entries_of
 
 RECIPE = Recipe(density=0.1, momentum=0.9)
 ELEMENTS = {"a": 3, "none": 0, "b": 5, "c": 2}
@@ -54,9 +53,9 @@ def row_of(state: dict[str, Any]) -> np.ndarray:
 @given(dense_vectors(length=10, exact=True), dense_vectors(length=10, exact=True))
 def test_adding_reaches_the_right_parameters(before: np.ndarray, added: np.ndarray) -> None:
     residuals = residuals_of(np.stack([before, before]))
-    residuals.add(list(ELEMENTS), SparseVector.of(added))
+    residuals.add(list(ELEMENTS), entries_of(added))
     np.testing.assert_array_equal(row_of(residuals.state_dict())[0], before + added)
-    residuals.add(["c", "a"], SparseVector.of(np.array([1, 2, 3, 4, 5], np.float32)))
+    residuals.add(["c", "a"], entries_of(np.array([1, 2, 3, 4, 5], np.float32)))
     expected = (before + added)[8:] + np.array([1, 2], np.float32)
     assert residuals.of("c").tolist() == expected.tolist()
 

@@ -16,14 +16,7 @@ from torch.optim import Optimizer
 from syncline.errors import UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.gradients import (
-    NamedGradient,
-    device_of,
-    exchanged_parameters,
-    flat,
-    require_exchangeable,
-    unwrapped,
-)
+from syncline.sparse.gradients import NamedGradient, exchanged_parameters, flat, unwrapped
 from syncline.sparse.serial_executor import SerialExecutor
 from syncline.sparse.session import Scaler, Session
 from syncline.torch_private import current_graph_task, queue_callback
@@ -101,16 +94,8 @@ class GTopKState:
         group, check, scaler = self._given
         base = dist.group.WORLD if group is None else group
         assert base is not None
-        refused: UserError | None = None
-        try:
-            require_exchangeable(parameters, self._module)
-        except UserError as error:
-            refused, parameters = error, {}
+        session = Session(self.recipe, parameters, base, model=self._module, check=check)
         self._names = {id(p): name for name, p in parameters.items()}
-        elements = {name: p.numel() for name, p in parameters.items()}
-        session = Session(
-            self.recipe, elements, base, device=device_of(parameters), check=check, refused=refused
-        )
         if scaler is not None:
             session.follow(scaler)
         timeout_s = timeout_of(base).total_seconds()
@@ -235,7 +220,7 @@ class GTopKState:
         def ended() -> None:
             self._exchanged += [(future, buffer) for _, future, buffer in buckets]
             # A later bucket may cause the whole step to be skipped.
-            if last or not self._session.has_scaler:
+            if last or self._session.scaler is None:
                 exchanged, self._exchanged = self._exchanged, []
                 with self._session.memory.after(()):
                     for future, buffer in exchanged:

@@ -40,6 +40,12 @@ class Residuals:
         )
         self._rates: dict[str, float] = {}
         """The learning rate of each parameter's residual, if it follows one."""
+        self.scale = 1.0
+        """What residuals, and the gradients added to them, are multiplied by."""
+        self.changes = 0
+        """How many steps and checkpoints have changed the residuals."""
+        self.are_delivered = False
+        """Whether they are added to the next gradients, which are exchanged whole for now."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._residuals
@@ -51,11 +57,13 @@ class Residuals:
         residual.zero_()
         return taken
 
-    def scale(self, factor: float) -> None:
-        """Multiply everything by a factor."""
-        for tensors in (self._residuals, self._velocities):
-            for tensor in tensors.values():
-                tensor.mul_(factor)
+    def rescale(self, scale: float) -> None:
+        """Go over to another scale."""
+        if scale != self.scale:
+            for tensors in (self._residuals, self._velocities):
+                for tensor in tensors.values():
+                    tensor.mul_(scale / self.scale)
+            self.scale = scale
 
     def follow(self, name: str, rate: float) -> None:
         """Scale a parameter's residual so that it moves the weights as far as at the last rate.
@@ -141,10 +149,7 @@ class Residuals:
         In Deep Gradient Compression, 3.3, everything sent is delivered. Here most of it is not if
         gradients differ, and would be sent again and again without momentum.
 
-        Args:
-            names: of the parameters of a message, all with a velocity.
-            own: the elements that this rank has sent.
-            delivered: the elements that all ranks have received.
+        ``own`` has the elements that this rank has sent of these parameters, all with a velocity.
         """
         arrived, _ = own.divided(delivered.indices)
         self._memory.clear([self._velocities[name] for name in names], arrived)
@@ -152,13 +157,14 @@ class Residuals:
     def state_dict(self) -> dict[str, Any]:
         """Return copies on the CPU of all tensors of this rank, for any device."""
         return {
+            "scale": self.scale,
             "residuals": {n: t.to("cpu", copy=True) for n, t in self._residuals.items()},
             "velocities": {n: t.to("cpu", copy=True) for n, t in self._velocities.items()},
             "rates": dict(self._rates),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; raise MismatchError if it is of other parameters."""
+        """Load a state, unscaled; raise MismatchError if it is of other parameters."""
         kept = {"residuals": self._residuals, "velocities": self._velocities}
         for what, own in kept.items():
             expected = {name: len(tensor) for name, tensor in own.items()}
@@ -174,6 +180,9 @@ class Residuals:
             for name, tensor in state[what].items():
                 own[name].copy_(tensor.reshape(-1))
         self._rates = dict(state.get("rates", {}))
+        self.scale = state.get("scale", 1.0)
+        self.rescale(1.0)
+        self.changes += 1
 
 
 def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:

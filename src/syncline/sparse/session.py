@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from syncline.errors import InternalError, MismatchError, UserError
 from syncline.measure.exchange import gather_json, timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.ahead import StepAhead, Waiting
+from syncline.sparse.ahead import StepAhead
 from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import (
     NOT_FINITE,
@@ -30,7 +30,7 @@ from syncline.sparse.exchange import (
     Share,
     refusal_error,
 )
-from syncline.sparse.gradients import NamedGradient
+from syncline.sparse.gradients import NamedGradient, device_of, require_exchangeable
 from syncline.sparse.memory import HostMemory
 from syncline.sparse.residuals import Residuals
 from syncline.sparse.sparse_transport import SparseTransport, own_group, serves_the_cpu
@@ -65,50 +65,44 @@ class Session:
     def __init__(
         self,
         recipe: Recipe,
-        elements: Mapping[str, int],
+        parameters: Mapping[str, torch.Tensor],
         group: dist.ProcessGroup,
         *,
-        device: torch.device,
+        model: nn.Module | None = None,
         check: bool = False,
-        refused: UserError | None = None,
     ) -> None:
         """Agree with the other ranks; all of them must call.
 
         Args:
             recipe: the same on all ranks.
-            elements: of every parameter by name, in the order of the model.
+            parameters: that get gradients, by name, in the order of the model.
             group: of the ranks; the session makes another one of them.
-            device: of the gradients.
+            model: that the parameters are of, if it is known, without a wrapper.
             check: whether every exchange is checked for lost gradient.
-            refused: why this rank cannot exchange sparsely, if so; sent to the others.
 
-        Raises:
-            UserError: this rank or another cannot exchange sparsely.
-            MismatchError: a rank has another recipe or another model; raised on all ranks.
-            PeerError: a rank did not take part within the group's timeout.
+        Raises as :class:`~syncline.sparse.hook.GTopKState` does.
         """
         self.recipe = recipe
-        self._elements = dict(elements)
-        self._names = list(elements)
-        self._group = group
-        self._require_same(refused)
+        refused: UserError | None = None
+        try:
+            require_exchangeable(parameters, model)
+        except UserError as error:
+            refused, parameters = error, {}
+        self._elements = {name: p.numel() for name, p in parameters.items()}
+        self._names = list(parameters)
+        self._require_same(group, refused)
         self._group = own_group(group)
         self.transport = SparseTransport(self._group, timeout_of(group))
-        self.memory = memory_of(device)
-        self.residuals = Residuals(recipe, elements, self.memory)
+        self.memory = memory_of(device_of(parameters))
+        self.residuals = Residuals(recipe, self._elements, self.memory)
         self._check = check
         self.step = 0
         """How many steps have been exchanged; the warm-up depends on it."""
-        self._scaler: Scaler | None = None
+        self.scaler: Scaler | None = None
+        """What skips steps, if there is one."""
         self.refused = False
         """Whether the present step, or the last one, is to be skipped, as a scaler allows: a
         gradient was infinite or NaN, and all ranks get infinities."""
-        self.scale = 1.0
-        """The factor of gradients and residuals."""
-        self._changes = 0
-        """How often the residuals have changed."""
-        self.delivers = False
-        """Whether gradients are exchanged densely for now, with the residuals added to them."""
         self._ahead: list[StepAhead] = []
         """One for each optimizer that steps ahead. Ranks that differ in whether there is one refuse
         each other's messages."""
@@ -125,12 +119,7 @@ class Session:
         effect.
         """
         if scaler.is_enabled():
-            self._scaler = scaler
-
-    @property
-    def has_scaler(self) -> bool:
-        """Whether steps may be skipped."""
-        return self._scaler is not None
+            self.scaler = scaler
 
     def undo_refused(self) -> None:
         """Restore the residuals from before the last step, if that step is to be skipped."""
@@ -149,11 +138,8 @@ class Session:
     ) -> None:
         """Compute gradients at the weights with residuals applied, until the session ends.
 
-        See :class:`StepAhead` for the arguments; ``settle`` waits for all exchanges to end.
-
-        Raises:
-            UserError: it is an optimizer of another kind or model, or it was given before; or the
-                recipe leaves nothing behind.
+        See :class:`StepAhead` for the arguments; ``settle`` waits for all exchanges to end. It is
+        also a UserError if the recipe leaves nothing behind.
         """
         residuals = self.residuals
         if not any(name in residuals for name in parameters):
@@ -163,18 +149,17 @@ class Session:
             )
         own = weakref.ref(self)
 
-        def waiting() -> Waiting:
+        def settled() -> None:
             session = own()
             assert session is not None  # it keeps the caller alive
             settle()
             session.undo_refused()
-            return Waiting(session._changes, session.scale, session.delivers)
 
         taken = {name for each in self._ahead for name in each.names}
         free = {name: p for name, p in parameters.items() if name not in taken}
         ranks = self._group.size()
         self._ahead.append(
-            StepAhead(module, free, optimizer, residuals, ranks=ranks, waiting=waiting)
+            StepAhead(module, free, optimizer, residuals, ranks=ranks, settle=settled)
         )
 
     def prepare(
@@ -200,8 +185,8 @@ class Session:
         sparse = [gradient for gradient in gradients if gradient.name in self.residuals]
         dense = [gradient for gradient in gradients if gradient.name not in self.residuals]
         with self.memory.after(after):
-            if self._scaler is not None:
-                self._follow_scaler(self._scaler, gradients)
+            if self.scaler is not None:
+                self._follow_scaler(self.scaler, gradients)
             self._begun = True
             refusal = None
             odd = self.memory.first_not_finite([gradient.values for gradient in gradients])
@@ -227,10 +212,7 @@ class Session:
         if not self._begun:
             self.undo_refused()
             self._before.clear()
-            scale = float(scaler.get_scale())
-            if scale != self.scale:
-                self.residuals.scale(scale / self.scale)
-                self.scale = scale
+            self.residuals.rescale(float(scaler.get_scale()))
         self._before |= {g.name: self.residuals.copy_of(g.name) for g in gradients}
 
     def _begin(
@@ -268,7 +250,7 @@ class Session:
         """
         if self.recipe.clip_norm is None:
             return
-        limit = self.scale * self.recipe.clip_norm * math.sqrt(self.transport.ranks)
+        limit = self.residuals.scale * self.recipe.clip_norm * math.sqrt(self.transport.ranks)
         for unit in units:
             norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
             norm = float(torch.linalg.vector_norm(norms))
@@ -329,7 +311,7 @@ class Session:
 
     def _skip_step(self, gradients: Sequence[NamedGradient], error: UserError) -> None:
         """Set the gradients to infinity, for a scaler to skip the step; without one, raise."""
-        if self._scaler is None:
+        if self.scaler is None:
             raise error
         self.refused = True
         for gradient in gradients:
@@ -375,7 +357,7 @@ class Session:
     def end_step(self) -> None:
         """Call when all messages of a step have been exchanged."""
         self.step += 1
-        self._changes += 1
+        self.residuals.changes += 1
         self._begun = False
         if not self._ahead:
             self.residuals.follow_none()
@@ -389,18 +371,11 @@ class Session:
             "ranks": self._group.size(),
             "rank": self._group.rank(),
             "step": self.step,
-            "scale": self.scale,
             **self.residuals.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved.
-
-        Ranks that have loaded other steps refuse each other's messages.
-
-        Raises:
-            MismatchError: it is of another recipe, model, rank or number of ranks.
-        """
+        """Go on from what this rank has saved; see :meth:`GTopKState.load_state_dict`."""
         if state.get("version") != VERSION:
             raise MismatchError(
                 f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"
@@ -424,21 +399,18 @@ class Session:
                 "syncline.hooks.resharded"
             )
         self.residuals.load_state_dict(state)
-        # Unscaled; a scaler scales them again.
-        self.residuals.scale(1 / state.get("scale", 1.0))
-        self.scale = 1.0
         self._before.clear()
-        self._changes += 1
         self.step = state["step"]
 
-    def _require_same(self, refused: UserError | None) -> None:
+    def _require_same(self, group: dist.ProcessGroup, refused: UserError | None) -> None:
+        """Raise on all ranks if they differ, or one cannot exchange sparsely."""
         own = {
             "recipe": msgspec.to_builtins(self.recipe),
             "parameters": list(self._elements.items()),
             "refused": None if refused is None else str(refused),
         }
-        device = torch.device("cpu" if serves_the_cpu(self._group) else "cuda")
-        found = gather_json(own, self._group, device)
+        device = torch.device("cpu" if serves_the_cpu(group) else "cuda")
+        found = gather_json(own, group, device)
         if refused is not None:
             raise refused
         for rank, other in enumerate(found):

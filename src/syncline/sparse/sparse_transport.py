@@ -58,13 +58,12 @@ class SparseTransport:
         self._refused = None
         run = algorithm(share)
         arrived: tuple[Content, ...] | None = None
-        while True:
-            try:
+        try:
+            while True:
                 step = run.send(arrived)  # type: ignore[arg-type]  # None starts a generator
-            except StopIteration as ended:
-                outcome: ExchangeOutcome = ended.value
-                break
-            arrived = self._run_step(step, wire)
+                arrived = self._run_step(step, wire)
+        except StopIteration as ended:
+            outcome: ExchangeOutcome = ended.value
         if self._refused is not None:
             raise self._refused
         return outcome
@@ -89,13 +88,8 @@ class SparseTransport:
 
         Every rank gets everybody's values of its share, adds them up in float32 in the order of the
         ranks, and sends the average to all, so that a value is rounded twice however many ranks
-        there are, and all ranks get the same bits. As much is sent as in a ring.
-
-        Args:
-            values: contiguous bfloat16 or float16 on the CPU, of shape (elements,).
-
-        Returns:
-            Of the same shape and type.
+        there are, and all ranks get the same bits. As much is sent as in a ring. The values are
+        contiguous bfloat16 or float16 on the CPU, of shape (elements,), and so are the averages.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.

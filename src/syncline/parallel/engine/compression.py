@@ -117,7 +117,7 @@ class _SparseCompressor(Compressor):
     def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Let all gradients be infinite where a scaler is to skip the step."""
         session = self._session
-        if not session.has_scaler:
+        if session.scaler is None:
             return
         present = [gradient for gradient in gradients if gradient is not None]
         finite = [gradient.isfinite().all() for gradient in present]
@@ -188,9 +188,7 @@ class Compressing:
         self._parameters = dict(parameters)
         self._session: Session | None = None
         if isinstance(compression, Recipe):
-            elements = {name: p.numel() for name, p in parameters.items()}
-            device = device_of(parameters)
-            self._session = Session(compression, elements, group, device=device)
+            self._session = Session(compression, parameters, group)
             self._transport = self._session.transport
             self._memory = self._session.memory
         else:
@@ -256,9 +254,9 @@ class Compressing:
         that gets no gradient keeps its residual until it does. With a scaler the residuals stay
         until gradients are compressed again.
         """
-        if self._session is None or self._session.has_scaler:
+        if self._session is None or self._session.scaler is not None:
             return  # of a step that is skipped they would be lost
-        self._session.delivers = True
+        self._session.residuals.are_delivered = True
         residuals = self._session.residuals
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())
@@ -287,7 +285,7 @@ class Compressing:
 
     def _keep_residuals(self) -> None:
         if self._session is not None:
-            self._session.delivers = False
+            self._session.residuals.are_delivered = False
         for handle in self._takers.values():
             handle.remove()
         self._takers.clear()
