@@ -25,7 +25,7 @@ def monitored_barrier(
     Args:
         store: where the ranks of the group look.
         key: unique to this barrier in the store.
-        rank: this rank.
+        rank: this one.
         ranks: how many there are.
         timeout_s: how long rank 0 waits for the others, and they for rank 0.
         wait_all_ranks: name all that are missing, not only the first.

@@ -48,16 +48,8 @@ class Pipeline:
     comes in by the other, launched on two streams, with the reductions overlapped. Here neighbours
     are processes: each pulls from the staging buffer of the previous one.
 
-    Args:
-        control: exchanges notifications with the other ranks.
-        device: of this rank.
-        block_bytes: of a slot, a multiple of 16; the same on all ranks.
-        window: how many slots, at least 1; the same on all ranks.
-
-    Raises:
-        MismatchError: another rank has another block or window.
-        PeerError: a rank has ended, or did not come in time.
-        UserError: the device's memory or events cannot be shared.
+    A slot takes ``block_bytes``, and there are ``window`` of them; see
+    :class:`~syncline.devices.DeviceGroup`, also for the errors.
     """
 
     def __init__(
@@ -237,10 +229,7 @@ class Outbox(_PipelineEnd):
     """The sending end."""
 
     def push(self, block: Tensor) -> None:
-        """Put a block into the next slot, after the stream's work so far.
-
-        Args:
-            block: of shape ``(elements,)``, at most a slot.
+        """Put a block of shape ``(elements,)`` into the next slot, after the stream's work so far.
 
         Raises:
             PeerError: the receiver has ended, or does not take what was sent in time.
@@ -265,10 +254,7 @@ class Inbox(_PipelineEnd):
     """The receiving end."""
 
     def pull(self, into: Tensor) -> None:
-        """Receive the next block, after the stream's work so far.
-
-        Args:
-            into: of shape ``(elements,)`` and the dtype that were sent.
+        """Receive the next block, of the shape and dtype sent, after the stream's work so far.
 
         Raises:
             PeerError: the sender has ended, or sends nothing in time.

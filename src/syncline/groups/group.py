@@ -159,10 +159,9 @@ class Group:
         choices: Wanted = "measured",
     ) -> None:
         require_known("transport", transport, get_args(Transport))
-        if not 0 <= rank < ranks:
-            raise UserError(f"expected a rank from 0 to {ranks - 1}, found {rank}")
         self.rank = rank
         self.ranks = ranks
+        self._require_rank(rank)
         self.timeout_s = timeout_s
         self.on_failure: Callable[[], str] = str
         """Called when an operation fails on this rank; returns the end of the error message."""

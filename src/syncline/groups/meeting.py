@@ -29,10 +29,9 @@ from syncline.groups.messages import (
     USED_UP,
     announce_shutdown,
     out_of_descriptors,
-    pass_descriptors,
     take_descriptors,
 )
-from syncline.groups.notes import LOOK_S, Notes, left_s
+from syncline.groups.notes import LOOK_S, Notes, look_s
 
 __all__ = ["Introduced", "Meeting", "listening_at", "listens"]
 
@@ -160,7 +159,7 @@ class Meeting:
                 for other in sorted(self._missing):
                     if other < self._rank and other not in self._called:
                         self._call(other)
-                for peer in self._poll(min(left_s(self._notes.deadline), LOOK_S)):
+                for peer in self._poll(look_s(self._notes.deadline)):
                     met[peer.rank] = peer
                 now_s = time.monotonic()
                 if self._missing and now_s - looked_s >= LOOK_S:
@@ -262,7 +261,7 @@ class Meeting:
         if not hmac.compare_digest(proof, self._proof(BY_ANSWERER, self._rank, other, nonces)):
             raise _StrangerError
         proof = self._proof(BY_CALLER, self._rank, other, nonces)
-        pass_descriptors(connection, proof, self._passed)
+        socket.send_fds(connection, [proof], self._passed)
         yield
         said, passed = take_descriptors(connection, len(self._passed))
         return self._introduced(connection, other, said == CALLING, passed)
@@ -281,7 +280,7 @@ class Meeting:
         known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
         peer = self._introduced(connection, other, known and other in self._missing, passed)
         try:
-            pass_descriptors(connection, CALLING, self._passed)
+            socket.send_fds(connection, [CALLING], self._passed)
         except BaseException:
             peer.close()
             raise

@@ -9,15 +9,13 @@ from typing import Any, Protocol
 
 from syncline.errors import PeerError
 
-__all__ = ["LOOK_S", "Notes", "Store", "arrived", "left_s"]
+__all__ = ["LOOK_S", "Notes", "Store", "arrived", "look_s"]
 
-LEAST_TIMEOUT_S = 0.05
-MOST_TIMEOUT_S = 1e6
-"""The limits of sockets and stores."""
 PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
 """Between two polls for a note: at first, and at most. In between, a tenth of the time waited."""
 LOOK_S = 0.25
 """How often a waiting rank checks whether its peer has ended or has posted a failure."""
+LEAST_LOOK_S = 0.05
 REFUSAL = "not joining"
 """The start of the names of notes why a rank does not join."""
 
@@ -35,9 +33,9 @@ class Store(Protocol):
         """Return a note that is there."""
 
 
-def left_s(deadline: float) -> float:
-    """Return the seconds until a time of the monotonic clock, as sockets and stores take them."""
-    return min(max(deadline - time.monotonic(), LEAST_TIMEOUT_S), MOST_TIMEOUT_S)
+def look_s(deadline: float) -> float:
+    """Return the seconds to wait before the next check, at most until about the deadline."""
+    return min(max(deadline - time.monotonic(), LEAST_LOOK_S), LOOK_S)
 
 
 def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
@@ -47,13 +45,13 @@ def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
         PeerError: the store itself has failed.
     """
     began_s = time.monotonic()
-    look_s = min(left_s(deadline), LOOK_S)
+    longest_s = look_s(deadline)
     try:
         # Not with the store's own wait: a FileStore polls every 10 ms, a TCPStore prints a warning
         # at every timeout.
         while not store.check(keys):
             waited_s = time.monotonic() - began_s
-            if waited_s >= look_s:
+            if waited_s >= longest_s:
                 return False
             time.sleep(min(max(waited_s / 10, PAUSE_S), LONGEST_PAUSE_S))
     except RuntimeError as error:  # torch's DistStoreError is one

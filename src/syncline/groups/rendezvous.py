@@ -114,11 +114,9 @@ class RollCall:
     _ranks: int
 
     def join(self, card: RankCard, deadline: float) -> Roll:
-        """Return the roll with this process on it, once all ranks have answered.
+        """Return the roll with this process on it, whose socket listens, once all have answered.
 
-        Args:
-            card: of this process, whose socket is listening.
-            deadline: when to give up, on the monotonic clock, in seconds.
+        The deadline is a time of the monotonic clock, in seconds.
 
         Raises:
             PeerError: a rank does not answer in time, or says that it does not join.
