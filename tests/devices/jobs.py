@@ -217,7 +217,7 @@ def dies(place: Place, copies: int) -> None:
     store = FileStore(str(place.folder / "notes"), place.ranks)
     group = Group(store, place.rank, place.ranks, timeout_s=60.0)
     folder = str(place.folder)
-    device = Deadly(folder, copies) if place.rank == 1 else HostDevice(folder)
+    device: Any = Deadly(folder, copies) if place.rank == 1 else HostDevice(folder)
     devices = DeviceGroup(group, device, block_bytes=64, window=2)
     print(*said(lambda: devices.all_reduce(torch.ones(1000))))
     print(*said(lambda: devices.all_reduce(torch.ones(1000))))
