@@ -116,7 +116,9 @@ def lost_share(
 def taken(residual: Dense, gradient: Dense, k: int) -> SparseVector:
     """Add a gradient to its residual and take the k largest out of it."""
     part = SelectionPart(residual.ctypes.data, len(residual), gradient.ctypes.data)
-    return select([part], k).taken
+    found = select([part], k)
+    assert found is not None, "a gradient or a residual is infinite or NaN"
+    return found
 
 
 def total(vectors: list[Dense]) -> Exact:

@@ -199,9 +199,9 @@ def training(published: Published, name: str, job: dict[str, Any]) -> dict[str, 
     reducing = communicating = None
     if name != DENSE:
         state = GTopKState(model, Recipe(density=DENSITY, algorithm=name))
-        reducer = state._session.reducer
-        reducing = Clock(state._session, "prepare")
-        communicating = Clock(reducer.transport, "run")
+        session = state._session
+        reducing = Clock(session, "prepare")
+        communicating = Clock(session.transport, "run")
         model.register_comm_hook(state, gtopk)
     steps_s, spent = [], []
     for number in range(UNTIMED + job["iterations"]):
@@ -226,7 +226,7 @@ def training(published: Published, name: str, job: dict[str, Any]) -> dict[str, 
     # state's thread holds the state.
     del model.reducer, model.logger
     if name != DENSE:
-        reducer.residuals._residuals.clear()
+        session.residuals._residuals.clear()
     return {
         "iterations_s": slowest_s,
         "compress_s": median(split[0]),

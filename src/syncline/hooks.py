@@ -12,7 +12,8 @@ import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from syncline.model.recipe import Recipe
-from syncline.sparse.hook import GTopKState, resharded
+from syncline.sparse.hook import GTopKState
+from syncline.sparse.residuals import resharded
 
 __all__ = ["GTopKState", "Recipe", "gtopk", "resharded"]
 

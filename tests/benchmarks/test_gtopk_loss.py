@@ -15,7 +15,8 @@ def vector(*entries: tuple[int, float]) -> SparseVector:
     dense = np.zeros(4, np.float32)
     for index, value in entries:
         dense[index] = value
-    return SparseVector.of(dense)
+    indices = np.flatnonzero(dense).astype(np.uint32)
+    return SparseVector(len(dense), indices, dense[indices])
 
 
 def test_a_value_that_is_dropped_while_its_index_survives_is_lost() -> None:

@@ -92,12 +92,12 @@ def own(
             reduces=False,
         )
         transfers.reduces[:] = reduces
-    return Schedule.of(
+    return Schedule(
         collective=collective,
         algorithm="own",
         ranks=ranks,
         blocks=blocks,
-        transfers=transfers,
+        **transfers.in_order()._asdict(),
         root=root,
     )
 

@@ -166,13 +166,13 @@ def test_a_sum_of_a_thousand_is_written_without_recursion() -> None:
 def changed(schedule: Schedule, **columns: Any) -> Schedule:
     """Return a program with other columns."""
     transfers = schedule.transfers()._replace(**columns)
-    return Schedule.of(
+    return Schedule(
         collective=schedule.collective,
         algorithm=schedule.algorithm,
         ranks=schedule.ranks,
         blocks=schedule.blocks,
         root=schedule.root,
-        transfers=transfers,
+        **transfers.in_order()._asdict(),
     )
 
 

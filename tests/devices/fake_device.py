@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncline.devices.device import REDUCTIONS
+from syncline.devices.cuda import REDUCTIONS
 
 NOBODY = ("", 0)
 
@@ -102,7 +102,7 @@ def _reached(ticket: Ticket | None) -> bool:
 
 
 class FakeDevice:
-    """:class:`~syncline.devices.device.Device` in a world; its tensors are torch's, on the CPU."""
+    """A :class:`~syncline.devices.CudaDevice` in a world; its tensors are torch's, on the CPU."""
 
     def __init__(self, world: World) -> None:
         self.world = world

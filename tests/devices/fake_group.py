@@ -26,7 +26,7 @@ class Turns:
         self._able: dict[int, Callable[[], bool]] = {rank: lambda: True for rank in range(ranks)}
         """The ranks that have not ended, and what each waits for."""
         self._stuck = False
-        self.channels: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)
+        self.channels: defaultdict[tuple[int, int, int], deque[bytes]] = defaultdict(deque)
         self.gathered: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
 
     def run(self, job: Callable[[int], Any]) -> list[Any]:
@@ -88,13 +88,13 @@ class FakeGroup:
         self._turns = turns
         self._gathers = 0
 
-    def send(self, given: Elements, *, peer: int) -> None:
+    def send(self, given: Elements, *, peer: int, tag: int) -> None:
         assert not self.closed
-        self._turns.channels[self.rank, peer].append(_read(given))
+        self._turns.channels[self.rank, peer, tag].append(_read(given))
         self._turns.until(self.rank, lambda: True)
 
-    def receive(self, result: Elements, *, peer: int) -> Pending:
-        channel = self._turns.channels[peer, self.rank]
+    def receive(self, result: Elements, *, peer: int, tag: int) -> Pending:
+        channel = self._turns.channels[peer, self.rank, tag]
 
         def finish() -> None:
             self._turns.until(self.rank, lambda: bool(channel))
@@ -105,7 +105,8 @@ class FakeGroup:
     def all_gather(self, given: Elements, result: Elements, *, attended: bool) -> Pending:
         assert attended
         # The real group sends these through the same channels.
-        assert not any(self._turns.channels[peer, self.rank] for peer in range(self.ranks)), (
+        left = [key for key, channel in self._turns.channels.items() if channel]
+        assert not any(to == self.rank for _, to, _ in left), (
             "messages are left that were told and not heard"
         )
         notes = self._turns.gathered[self._gathers]

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from syncline.devices.device import REDUCTIONS
+from syncline.devices.cuda import REDUCTIONS
 
 
 class HostDevice:
-    """:class:`~syncline.devices.device.Device` of the CPU; events are nothing, since work is done.
+    """A :class:`~syncline.devices.CudaDevice` of the CPU; events are nothing, since work is done.
 
     Args:
         folder: of its files, which all ranks share.

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from syncline.devices import CudaDevice, DeviceGroup
-from syncline.devices.device import Device
 from syncline.errors import PeerError
 from syncline.groups import Group, Transport
 from tests.devices.host_device import HostDevice
@@ -40,7 +39,7 @@ CALLS = [
 
 @contextmanager
 def joined(
-    folder: str, name: str, device: Device, *, transport: Transport = "auto", **options: Any
+    folder: str, name: str, device: Any, *, transport: Transport = "auto", **options: Any
 ) -> Iterator[DeviceGroup]:
     """Join a device group of all workers."""
     store = FileStore(f"{folder}/notes of {name}", dist.get_world_size())
@@ -50,7 +49,7 @@ def joined(
         yield devices
 
 
-def device_of(kind: str, folder: str) -> Device:
+def device_of(kind: str, folder: str) -> Any:
     """Return this rank's device; ranks share GPUs where there are fewer of them."""
     if kind == "cuda":
         return CudaDevice(dist.get_rank() % torch.cuda.device_count())
@@ -218,7 +217,7 @@ def dies(place: Place, copies: int) -> None:
     store = FileStore(str(place.folder / "notes"), place.ranks)
     group = Group(store, place.rank, place.ranks, timeout_s=60.0)
     folder = str(place.folder)
-    device = Deadly(folder, copies) if place.rank == 1 else HostDevice(folder)
+    device: Any = Deadly(folder, copies) if place.rank == 1 else HostDevice(folder)
     devices = DeviceGroup(group, device, block_bytes=64, window=2)
     print(*said(lambda: devices.all_reduce(torch.ones(1000))))
     print(*said(lambda: devices.all_reduce(torch.ones(1000))))

@@ -164,7 +164,7 @@ def test_work_on_streams_is_ordered_by_events(
     pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On recorded streams, and with memory that the current stream has used before."""
-    pretended._device = torch.device("cpu")
+    pretended.device = torch.device("cpu")
     with recorded_streams() as recorder:
         here = pretended.current_stream()
         copying, reducing = pretended.stream(), pretended.stream()
@@ -191,7 +191,7 @@ def test_work_on_streams_is_ordered_by_events(
 def test_memory_is_for_streams_after_the_current_one(
     pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretended._device = torch.device("cpu")
+    pretended.device = torch.device("cpu")
     monkeypatch.setattr(torch, "empty", torch.zeros)
     with recorded_streams() as recorder:
         stream = pretended.stream()

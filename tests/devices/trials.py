@@ -77,7 +77,7 @@ def wrong_results(
     results: list[list[Tensor]] = [[] for _ in range(ranks)]
 
     def job(rank: int) -> None:
-        device = FakeDevice(world)
+        device: Any = FakeDevice(world)
         currents = [device.current, device.stream()]
         fake: Any = FakeGroup(turns, rank)
         with DeviceGroup(fake, device, block_bytes=block_bytes, window=window) as group:
@@ -130,7 +130,8 @@ def wrong_chain(seed: int, *, dropped: tuple[str, int] = NOBODY) -> list[str]:
 
     def job(rank: int) -> None:
         fake: Any = FakeGroup(turns, rank)
-        pipeline = Pipeline(GroupControl(fake), FakeDevice(world), block_bytes=16, window=window)
+        device: Any = FakeDevice(world)
+        pipeline = Pipeline(GroupControl(fake), device, block_bytes=16, window=window)
         pipeline.run(vectors[rank], programs[rank], list(range(0, 4 * blocks + 1, 4)))
 
     for outcome in turns.run(job):

@@ -306,18 +306,16 @@ def _states() -> list[bytes]:
 
 def _load_states(file: Path, workers: int) -> None:
     """Load a state of compression as ``syncline train --resume`` does, for so many workers."""
-    import torch
-
+    from syncline.model.recipe import Recipe
     from syncline.sparse.memory import HostMemory
     from syncline.sparse.residuals import Residuals
     from syncline.training.residuals import load_state
 
     state = load_state(file.parent, [file.name], rank=0, workers=workers, steps_per_epoch=7)
     if "recipe" in state:
-        device = torch.device("cpu")
-        own = Residuals({"w": 6, "b": 2}, velocities=True, memory=HostMemory(), device=device)
+        recipe = Recipe(density=0.1, momentum=0.9)
+        own = Residuals(recipe, {"w": 6, "b": 2}, HostMemory())
         own.load_state_dict(state)
-        own.scale(1 / state["scale"])
 
 
 def _resumed(file: Path, out: Path, number: int) -> list[Command]:

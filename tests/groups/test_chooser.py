@@ -27,6 +27,7 @@ from syncline.groups.choices import (
     chooser_for,
 )
 from syncline.groups.compiled import Compiled, compiled
+from syncline.groups.notes import Notes
 from syncline.groups.site import Site
 from tests.groups import jobs
 from tests.groups.choice_examples import HERE, choices, some_regions
@@ -78,8 +79,8 @@ class _Store:
 def test_all_ranks_have_what_rank_0_has(regions: Regions) -> None:
     store = _Store()
     deadline = time.monotonic() + DEADLINE_S
-    first = agreed_chooser(choices(regions), HERE, store, "g", 0, deadline)
-    second = agreed_chooser("built-in", HERE, store, "g", 1, deadline)
+    first = agreed_chooser(choices(regions), HERE, Notes(store, "g", 0, deadline))
+    second = agreed_chooser("built-in", HERE, Notes(store, "g", 1, deadline))
     assert (first.regions, first.source) == (second.regions, second.source)
     assert first.regions == regions
 
@@ -88,14 +89,14 @@ def test_what_is_wrong_on_rank_0_is_said_on_all_ranks() -> None:
     store = _Store()
     deadline = time.monotonic() + DEADLINE_S
     with pytest.raises(MismatchError):
-        agreed_chooser(choices(site=OTHER), HERE, store, "g", 0, deadline)
+        agreed_chooser(choices(site=OTHER), HERE, Notes(store, "g", 0, deadline))
     with pytest.raises(UserError, match="rank 0: the given choices are for 2 ranks on here by UCX"):
-        agreed_chooser("measured", HERE, store, "g", 1, deadline)
+        agreed_chooser("measured", HERE, Notes(store, "g", 1, deadline))
 
 
 def test_a_rank_0_that_says_nothing() -> None:
     with pytest.raises(PeerError, match="rank 1: rank 0 did not join the group in time"):
-        agreed_chooser("measured", HERE, _Store(), "g", 1, time.monotonic())
+        agreed_chooser("measured", HERE, Notes(_Store(), "g", 1, time.monotonic()))
 
 
 # ---------------------------------------------------------------------- groups, in one process

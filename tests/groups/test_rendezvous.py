@@ -24,7 +24,7 @@ import torch.distributed as dist
 from syncline.errors import PeerError
 from syncline.groups import Group, watch
 from syncline.groups.meeting import CALLING, HELLO, RETORT, listening_at, listens
-from syncline.groups.messages import pass_descriptors, take_descriptors
+from syncline.groups.messages import take_descriptors
 from syncline.groups.rendezvous import RankCard, RollCall
 from tests.groups import jobs, restarted
 from tests.groups.rolls import DEADLINE_S, answered
@@ -207,7 +207,7 @@ def test_who_does_not_know_the_secret_gets_nothing() -> None:
                 nonce, retort = RETORT.unpack(connection.recv(100))
                 assert nonce != bytes(16)
                 # Its own proof is of no use to anybody else.
-                pass_descriptors(connection, proof or retort, [0])
+                socket.send_fds(connection, [proof or retort], [0])
                 message, passed = take_descriptors(connection, 1)
                 assert (message, passed) == (b"", [])
         listening.close()
@@ -329,7 +329,7 @@ def test_a_group_of_two_keeps_three_descriptors_a_rank() -> None:
 def test_a_message_whose_descriptors_this_process_cannot_have() -> None:
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with first, second:
-        pass_descriptors(first, b"two", [0, 1])
+        socket.send_fds(first, [b"two"], [0, 1])
         with (
             jobs.limited(resource.RLIMIT_NOFILE, jobs.free_descriptor()),
             pytest.raises(OSError, match="Too many open files"),

@@ -25,7 +25,7 @@ from syncline.sparse.exchange import Content, Refusal, Share
 from syncline.sparse.sparse_transport import SparseTransport
 from syncline.sparse.vector import Precision, Quota, SparseVector, rounded
 from syncline.sparse.wire import WireFormat
-from tests.sparse.torch_stream_context import torch_stream_contexts
+from tests.sparse.marked_memory import marked_memories
 from tests.sparse.vectors import largest
 
 LENGTH, K = 1000, 37
@@ -232,7 +232,7 @@ def hooked(
 def by_torch(recipe: dict[str, Any]) -> list[str]:
     """Return what differs between trainings by the native core and by operations of torch."""
     expected = trained(recipe, 6)
-    with torch_stream_contexts():
+    with marked_memories():
         found = trained(recipe, 6)
     differing = [] if found[0] == expected[0] else ["losses"]
     differing += [

@@ -18,7 +18,7 @@ from syncline.sparse.exchange import Content, ExchangeOutcome, ExchangeStep, Ref
 from syncline.sparse.selection import SelectionPart, select
 from syncline.sparse.vector import PRECISIONS, Precision, Quota, SparseVector, rounded
 from syncline.sparse.wire import WireFormat
-from tests.sparse.vectors import Dense, assert_same, largest
+from tests.sparse.vectors import Dense, assert_same, entries_of, largest
 
 every = pytest.mark.parametrize("name", ALGORITHMS)
 
@@ -75,7 +75,8 @@ def selections(case: Case, residuals: list[Dense]) -> list[Content]:
     taken: list[Content] = []
     for residual in residuals:
         found = select([SelectionPart(residual.ctypes.data, len(residual))], case.k)
-        sent, remainder = rounded(found.taken, case.precision)
+        assert found is not None
+        sent, remainder = rounded(found, case.precision)
         residual[remainder.indices] += remainder.values
         taken.append(sent)
     return taken
@@ -148,7 +149,7 @@ def test_top_k_delivers_everything(case: Case) -> None:
     own: list[Content] = [largest(gradient, case.k) for gradient in case.gradients]
     outcomes = exchanged("top-k", case, own)
     everything = np.sum([vector_of(vector).dense() for vector in own], axis=0)
-    assert_same(vector_of(outcomes[0].delivered), SparseVector.of(everything))
+    assert_same(vector_of(outcomes[0].delivered), entries_of(everything))
     assert all(len(outcome.returned) == 0 for outcome in outcomes)
 
 
@@ -199,10 +200,10 @@ def test_what_is_dropped_waits_where_its_index_says() -> None:
     """Rank 0's 2 at index 1 is dropped in round one, while ranks 2 and 3 deliver that index."""
     rows = [[5, 2, 0], [4, 0, 0], [0, 8, 0], [0, 7, 0]]
     case = Case([np.array(row, np.float32) for row in rows], 1, "float32")
-    own: list[Content] = [SparseVector.of(row) for row in case.gradients]
-    own[0] = SparseVector.of(np.array([0, 2, 0], np.float32))
+    own: list[Content] = [entries_of(row) for row in case.gradients]
+    own[0] = entries_of(np.array([0, 2, 0], np.float32))
     outcomes = exchanged("gtop-k-butterfly", case, own)
-    assert_same(vector_of(outcomes[0].delivered), SparseVector.of(np.array([0, 15, 0], np.float32)))
+    assert_same(vector_of(outcomes[0].delivered), entries_of(np.array([0, 15, 0], np.float32)))
     returned = [outcome.returned.dense().tolist() for outcome in outcomes]
     assert returned == [[4, 0, 0], [0, 2, 0], [0, 0, 0], [0, 0, 0]]
     outcomes = exchanged("gtop-k-butterfly", case._replace(lowest_keeps=True), own)

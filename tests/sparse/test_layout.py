@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.sparse.gradients import exchanged_parameters
+from syncline.sparse.gradients import exchanged_parameters, require_exchangeable
 
 
 def test_names_are_those_of_the_model() -> None:
@@ -29,7 +29,7 @@ def test_names_are_those_of_the_model() -> None:
 )
 def test_what_is_refused(model: nn.Module, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        exchanged_parameters(model)
+        require_exchangeable(exchanged_parameters(model), model)
 
 
 def test_too_many_elements() -> None:
@@ -37,4 +37,4 @@ def test_too_many_elements() -> None:
     model = nn.Module()
     model.register_parameter("large", large)
     with pytest.raises(UserError, match=r"'large' has 4294967296 elements; at most 2\^32 - 1"):
-        exchanged_parameters(model)
+        require_exchangeable(exchanged_parameters(model), model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,15 +13,44 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.sparse.selection import (
     INSTRUCTIONS,
-    Instructions,
     SelectionPart,
     first_not_finite,
     select,
 )
+from syncline.sparse.vector import SparseVector
 from tests.sparse.vectors import Dense, assert_same, dense_vectors, largest
 
-PRESENT = [name for name, n in INSTRUCTIONS.items() if n < 0 or _native.has_instructions(n)]
+PRESENT = [n for n in INSTRUCTIONS.values() if n < 0 or _native.has_instructions(n)]
 every = pytest.mark.parametrize("instructions", PRESENT)
+
+
+class Selection(NamedTuple):
+    """What the native core says."""
+
+    taken: SparseVector
+    threshold: int
+    finite: bool
+    exact: bool
+
+
+def select_by(
+    instructions: int,
+    parts: list[SelectionPart],
+    k: int,
+    *,
+    momentum: float = 0.0,
+    clear: bool = True,
+    hint: int = 0,
+    slack: float = 1.0,
+) -> Selection:
+    """Select by the native core, which also takes a threshold to begin with."""
+    rows = [(part.values, part.gradient, part.velocity, part.elements) for part in parts]
+    least, most = (k, k) if slack == 1 else (-int(-k // slack), int(k * slack))
+    indices, values, *rest = _native.select(
+        rows, momentum, k, least, most, hint, clear, instructions
+    )
+    length = sum(part.elements for part in parts)
+    return Selection(SparseVector(length, indices, values), *rest)
 
 
 def part_of(
@@ -31,14 +62,12 @@ def part_of(
 
 @every
 @given(st.data(), dense_vectors(longest=300))
-def test_the_largest_are_taken(
-    instructions: Instructions, data: st.DataObject, dense: Dense
-) -> None:
+def test_the_largest_are_taken(instructions: int, data: st.DataObject, dense: Dense) -> None:
     k = data.draw(st.integers(0, len(dense) + 2))
     cut = data.draw(st.integers(0, len(dense)))
     left = dense.copy()
     parts = [part_of(left[:cut]), part_of(left[cut:])]
-    found = select(parts, k, instructions=instructions)
+    found = select_by(instructions, parts, k)
     expected = largest(dense, k)
     assert found.finite
     assert found.exact
@@ -51,16 +80,14 @@ def test_the_largest_are_taken(
 @every
 @given(st.data(), st.integers(0, 200), st.sampled_from([0.0, 0.5, 0.9]))
 def test_gradients_and_velocities_are_added(
-    instructions: Instructions, data: st.DataObject, length: int, momentum: float
+    instructions: int, data: st.DataObject, length: int, momentum: float
 ) -> None:
     residual, gradient, velocity = (data.draw(dense_vectors(length=length)) for _ in range(3))
     k = data.draw(st.integers(0, length))
     moved = np.float32(momentum) * velocity + gradient
     expected = largest(residual + moved, k)
     values, speeds = residual.copy(), velocity.copy()
-    found = select(
-        [part_of(values, gradient, speeds)], k, momentum=momentum, instructions=instructions
-    )
+    found = select_by(instructions, [part_of(values, gradient, speeds)], k, momentum=momentum)
     assert_same(found.taken, expected)
     mask = np.ones(length, bool)
     mask[expected.indices] = False
@@ -71,12 +98,10 @@ def test_gradients_and_velocities_are_added(
 @every
 @given(st.data(), dense_vectors(longest=200), st.integers(0, 40), st.floats(1, 4))
 def test_a_threshold_used_again_keeps_its_bound(
-    instructions: Instructions, data: st.DataObject, dense: Dense, k: int, slack: float
+    instructions: int, data: st.DataObject, dense: Dense, k: int, slack: float
 ) -> None:
     hint = int(np.float32(data.draw(st.floats(0.25, 1e6))).view(np.uint32))
-    found = select(
-        [part_of(dense)], k, hint=hint, slack=slack, clear=False, instructions=instructions
-    )
+    found = select_by(instructions, [part_of(dense)], k, hint=hint, slack=slack, clear=False)
     if found.exact:
         assert_same(found.taken, largest(dense, k))
     else:
@@ -87,24 +112,24 @@ def test_a_threshold_used_again_keeps_its_bound(
 
 @every
 @given(dense_vectors(longest=200), st.data())
-def test_what_is_not_finite_is_found(
-    instructions: Instructions, dense: Dense, data: st.DataObject
-) -> None:
+def test_what_is_not_finite_is_found(instructions: int, dense: Dense, data: st.DataObject) -> None:
     address = dense.ctypes.data
-    assert first_not_finite(address, len(dense), instructions=instructions) is None
+    assert _native.first_not_finite(address, len(dense), instructions) == len(dense)
     bad = data.draw(st.sets(st.integers(0, len(dense) - 1), min_size=1)) if len(dense) else set()
     for index in bad:
         dense[index] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
-    found = first_not_finite(address, len(dense), instructions=instructions)
-    assert found == (min(bad) if bad else None)
+    found = _native.first_not_finite(address, len(dense), instructions)
+    assert found == (min(bad) if bad else len(dense))
+    assert first_not_finite(address, len(dense)) == (min(bad) if bad else None)
     if bad:
-        selection = select([part_of(dense)], 1, instructions=instructions)
+        assert select([part_of(dense)], 1) is None
+        selection = select_by(instructions, [part_of(dense)], 1)
         assert not selection.finite
         assert len(selection.taken) == 0
 
 
 @every
-def test_large_vectors_of_many_shapes(instructions: Instructions) -> None:
+def test_large_vectors_of_many_shapes(instructions: int) -> None:
     generator = np.random.default_rng(0)
     normal = generator.standard_normal(700_001, np.float32)
     shapes = {
@@ -118,20 +143,10 @@ def test_large_vectors_of_many_shapes(instructions: Instructions) -> None:
         order = np.argsort(-np.abs(dense), kind="stable")
         for k in (1, 700, 70_000):
             wanted = order[:k][dense[order[:k]] != 0]
-            found = select([part_of(dense)], k, clear=False, instructions=instructions)
+            found = select_by(instructions, [part_of(dense)], k, clear=False)
             np.testing.assert_array_equal(found.taken.indices, np.sort(wanted), err_msg=name)
 
 
 def test_what_cannot_be_selected() -> None:
-    with pytest.raises(UserError, match="k of at least 0 and slack of at least 1: -1, 1"):
-        select([], -1)
-    with pytest.raises(UserError, match=r"slack of at least 1: 1, 0\.5"):
-        select([], 1, slack=0.5)
     with pytest.raises(UserError, match=r"4294967296 elements .* at most 2\^32 - 1"):
         select([SelectionPart(0, 2**32)], 1)
-
-
-def test_instructions_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "has_instructions", lambda _: False)
-    with pytest.raises(UserError, match="this processor has no avx512"):
-        select([], 1, instructions="avx512")

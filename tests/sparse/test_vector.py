@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import InternalError
 from syncline.sparse.vector import Quota, SparseVector, joined, merged, total
-from tests.sparse.vectors import assert_same, dense_vectors, largest, sparse_vectors
+from tests.sparse.vectors import assert_same, dense_vectors, entries_of, largest, sparse_vectors
 
 
 @given(st.data(), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=4))
@@ -21,7 +21,7 @@ def test_merging_is_adding_and_selecting(data: st.DataObject, parts: list[tuple[
     cuts = np.split(dense, np.cumsum(quota.lengths)[:-1]) if parts else []
     expected = [largest(part, k) for part, k in zip(cuts, quota.counts, strict=True)]
     assert_same(kept, joined(expected))
-    assert_same(dropped, SparseVector.of(dense - kept.dense()))
+    assert_same(dropped, entries_of(dense - kept.dense()))
     swapped, swapped_dropped = merged(b, a, quota)
     assert_same(swapped, kept)
     assert_same(swapped_dropped, dropped)
@@ -38,12 +38,12 @@ def test_dividing(data: st.DataObject, length: int) -> None:
 
 @given(st.lists(dense_vectors(length=20, exact=True), max_size=5))
 def test_totals(vectors: list[np.ndarray]) -> None:
-    found = total(20, map(SparseVector.of, vectors))
+    found = total(20, map(entries_of, vectors))
     np.testing.assert_array_equal(found.dense(), sum(vectors, np.zeros(20, np.float32)))
 
 
 def test_dense_and_back() -> None:
-    vector = SparseVector.of(np.array([0, 1.5, 0, -2], np.float32))
+    vector = entries_of(np.array([0, 1.5, 0, -2], np.float32))
     assert len(vector) == 2
     np.testing.assert_array_equal(vector.dense(), [0, 1.5, 0, -2])
     assert len(SparseVector.empty(4)) == 0
@@ -53,7 +53,7 @@ def test_dense_and_back() -> None:
 
 @given(st.lists(dense_vectors(longest=12), max_size=5))
 def test_parts_and_back(parts: list[np.ndarray]) -> None:
-    vectors = [SparseVector.of(part) for part in parts]
+    vectors = [entries_of(part) for part in parts]
     whole = joined(vectors)
     np.testing.assert_array_equal(whole.dense(), np.concatenate([np.empty(0, np.float32), *parts]))
     for found, vector in zip(whole.parts([len(p) for p in parts]), vectors, strict=True):

@@ -13,7 +13,7 @@ from syncline.errors import InternalError, MismatchError
 from syncline.sparse.exchange import Refusal
 from syncline.sparse.vector import PRECISIONS, Precision, SparseVector, rounded, total, value_bytes
 from syncline.sparse.wire import HEADER_BYTES, WireFormat
-from tests.sparse.vectors import assert_same, sparse_vectors
+from tests.sparse.vectors import assert_same, entries_of, sparse_vectors
 
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
@@ -115,4 +115,4 @@ def test_other_exchanges_are_refused() -> None:
 def test_too_many_entries_are_our_own_mistake() -> None:
     wire = WireFormat(k=1, length=3, precision="float32", digest=0)
     with pytest.raises(InternalError, match="2 entries of 3 elements for a message of at most 1"):
-        wire.write(SparseVector.of(np.array([1, 2, 0], np.float32)))
+        wire.write(entries_of(np.array([1, 2, 0], np.float32)))

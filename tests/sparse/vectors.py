@@ -33,10 +33,16 @@ def dense_vectors(
     return np.array(drawn, np.float32)
 
 
+def entries_of(dense: Dense) -> SparseVector:
+    """Return the elements that are not zero."""
+    indices = np.flatnonzero(dense).astype(np.uint32)
+    return SparseVector(len(dense), indices, dense[indices])
+
+
 @st.composite
 def sparse_vectors(draw: st.DrawFn, length: int) -> SparseVector:
     """Draw a sparse vector."""
-    return SparseVector.of(draw(dense_vectors(length=length)))
+    return entries_of(draw(dense_vectors(length=length)))
 
 
 def largest(dense: Dense, k: int) -> SparseVector:

@@ -21,10 +21,7 @@ Dump = dict[str, Any]
 
 
 def load(prefix: str) -> dict[str, Dump]:
-    """Return the dumps of a job, by their files.
-
-    Args:
-        prefix: as it was given to the ranks.
+    """Return the dumps of a job, by their files; the prefix is as it was given to the ranks.
 
     Raises:
         UserError: there is none.

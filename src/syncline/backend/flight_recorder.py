@@ -101,13 +101,10 @@ class FlightRecorder:
         outputs: Sequence[torch.Tensor] | None = None,
         peer: int | None = None,
     ) -> Record | None:
-        """Record an operation; returns None if it is only counted.
+        """Record an operation by the name of torch's other backends, such as ``all_reduce``.
 
-        Args:
-            name: that of torch's other backends, such as ``all_reduce``.
-            inputs: of this rank.
-            outputs: for the results; None: in place.
-            peer: of a message; -1: any rank.
+        Without outputs it is in place. The peer of a message is -1 for any rank. Returns None if
+        the operation is only counted.
         """
         if peer is None:
             self.collectives += 1
@@ -157,10 +154,7 @@ class Dumper:
 
     Args:
         prefix: of the files; the rank and ``.json`` follow.
-        store: of the group.
-        meeting: the same on all ranks, and unique to this group in the store.
-        rank: this rank.
-        ranks: how many there are.
+        store: of the group, in which ``meeting`` is unique to it and the same on all ranks.
         groups: returns the process groups of this process, with their recorders.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from syncline.backend.tensors import NAME, copying
 from syncline.devices import CudaDevice, DeviceGroup
-from syncline.devices.device import REDUCTIONS
+from syncline.devices.cuda import REDUCTIONS
 from syncline.devices.device_group import DTYPES, DeviceWork, Kind
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group
@@ -88,14 +89,11 @@ class Gpus:
 
     def begin(
         self, call: Linear, tensor: Tensor, name: str
-    ) -> tuple[DeviceWork, Callable[[], None] | None] | None:
-        """Begin a collective between the GPUs of a host; None if it must be staged.
+    ) -> tuple[DeviceWork, list[Callable[[], None]]] | None:
+        """Begin a collective between the GPUs of a host, in place; None if it must be staged.
 
-        Args:
-            call: the collective.
-            tensor: what it changes in place.
-            name: of the device group, which is made if there is none: calls of different threads
-                have different ones.
+        The device group of this name is made if there is none: calls of different threads have
+        different ones.
 
         Returns:
             The collective, and what to call after its wait.
@@ -113,8 +111,8 @@ class Gpus:
             dense = dense.clone()  # a pipeline leaves partial results
         work = group.begin(call.collective, dense, call.reduction, root=call.root)
         if keeps or dense.data_ptr() == tensor.data_ptr():
-            return work, None
-        return work, copying(tensor, dense)
+            return work, []
+        return work, [copying(tensor, dense)]
 
     def _group(self, name: str, device: torch.device) -> DeviceGroup | None:
         if name not in self._groups:
@@ -131,10 +129,8 @@ class Gpus:
         """Wait for the GPUs of all ranks, which all close, and stop sharing memory."""
         for group in self._groups.values():
             if group is not None:
-                try:
+                with contextlib.suppress(PeerError):  # it has failed: whoever waited got the error
                     group.close()
-                except PeerError:  # the group has failed, and whoever waited got the error
-                    group.leave()
 
     def leave(self) -> None:
         """Close without waiting."""

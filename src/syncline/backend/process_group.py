@@ -18,7 +18,7 @@ from torch import Tensor
 
 from syncline.backend.flight_recorder import Dumper, FlightRecorder, Record, from_torch
 from syncline.backend.gpus import Gpus, Linear
-from syncline.backend.monitored_barrier import MonitoredBarrier
+from syncline.backend.monitored_barrier import monitored_barrier
 from syncline.backend.tensors import (
     MOVED,
     NAME,
@@ -83,12 +83,7 @@ def _created(group: Any, options: Options | None) -> ProcessGroup:
 class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     """A process group of torch that runs on a :class:`~syncline.groups.Group`.
 
-    Args:
-        store: where the ranks meet; torch gives each group a part of its own.
-        rank: this rank in the group.
-        size: how many ranks it has.
-        timeout: deadline of every wait.
-        options: how the ranks are joined, and what they run.
+    Its ranks meet in the store, of which torch gives each group a part of its own.
     """
 
     def __init__(
@@ -113,7 +108,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._inner: Group | None = None
         own = weakref.ref(self)
         self._gpus = Gpus(own)
-        self._monitored_barrier = MonitoredBarrier(store, self._outer.meeting, rank, size)
+        self._monitored_barriers = 0
         self._completer = Completer()
         # Runs also when the group is collected, even on that thread.
         self._complete_no_more = weakref.finalize(self, self._completer.close)
@@ -256,14 +251,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             return _waited(pending, record)
         if other := self._other(tensors):
             return other.allreduce(tensors, *_options(opts))
+        start = partial(self._group.all_reduce, reduction=reduction, attended=attended)
+        linear = Linear("all-reduce", reduction)
         return self._begun(
-            "all_reduce",
-            tensors,
-            lambda: self._each(
-                tensors,
-                lambda given: self._group.all_reduce(given, reduction=reduction, attended=attended),
-                linear=Linear("all-reduce", reduction),
-            ),
+            "all_reduce", tensors, partial(self._each, tensors, start, linear=linear)
         )
 
     allreduce_coalesced = allreduce
@@ -276,17 +267,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             return _waited(self._group.broadcast(given, root=root, attended=True), record)
         if other := self._other(tensors):
             return other.broadcast(tensors, *_options(opts))
-        return self._begun(
-            "broadcast",
-            tensors,
-            lambda: self._each(
-                tensors,
-                lambda given: self._group.broadcast(given, root=root, attended=attended),
-                copies=True,
-                changes=self._rank != root,
-                linear=Linear("broadcast", root=root),
-            ),
-        )
+        start = partial(self._group.broadcast, root=root, attended=attended)
+        linear, changes = Linear("broadcast", root=root), self._rank != root
+        begin = partial(self._each, tensors, start, copies=True, changes=changes, linear=linear)
+        return self._begun("broadcast", tensors, begin)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> BackendWork | None:
         """Reduce each tensor over all ranks; the root gets the result, in place."""
@@ -297,18 +281,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             return _waited(pending, record)
         if other := self._other(tensors):
             return other.reduce(tensors, *_options(opts))
-        return self._begun(
-            "reduce",
-            tensors,
-            lambda: self._each(
-                tensors,
-                lambda given: self._group.reduce(
-                    given, reduction=reduction, root=root, attended=attended
-                ),
-                changes=self._rank == root,
-                linear=Linear("reduce", reduction, root),
-            ),
-        )
+        start = partial(self._group.reduce, reduction=reduction, root=root, attended=attended)
+        linear, changes = Linear("reduce", reduction, root), self._rank == root
+        begin = partial(self._each, tensors, start, changes=changes, linear=linear)
+        return self._begun("reduce", tensors, begin)
 
     def barrier(self, opts: Any = None) -> BackendWork | None:
         """Return once all ranks have called this."""
@@ -316,33 +292,34 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         mark = bytearray(1)  # cheaper than a tensor
         address = ctypes.addressof(ctypes.c_char.from_buffer(mark))
         given = Elements(address, 1, "uint8", mark)
+        group = self._group
         if attended and not profiling():
             record = self.flight_recorder.begin("barrier")
-            return _waited(self._group.all_reduce(given, attended=True), record)
-        return self._begun(
-            "barrier",
-            [],
-            lambda: BackendWork(
-                [self._group.all_reduce(given, attended=attended)], [], self._completer
-            ),
-        )
+            return _waited(group.all_reduce(given, attended=True), record)
+
+        def begin() -> BackendWork:
+            return BackendWork([group.all_reduce(given, attended=attended)], [], self._completer)
+
+        return self._begun("barrier", [], begin)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return once all ranks have called this; rank 0 names those that have not.
+        """Return once all ranks have called this; see :func:`monitored_barrier`.
 
-        Args:
-            timeout: how long to wait for them; None: the group's timeout.
-            wait_all_ranks: name all that are missing, not only the first.
-
-        Raises:
-            PeerError: a rank did not come, or rank 0 did not answer.
+        The timeout is the group's if it is None.
         """
         record = self.flight_recorder.begin("barrier")
-        limit = self._timeout if timeout is None else timeout
+        self._monitored_barriers += 1
         try:
-            self._monitored_barrier.wait(limit.total_seconds(), wait_all_ranks)
+            monitored_barrier(
+                self._store,
+                f"monitored barrier/{self._outer.meeting}/{self._monitored_barriers}",
+                self._rank,
+                self._size,
+                timeout_s=(self._timeout if timeout is None else timeout).total_seconds(),
+                wait_all_ranks=wait_all_ranks,
+            )
         except PeerError as error:
             raise PeerError(f"{error}{self._on_failure()}") from None
         if record is not None:
@@ -363,22 +340,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             return _waited(self._group.all_gather(part, whole, attended=True), record)
         if other := self._other([given]):
             return other._allgather_base(output, given, *_options(opts))
-        return self._begun(
-            "_all_gather_base",
-            [given],
-            lambda: self._gather_single(output, given, attended),
-            outputs=[output],
-        )
+        begin = partial(self._gather_single, output, given, attended)
+        return self._begun("_all_gather_base", [given], begin, outputs=[output])
 
     _allgather_base = all_gather_single
 
     def _gather_single(self, output: Tensor, given: Tensor, attended: bool) -> BackendWork:
-        return self._into(
-            output,
-            given,
-            lambda result, part: self._group.all_gather(part, result, attended=attended),
-            copies=True,
-        )
+        start = partial(self._group.all_gather, attended=attended)
+        return self._into(output, given, start, copies=True)
 
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
@@ -429,25 +398,16 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             return _waited(pending, record)
         if other := self._other([given]):
             return other._reduce_scatter_base(output, given, *_options(opts))
-        return self._begun(
-            "_reduce_scatter_base",
-            [given],
-            lambda: self._scatter_single(output, given, reduction, attended),
-            outputs=[output],
-        )
+        begin = partial(self._scatter_single, output, given, reduction, attended)
+        return self._begun("_reduce_scatter_base", [given], begin, outputs=[output])
 
     _reduce_scatter_base = reduce_scatter_single
 
     def _scatter_single(
         self, output: Tensor, given: Tensor, reduction: str, attended: bool
     ) -> BackendWork:
-        return self._into(
-            output,
-            given,
-            lambda result, whole: self._group.reduce_scatter(
-                whole, result, reduction, attended=attended
-            ),
-        )
+        start = partial(self._group.reduce_scatter, reduction=reduction, attended=attended)
+        return self._into(output, given, start)
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
@@ -508,14 +468,9 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Send the r-th tensor to rank r; get the r-th from it."""
         if other := self._other(inputs):
             return other.alltoall(outputs, inputs, *_options(opts))
-        return self._begun(
-            "all_to_all",
-            inputs,
-            lambda: self._to_each(
-                "all-to-all", dict(enumerate(inputs)), dict(enumerate(outputs)), outputs
-            ),
-            outputs=outputs,
-        )
+        sent, taken = dict(enumerate(inputs)), dict(enumerate(outputs))
+        begin = partial(self._to_each, "all-to-all", sent, taken, outputs)
+        return self._begun("all_to_all", inputs, begin, outputs=outputs)
 
     def all_to_all_single(
         self,
@@ -529,16 +484,10 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if other := self._other([given]):
             sizes = list(output_sizes or ()), list(input_sizes or ())
             return other.alltoall_base(output, given, *sizes, *_options(opts))
-        taken = parts_of(output, output_sizes, self._size)
-        sent = parts_of(given, input_sizes, self._size)
-        return self._begun(
-            "all_to_all",
-            [given],
-            lambda: self._to_each(
-                "all-to-all", dict(enumerate(sent)), dict(enumerate(taken)), [output]
-            ),
-            outputs=[output],
-        )
+        taken = dict(enumerate(parts_of(output, output_sizes, self._size)))
+        sent = dict(enumerate(parts_of(given, input_sizes, self._size)))
+        begin = partial(self._to_each, "all-to-all", sent, taken, [output])
+        return self._begun("all_to_all", [given], begin, outputs=[output])
 
     alltoall_base = all_to_all_single
 
@@ -553,7 +502,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> BackendWork:
         return self._each(
             tensors,
-            lambda given: self._group.send(given, peer=peer, tag=tag, part_of=part_of),
+            partial(self._group.send, peer=peer, tag=tag, part_of=part_of),
             copies=True,
             changes=False,
             ordered=False,
@@ -570,7 +519,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> BackendWork:
         return self._each(
             tensors,
-            lambda result: self._group.receive(result, peer=peer, tag=tag, part_of=part_of),
+            partial(self._group.receive, peer=peer, tag=tag, part_of=part_of),
             copies=True,
             ordered=False,
         )
@@ -645,7 +594,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
                 begun = self._gpus.begin(linear, tensor, name)
                 if begun is not None:
                     pending.append(begun[0])
-                    finishes += [begun[1]] if begun[1] is not None else []
+                    finishes += begun[1]
                     continue
             given = plain(tensor, MOVED if copies else REDUCED)
             if given is None:
@@ -667,9 +616,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Start a collective from one tensor into another."""
         result = as_dense(output)
         finishes = [] if result is output else [copying(output, result)]
-        pending = start(
-            elements_of(result, copies=copies), elements_of(as_dense(given), copies=copies)
-        )
+        into = elements_of(result, copies=copies)
+        pending = start(elements_of(as_dense(given), copies=copies), into)
         return BackendWork([pending], [output], self._completer, finishes)
 
     def _gather_all(self, parts: Sequence[Tensor], given: Tensor) -> BackendWork:
@@ -744,12 +692,8 @@ def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup,
     Args:
         group: the one that has failed; torch may not know it.
     """
-    known = known_groups()
-    groups = [
-        (each, dist.get_process_group_ranks(each))
-        for each in known
-        if isinstance(each, ProcessGroup)
-    ]
+    known = [each for each in known_groups() if isinstance(each, ProcessGroup)]
+    groups = [(each, dist.get_process_group_ranks(each)) for each in known]
     if group is not None and group not in known:
         groups.append((group, list(range(group.size()))))
     own = group.rank() if group is not None else 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from syncline.errors import UserError
 from syncline.groups import Elements
+from syncline.groups.elements import DTYPES, REDUCTIONS
 
 __all__ = [
     "MOVED",
@@ -27,31 +28,11 @@ __all__ = [
 NAME = "syncline"
 """Of the backend."""
 
-REDUCED = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.int8: "int8",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.uint8: "uint8",
-    torch.bool: "bool",
-}
-REDUCTIONS = {
-    "SUM": "sum",
-    "AVG": "avg",
-    "MIN": "min",
-    "MAX": "max",
-    "PRODUCT": "product",
-    "BAND": "band",
-    "BOR": "bor",
-    "BXOR": "bxor",
-}
+REDUCED = {getattr(torch, name): name for name in DTYPES}
 MOVED = {**REDUCED, torch.bool: "uint8"}
 """The dtypes of elements that are only copied."""
 SUM = dist.ReduceOp.SUM
-OPERATORS = {getattr(dist.ReduceOp, torchs): ours for torchs, ours in REDUCTIONS.items()}
+OPERATORS = {getattr(dist.ReduceOp, name.upper()): name for name in REDUCTIONS}
 
 
 def plain(tensor: Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements | None:
@@ -118,7 +99,7 @@ def reduction_of(opts: Any, tensors: Sequence[Tensor]) -> str:
     Raises:
         UserError: there is no such reduction for these tensors.
     """
-    operator = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    operator = SUM if opts is None else opts.reduceOp
     if operator == SUM:
         return "sum"
     for torchs, ours in OPERATORS.items():
@@ -126,9 +107,8 @@ def reduction_of(opts: Any, tensors: Sequence[Tensor]) -> str:
             if ours not in ("sum", "avg") and any(tensor.is_complex() for tensor in tensors):
                 raise UserError(f"the reduction {ours!r} is not for complex numbers")
             return ours
-    raise UserError(
-        f"backend syncline does not know the reduction {operator} (known: {', '.join(REDUCTIONS)})"
-    )
+    known = ", ".join(REDUCTIONS).upper()
+    raise UserError(f"backend syncline does not know the reduction {operator} (known: {known})")
 
 
 def parts_of(tensor: Tensor, sizes: Sequence[int] | None, ranks: int) -> tuple[Tensor, ...]:

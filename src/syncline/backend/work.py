@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from syncline.backend.flight_recorder import Record
-from syncline.backend.until_exit import until_exit
 from syncline.devices.device_group import DeviceWork
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Pending
@@ -85,10 +85,7 @@ class BackendWork(dist.Work):
             timeout: how long at most; after less than the group's own timeout the work stays under
                 way, and may be waited for again.
 
-        Raises:
-            PeerError: a rank has ended, or did not answer in time.
-            MismatchError: the ranks called different collectives.
-            UserError: this is a fork of the process that began it.
+        Raises as :meth:`syncline.groups.Pending.wait` does.
         """
         # torch passes 0 for no timeout.
         deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
@@ -241,6 +238,61 @@ class Future(torch.futures.Future[Any]):
         after = Future(self._completer, self._devices)
         after.complete(lambda: callback(self))
         return after
+
+
+LONGEST_EXIT_S = 2.0
+"""How long the end of the process waits for threads that are in torch, or in a callback."""
+LATE = -1
+"""Priority of the process's finalizer: after those that finish exchanges."""
+
+
+class _UntilExit:
+    """A context for several threads at once, which none can enter once the process is ending.
+
+    A thread that tries blocks until the process has ended. Entering it twice is allowed.
+
+    Threads that complete futures call torch in it alone. Python up to 3.13 stops a daemon thread
+    that comes back from native code once the interpreter is ending. Inside torch, that aborts the
+    process ("terminate called without an active exception").
+    """
+
+    def __init__(self) -> None:
+        self._process = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._depths: dict[int, int] = {}
+        self._ending = False
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._process:  # the first use, or a fork, where no thread is inside
+            self._begin()
+            self._process = os.getpid()
+            Finalize(None, self._end, exitpriority=LATE)
+        thread = threading.get_ident()
+        with self._changed:
+            if not self._ending or thread in self._depths:
+                self._depths[thread] = self._depths.get(thread, 0) + 1
+                return
+        threading.Event().wait()
+
+    def __exit__(self, *_: object) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            self._depths[thread] -= 1
+            if not self._depths[thread]:
+                del self._depths[thread]
+                self._changed.notify_all()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ending = True
+            own = {threading.get_ident()}
+            self._changed.wait_for(lambda: self._depths.keys() <= own, LONGEST_EXIT_S)
+
+
+until_exit = _UntilExit()
 
 
 def _complete(

@@ -37,8 +37,6 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
 
     Source: Sanders, Speck and Traeff (2009), sections 2 to 4.
     """
-    if ranks == 1:
-        return together()
     edges = _timed(*_trees(ranks))
     turn = _broadcast_from(edges, ranks, blocks)
     return together(_up(edges, blocks), _down(edges, blocks, first_step=turn))
@@ -52,8 +50,6 @@ def broadcast(ranks: int, blocks: int) -> Transfers:
 
     Source: Sanders, Speck and Traeff (2009), section 3.
     """
-    if ranks == 1:
-        return together()
     return _down(_edges_from_root(ranks), blocks)
 
 
@@ -64,31 +60,23 @@ def reduce(ranks: int, blocks: int) -> Transfers:
 
     Source: Sanders, Speck and Traeff (2009), section 4.
     """
-    if ranks == 1:
-        return together()
     return _up(_edges_from_root(ranks), blocks)
 
 
 def all_reduce_steps(ranks: int, blocks: int) -> int:
     """Return the steps of :func:`all_reduce`: about 2 B + 4 log2 P."""
-    if ranks == 1:
-        return 0
     edges = _timed(*_trees(ranks))
     return _broadcast_from(edges, ranks, blocks) + _last(edges, edges.delay, blocks) + 1
 
 
 def broadcast_steps(ranks: int, blocks: int) -> int:
     """Return the steps of :func:`broadcast`: about B + 2 log2 P."""
-    if ranks == 1:
-        return 0
     edges = _edges_from_root(ranks)
     return _last(edges, edges.delay, blocks) + 1
 
 
 def reduce_steps(ranks: int, blocks: int) -> int:
     """Return the steps of :func:`reduce`: about B + 2 log2 P."""
-    if ranks == 1:
-        return 0
     edges = _edges_from_root(ranks)
     return _last(edges, edges.depth - edges.delay, blocks) + 1
 

@@ -1,4 +1,7 @@
-"""Recursive halving and doubling: few steps; what a rank has doubles, or halves, in each."""
+"""Recursive halving and doubling: few steps; what a rank has doubles, or halves, in each.
+
+With a tree at the root's end it is linear-pipeline's bidirectional exchange (BE).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.collectives.minimum_spanning_tree import scatter
 from syncline.collectives.transfers import Transfers, in_turn, together
 
 __all__ = [
-    "Fold",
-    "doubling",
     "doubling_all_gather",
     "doubling_all_reduce",
-    "fold",
+    "exchange_broadcast",
+    "exchange_reduce",
     "folded_blocks",
-    "halving",
     "halving_doubling_all_reduce",
     "halving_reduce_scatter",
 ]
@@ -118,7 +120,7 @@ def doubling_all_gather(ranks: int) -> Transfers:
     return in_turn(folded.shards_in, exchanges, folded.vectors_out)
 
 
-def doubling(members: NDArray[np.int64], borders: NDArray[np.int64]) -> Transfers:
+def doubling(members: NDArray[np.int64], borders: NDArray[np.int64] | None = None) -> Transfers:
     """Return the all-gather among a power of two of ranks.
 
     In step k each exchanges all that it has with the one whose number differs in bit k.
@@ -126,9 +128,10 @@ def doubling(members: NDArray[np.int64], borders: NDArray[np.int64]) -> Transfer
     Args:
         members: the ranks, by number; shape ``(P,)``.
         borders: member n begins with the blocks ``borders[n]`` to before ``borders[n + 1]``; shape
-            ``(P + 1,)``.
+            ``(P + 1,)``. By default each begins with one block.
     """
     number = np.arange(len(members))
+    borders = np.arange(len(members) + 1) if borders is None else borders
     steps = []
     for bit in range(_log2(len(members))):
         first = number >> bit << bit
@@ -162,7 +165,7 @@ def halving_reduce_scatter(ranks: int) -> Transfers:
     return in_turn(folded.vectors_in, exchanges, folded.shards_out)
 
 
-def halving(members: NDArray[np.int64], borders: NDArray[np.int64]) -> Transfers:
+def halving(members: NDArray[np.int64], borders: NDArray[np.int64] | None = None) -> Transfers:
     """Return the reduce-scatter among a power of two of ranks.
 
     First each sends half of the vector to the one whose number differs in the highest bit, keeps
@@ -181,12 +184,32 @@ def halving_doubling_all_reduce(ranks: int) -> Transfers:
 
     Source: Rabenseifner (2004); cost in MG-WFBP, Table 2.
     """
-    blocks = folded_blocks(ranks)
-    folded = fold(ranks, blocks)
-    borders = np.arange(blocks + 1)
-    return in_turn(
-        folded.vectors_in,
-        halving(folded.core, borders),
-        doubling(folded.core, borders),
-        folded.vectors_out,
-    )
+    folded = fold(ranks, folded_blocks(ranks))
+    exchanged = in_turn(halving(folded.core), doubling(folded.core))
+    return in_turn(folded.vectors_in, exchanged, folded.vectors_out)
+
+
+def exchange_broadcast(ranks: int) -> Transfers:
+    """Return BE's broadcast from rank 0: a tree scatter, then an all-gather by doubling.
+
+    Cost for P = 2^k: 2 log2 P alpha + 2 (P - 1)/P beta M. For other P, surplus ranks get the vector
+    at the end, for alpha + beta M. Table 1 prints ``(log p + p - 1) alpha``, which is that of
+    :mod:`~syncline.collectives.ring`.
+
+    Source: linear-pipeline, section 3.2 and Table 1 (BE).
+    """
+    folded = fold(ranks, folded_blocks(ranks))
+    return in_turn(scatter(folded.core), doubling(folded.core), folded.vectors_out)
+
+
+def exchange_reduce(ranks: int) -> Transfers:
+    """Return BE's reduction to rank 0: a reduce-scatter by halving, then a tree gather.
+
+    Cost for P = 2^k: 2 log2 P alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M. For other P, surplus
+    ranks hand in their vectors first, for alpha + beta M + gamma M.
+
+    Source: linear-pipeline, section 3.2 and Table 1 (BE).
+    """
+    folded = fold(ranks, folded_blocks(ranks))
+    gathered = scatter(folded.core).backwards(reduces=False)
+    return in_turn(folded.vectors_in, halving(folded.core), gathered)

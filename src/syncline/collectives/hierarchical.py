@@ -41,12 +41,12 @@ def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
     across = together(
         *(between.moved(own, first_block=n * len(hosts)) for n, own in enumerate(owners))
     )
-    return Schedule.of(
+    return Schedule(
         collective="all-reduce",
         algorithm="hierarchical",
         ranks=len(ranks),
         blocks=shards * len(hosts),
-        transfers=in_turn(inside, across, inside.backwards(reduces=False)),
+        **in_turn(inside, across, inside.backwards(reduces=False)).in_order()._asdict(),
     )
 
 

@@ -44,8 +44,6 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
 
     Source: linear-pipeline, section 3 and Fig. 2c.
     """
-    if ranks == 1:
-        return together()
     rank = np.arange(ranks)
     again = max(ranks, blocks)  # rank 0 has sent its own blocks, and the first sum has come
     return together(
@@ -57,7 +55,7 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
 
 def one_way_steps(ranks: int, blocks: int) -> int:
     """Return the steps of :func:`broadcast` and :func:`reduce`; the paper prints one more."""
-    return ranks - 2 + blocks if ranks > 1 else 0
+    return ranks - 2 + blocks
 
 
 def all_reduce_steps(ranks: int, blocks: int) -> int:
@@ -66,8 +64,6 @@ def all_reduce_steps(ranks: int, blocks: int) -> int:
     The paper prints a cost of 2 (P - 1 + B) steps for reduction and broadcast one after the other
     (Table 1). Its own Fig. 2 shows P - 2 + B for each.
     """
-    if ranks == 1:
-        return 0
     if ranks == 2:
         return blocks + 1
     return max(ranks, blocks) + blocks + ranks - 3

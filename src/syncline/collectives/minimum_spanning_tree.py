@@ -48,11 +48,8 @@ def all_reduce(ranks: int) -> Transfers:
 def scatter(members: NDArray[np.int64]) -> Transfers:
     """Return the scatter of one block a member: the nth to the nth, all from the first member.
 
-    A member gets the blocks of all below it in the tree. Cost for P members:
-    log2 P alpha + (P - 1)/P beta M. Backwards it is a gather.
-
-    Args:
-        members: ranks, shape ``(P,)``.
+    A member, one of the ranks in an array of shape ``(P,)``, gets the blocks of all below it in the
+    tree. Cost for P members: log2 P alpha + (P - 1)/P beta M. Backwards it is a gather.
 
     Source: linear-pipeline, section 3.2 (Chan et al., 2007).
     """

@@ -62,28 +62,6 @@ class Schedule:
     root: int = 0
     """The rank that a broadcast starts from and a reduce ends at; ignored otherwise."""
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        collective: str,
-        algorithm: str,
-        ranks: int,
-        blocks: int,
-        transfers: Transfers,
-        root: int = 0,
-    ) -> Schedule:
-        """Return the schedule of transfers that are listed in any order of steps."""
-        order = np.argsort(transfers.step, kind="stable")
-        return cls(
-            collective=collective,
-            algorithm=algorithm,
-            ranks=ranks,
-            root=root,
-            blocks=blocks,
-            **transfers.where(order)._asdict(),
-        )
-
     def __post_init__(self) -> None:
         require_ranks(self.algorithm, self.ranks)
         if not 0 <= self.root < self.ranks:

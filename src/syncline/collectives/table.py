@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from syncline.collectives import (
-    bidirectional_exchange,
     direct,
     halving_doubling,
     linear_pipeline,
@@ -16,7 +15,7 @@ from syncline.collectives import (
 from syncline.collectives import double_binary_trees as two_trees
 from syncline.collectives.halving_doubling import folded_blocks
 from syncline.collectives.schedule import Schedule, require_ranks
-from syncline.collectives.transfers import Transfers
+from syncline.collectives.transfers import Transfers, together
 from syncline.errors import UserError, require_known
 
 __all__ = ["PROGRAMS", "ROOTED", "Collective", "Fixed", "Pipelined", "best_blocks", "program"]
@@ -41,7 +40,7 @@ class Fixed(NamedTuple):
 
 
 class Pipelined(NamedTuple):
-    """An algorithm that takes the numbers of ranks and blocks; the root is rank 0."""
+    """An algorithm that takes the numbers of ranks, at least 2, and blocks; the root is rank 0."""
 
     transfers: Callable[[int, int], Transfers]
     steps: Callable[[int, int], int]
@@ -61,7 +60,7 @@ _HALVING_DOUBLING = Fixed(halving_doubling.halving_doubling_all_reduce, folded_b
 PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     "broadcast": {
         "minimum-spanning-tree": Fixed(minimum_spanning_tree.broadcast, _one),
-        "bidirectional-exchange": Fixed(bidirectional_exchange.broadcast, folded_blocks),
+        "bidirectional-exchange": Fixed(halving_doubling.exchange_broadcast, folded_blocks),
         "scatter-ring": Fixed(ring.broadcast, _one_a_rank),
         "direct": Fixed(direct.broadcast, _one),
         "double-binary-trees": Pipelined(two_trees.broadcast, two_trees.broadcast_steps),
@@ -69,7 +68,7 @@ PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     },
     "reduce": {
         "minimum-spanning-tree": Fixed(minimum_spanning_tree.reduce, _one),
-        "bidirectional-exchange": Fixed(bidirectional_exchange.reduce, folded_blocks),
+        "bidirectional-exchange": Fixed(halving_doubling.exchange_reduce, folded_blocks),
         "direct": Fixed(direct.reduce, _one_a_rank),
         "double-binary-trees": Pipelined(two_trees.reduce, two_trees.reduce_steps),
         "linear-pipeline": Pipelined(linear_pipeline.reduce, linear_pipeline.one_way_steps),
@@ -135,7 +134,7 @@ def program(
                 f"{algorithm} needs a number of blocks; best_blocks() gives a good one for a size"
             )
         require_ranks(algorithm, ranks, blocks=blocks)
-        transfers = entry.transfers(ranks, blocks)
+        transfers = entry.transfers(ranks, blocks) if ranks > 1 else together()
     else:
         if blocks is not None:
             raise UserError(f"{algorithm} cuts the vector by itself; leave blocks={blocks} out")
@@ -143,12 +142,12 @@ def program(
         blocks, transfers = entry.blocks(ranks), entry.transfers(ranks)
     if root != 0 and collective not in ROOTED:
         raise UserError(f"{collective} has no root; leave root={root} out")
-    return Schedule.of(
+    return Schedule(
         collective=collective,
         algorithm=algorithm,
         ranks=ranks,
         blocks=blocks,
-        transfers=transfers.rotated(root, ranks),
+        **transfers.rotated(root, ranks).in_order()._asdict(),
         root=root,
     )
 
@@ -177,6 +176,8 @@ def best_blocks(
             f"{algorithm!r} takes no number of blocks; pipelined are: "
             f"{', '.join(pipelined) or 'none'}"
         )
+    if ranks == 1:
+        return 1
     steps = entry.steps
 
     def seconds(blocks: int) -> float:

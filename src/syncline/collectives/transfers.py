@@ -19,11 +19,14 @@ class Transfers(NamedTuple):
     """Some of a schedule's transfers, column by column; each column of one length."""
 
     step: Indices
+    """When, counted from 0."""
     source: Indices
     destination: Indices
     block_start: Indices
     block_stop: Indices
+    """The block after the last."""
     reduces: Flags
+    """Whether the receiver adds the blocks to its own; otherwise they replace them."""
 
     @classmethod
     def of(
@@ -38,13 +41,7 @@ class Transfers(NamedTuple):
     ) -> Transfers:
         """Return transfers from columns of shapes that broadcast together.
 
-        Args:
-            step: when, counted from 0.
-            source: the rank that sends.
-            destination: the rank that receives.
-            block_start: the first block sent.
-            block_stop: the block after the last; None for a single block.
-            reduces: whether the receiver adds the blocks to its own; otherwise they replace them.
+        Without ``block_stop`` they are of a single block.
         """
         start = np.asarray(block_start)
         stop = start + 1 if block_stop is None else np.asarray(block_stop)
@@ -72,6 +69,10 @@ class Transfers(NamedTuple):
     def where(self, chosen: Flags | NDArray[np.int64]) -> Transfers:
         """Return those that are chosen, or all in another order."""
         return Transfers._make(column[chosen] for column in self)
+
+    def in_order(self) -> Transfers:
+        """Return these sorted by step."""
+        return self.where(np.argsort(self.step, kind="stable"))
 
     def rotated(self, first: int, ranks: int) -> Transfers:
         """Return these with every rank moved on, so that ``first`` does what rank 0 did."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from syncline.devices.cuda import CudaDevice
-from syncline.devices.device import Device
 from syncline.devices.device_group import DeviceGroup
 
-__all__ = ["CudaDevice", "Device", "DeviceGroup"]
+__all__ = ["CudaDevice", "DeviceGroup"]

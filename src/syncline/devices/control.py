@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import Counter
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import msgspec
 
-from syncline.errors import InternalError, PeerError
+from syncline.errors import PeerError
 from syncline.groups import Elements, Group
 
 __all__ = ["GroupControl", "News", "decoded"]
@@ -18,9 +18,7 @@ T = TypeVar("T")
 
 News = Literal["ready", "taken"]
 """Of a slot: the event after which it is filled, or after which it was read, is recorded."""
-KINDS = get_args(News)
-NOTE = struct.Struct("<qq")
-"""The kind's number, and how many of that kind this rank has sent to the peer before."""
+TAGS: dict[News, int] = {"ready": 0, "taken": 1}
 SIZE = struct.Struct("<q")
 
 
@@ -39,7 +37,6 @@ class GroupControl:
         self.ranks = group.ranks
         self.timeout_s = group.timeout_s
         self._group = group
-        self._sent: Counter[tuple[int, News]] = Counter()
         self._heard: Counter[tuple[int, News]] = Counter()
 
     def gather(self, note: bytes) -> list[bytes]:
@@ -53,26 +50,14 @@ class GroupControl:
 
     def tell(self, peer: int, news: News) -> None:
         """Tell a rank that one more slot has come so far; this does not wait until it is heard."""
-        note = NOTE.pack(KINDS.index(news), self._sent[peer, news])
-        self._sent[peer, news] += 1
-        self._group.send(_elements(ctypes.create_string_buffer(note, NOTE.size)), peer=peer)
+        self._group.send(_elements(ctypes.create_string_buffer(1)), peer=peer, tag=TAGS[news])
 
     def hear(self, peer: int, news: News, number: int) -> None:
-        """Return once a rank has sent the news more than ``number`` times.
-
-        Messages of the other kind that come before are kept.
-        """
+        """Return once a rank has told the news more than ``number`` times."""
         while self._heard[peer, news] <= number:
-            note = ctypes.create_string_buffer(NOTE.size)
-            self._group.receive(_elements(note), peer=peer).wait()
-            kind, count = NOTE.unpack(note.raw)
-            heard: News = KINDS[kind]
-            if count != self._heard[peer, heard]:
-                raise InternalError(
-                    f"rank {self.rank}: rank {peer} tells {heard!r} number {count}, expected "
-                    f"{self._heard[peer, heard]}"
-                )
-            self._heard[peer, heard] += 1
+            note = _elements(ctypes.create_string_buffer(1))
+            self._group.receive(note, peer=peer, tag=TAGS[news]).wait()
+            self._heard[peer, news] += 1
 
     def close(self) -> None:
         """Leave: others that wait for this rank hear of it."""

@@ -8,7 +8,7 @@ field; nothing is pickled.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,23 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from syncline.devices.control import decoded
-from syncline.devices.device import REDUCTIONS, Event, Stream
 from syncline.errors import UserError
 
-__all__ = ["CudaDevice"]
+__all__ = ["REDUCTIONS", "CudaDevice", "Event", "Stream"]
+
+Stream = torch.cuda.Stream
+"""A queue of work that a device runs in order."""
+Event = torch.cuda.Event
+"""A point in a stream's work that other streams can wait for."""
+
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "product": torch.mul,
+}
+"""Elementwise, into ``out=``; an average is a sum that is divided at the end."""
 
 
 class MemoryHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,13 +76,19 @@ FIXED: dict[str, Any] = {
 
 
 class CudaDevice:
-    """A GPU of this process; see :class:`~syncline.devices.device.Device` for its calls.
+    """A GPU of this process: the few calls that collectives need of it.
+
+    All methods but :meth:`reached` only enqueue work. The work of a stream runs in order; streams
+    are not ordered among each other, except where one waits for an event that another records.
+    ``wait`` waits for the last ``record`` before it: so the host must have called ``record``
+    before, in whichever process.
 
     Args:
         device: such as ``"cuda:1"``, or its number; without a number, torch's current one.
 
     Raises:
-        UserError: there is no such GPU, or this torch shares memory in an unknown way.
+        UserError: there is no such GPU, or this torch shares memory in an unknown way. By the
+            methods that share and open: the GPU cannot be shared in this way.
     """
 
     def __init__(self, device: torch.device | str | int = "cuda") -> None:
@@ -85,26 +104,29 @@ class CudaDevice:
         if index >= torch.cuda.device_count():
             raise UserError(f"expected one of {torch.cuda.device_count()} GPUs, found {found}")
         _require_known_torch()
-        self._device = torch.device("cuda", index)
-        self._gpu = _identity(index)
-
-    @property
-    def device(self) -> torch.device:
+        self.device = torch.device("cuda", index)
         """The device of its tensors."""
-        return self._device
+        self._gpu = _identity(index)
 
     # ------------------------------------------------------------------ what processes share
 
     def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
-        """Return memory of torch's allocator, which the current stream may have used before."""
-        memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        """Return memory, of shape ``(size_bytes,)`` and dtype uint8, its contents undefined.
+
+        It is for the given streams: their further work comes after the work of the caller's current
+        stream, which may have used the memory before, and it is reused only after they are done.
+        """
+        memory = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
         for stream in streams:
             stream.wait_stream(self.current_stream())
             memory.record_stream(stream)
         return memory
 
     def share(self, memory: Tensor) -> bytes:
-        """Return a handle for one process: torch counts how often it is opened."""
+        """Return a handle of memory of :meth:`allocate`, with which one other process opens it.
+
+        For one alone, because torch counts how often it is opened.
+        """
         with self._sharing("memory"):
             _, values = reduce_tensor(memory)
         sent = dict(zip(inspect.signature(rebuild_cuda_tensor).parameters, values, strict=True))
@@ -113,7 +135,7 @@ class CudaDevice:
         return msgspec.json.encode(handle)
 
     def open(self, handle: bytes) -> Tensor:
-        """Return memory on its owner's GPU, which may be another than this one."""
+        """Return the memory that another process shares; it may be on another GPU than this one."""
         shared = decoded(handle, MemoryHandle)
         index = _number_of(shared.gpu)
         with self._sharing("memory"):
@@ -125,47 +147,48 @@ class CudaDevice:
             )
         return opened
 
-    def shared_event(self) -> torch.cuda.Event:
-        """Return an event without timing, as CUDA wants it."""
+    def shared_event(self) -> Event:
+        """Return an event that other processes can wait for, recorded by this one alone."""
         return torch.cuda.Event(interprocess=True)
 
     def share_event(self, event: Event) -> bytes:
-        """Return a handle, for any number of processes."""
-        with self._sharing("events"), torch.cuda.device(self._device):
+        """Return a handle of an event of :meth:`shared_event`, for any number of processes."""
+        with self._sharing("events"), torch.cuda.device(self.device):
             handle = event.ipc_handle()
         return msgspec.json.encode(EventHandle(gpu=self._gpu, handle=handle))
 
     def open_event(self, handle: bytes) -> Event:
-        """Return an event that streams of any GPU can wait for."""
+        """Return the event that another process shares; streams of any GPU can wait for it."""
         shared = decoded(handle, EventHandle)
         device = torch.device("cuda", _number_of(shared.gpu))
         with self._sharing("events"):
-            return torch.cuda.Event.from_ipc_handle(device, shared.handle)
+            opened: Event = torch.cuda.Event.from_ipc_handle(device, shared.handle)
+        return opened
 
     # ------------------------------------------------------------------ work
 
-    def stream(self) -> torch.cuda.Stream:
-        """Return one of torch's streams, which does not wait for the default stream."""
-        return torch.cuda.Stream(self._device)
+    def stream(self) -> Stream:
+        """Return a new stream, which does not wait for the default stream."""
+        return torch.cuda.Stream(self.device)
 
-    def current_stream(self) -> torch.cuda.Stream:
-        """Return torch's current stream on this GPU."""
-        return torch.cuda.current_stream(self._device)
+    def current_stream(self) -> Stream:
+        """Return the caller's current stream."""
+        return torch.cuda.current_stream(self.device)
 
-    def event(self) -> torch.cuda.Event:
-        """Return an event without timing."""
+    def event(self) -> Event:
+        """Return an event for this process."""
         return torch.cuda.Event()
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record; the event must be this process's own."""
+        """Record an event of this process after the stream's work so far."""
         event.record(stream)
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Wait on the GPU."""
+        """Make the stream's further work wait for the event."""
         stream.wait_event(event)
 
     def copy(self, stream: Stream, source: Tensor, into: Tensor) -> None:
-        """Copy; from another GPU directly, where the two can reach each other.
+        """Copy elements, from another GPU directly, where the two can reach each other.
 
         torch copies between GPUs on the current stream of the one it reads from, and has that wait
         for ``stream`` and ``stream`` for it.
@@ -174,17 +197,17 @@ class CudaDevice:
             into.copy_(source, non_blocking=True)
 
     def combine(self, stream: Stream, reduction: str, given: Tensor, into: Tensor) -> None:
-        """Reduce by one kernel; float16 and bfloat16 in float32, rounded at the end."""
+        """Reduce elements into others; float16 and bfloat16 in float32, rounded at the end."""
         with torch.cuda.stream(stream):
             REDUCTIONS[reduction](into, given, out=into)
 
     def divide(self, stream: Stream, into: Tensor, divisor: int) -> None:
-        """Divide by one kernel."""
+        """Divide elements by a number."""
         with torch.cuda.stream(stream):
             into.div_(divisor)
 
     def reached(self, event: Event) -> bool:
-        """Ask CUDA."""
+        """Say whether the event is complete; asks the device, and does not wait."""
         return bool(event.query())
 
     # ------------------------------------------------------------------ inside
@@ -195,7 +218,7 @@ class CudaDevice:
             yield
         except RuntimeError as error:
             raise UserError(
-                f"{self._device}: {what} cannot be shared between processes: {error}; CUDA IPC "
+                f"{self.device}: {what} cannot be shared between processes: {error}; CUDA IPC "
                 "needs Linux, one container for all ranks, and an allocator without "
                 "expandable_segments (PYTORCH_CUDA_ALLOC_CONF); use NCCL where it is not to be had"
             ) from error

@@ -15,7 +15,7 @@ from torch import Tensor
 from syncline.collectives import program
 from syncline.collectives.schedule import Schedule, Step
 from syncline.devices.control import GroupControl, decoded
-from syncline.devices.device import REDUCTIONS, Device, Event
+from syncline.devices.cuda import REDUCTIONS, CudaDevice, Event
 from syncline.devices.pipeline import Pipeline
 from syncline.errors import MismatchError, PeerError, UserError, require_known
 from syncline.groups import Group
@@ -60,7 +60,7 @@ class DeviceWork:
     task = peer = None
     """As of other collectives under way, which have these."""
 
-    def __init__(self, device: Device, events: Sequence[Event], tensor: Tensor) -> None:
+    def __init__(self, device: CudaDevice, events: Sequence[Event], tensor: Tensor) -> None:
         self._device = device
         self._events = events
         self._tensor: Tensor | None = tensor
@@ -93,7 +93,7 @@ class DeviceGroup:
     Args:
         group: of all ranks, which this one takes over: nothing else may run on it, and it is closed
             with this one. If a call fails it is closed too, so that the other ranks hear of it.
-        device: this rank's, such as :class:`~syncline.devices.CudaDevice`.
+        device: this rank's.
         block_bytes: what is sent at once, a multiple of 16; the same on all ranks.
         window: how many blocks may be under way to the next rank, at least 1; the same on all
             ranks. Twice as many blocks as that are allocated on the device.
@@ -108,7 +108,7 @@ class DeviceGroup:
     def __init__(
         self,
         group: Group,
-        device: Device,
+        device: CudaDevice,
         *,
         block_bytes: int = DEFAULT_BLOCK_BYTES,
         window: int = DEFAULT_WINDOW,

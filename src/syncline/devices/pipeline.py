@@ -18,7 +18,7 @@ from torch import Tensor
 
 from syncline.collectives.schedule import Step
 from syncline.devices.control import GroupControl, decoded
-from syncline.devices.device import Device, Event, Stream
+from syncline.devices.cuda import CudaDevice, Event, Stream
 from syncline.errors import MismatchError, PeerError
 
 __all__ = ["Inbox", "Outbox", "Pipeline", "slot_of"]
@@ -48,20 +48,12 @@ class Pipeline:
     comes in by the other, launched on two streams, with the reductions overlapped. Here neighbours
     are processes: each pulls from the staging buffer of the previous one.
 
-    Args:
-        control: exchanges notifications with the other ranks.
-        device: of this rank.
-        block_bytes: of a slot, a multiple of 16; the same on all ranks.
-        window: how many slots, at least 1; the same on all ranks.
-
-    Raises:
-        MismatchError: another rank has another block or window.
-        PeerError: a rank has ended, or did not come in time.
-        UserError: the device's memory or events cannot be shared.
+    A slot takes ``block_bytes``, and there are ``window`` of them; see
+    :class:`~syncline.devices.DeviceGroup`, also for the errors.
     """
 
     def __init__(
-        self, control: GroupControl, device: Device, *, block_bytes: int, window: int
+        self, control: GroupControl, device: CudaDevice, *, block_bytes: int, window: int
     ) -> None:
         self._control = control
         self._device = device
@@ -212,7 +204,7 @@ class Pipeline:
 class _PipelineEnd:
     """What both ends have in common."""
 
-    _device: Device
+    _device: CudaDevice
     _control: GroupControl
     _peer: int
     """The rank at the other end."""
@@ -237,10 +229,7 @@ class Outbox(_PipelineEnd):
     """The sending end."""
 
     def push(self, block: Tensor) -> None:
-        """Put a block into the next slot, after the stream's work so far.
-
-        Args:
-            block: of shape ``(elements,)``, at most a slot.
+        """Put a block of shape ``(elements,)`` into the next slot, after the stream's work so far.
 
         Raises:
             PeerError: the receiver has ended, or does not take what was sent in time.
@@ -265,10 +254,7 @@ class Inbox(_PipelineEnd):
     """The receiving end."""
 
     def pull(self, into: Tensor) -> None:
-        """Receive the next block, after the stream's work so far.
-
-        Args:
-            into: of shape ``(elements,)`` and the dtype that were sent.
+        """Receive the next block, of the shape and dtype sent, after the stream's work so far.
 
         Raises:
             PeerError: the sender has ended, or sends nothing in time.

@@ -9,7 +9,6 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -18,7 +17,7 @@ import msgspec
 
 from syncline.collectives import PROGRAMS, Collective, Pipelined
 from syncline.errors import FileError, MismatchError, UserError, quoted, unknown
-from syncline.groups.notes import Store, read_note
+from syncline.groups.notes import Notes
 from syncline.groups.site import Hosts, Site
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
@@ -294,14 +293,13 @@ def _read(path: Path, changed_ns: int) -> Choices | None:
 
 BUILT_IN = "built-in"
 CHOICES = "choices"
-"""The name of rank 0's note."""
+"""The name of rank 0's note: its chooser, or a text why there is no group."""
 Wanted = Choices | Literal["measured", "built-in"]
 """Which choices a group uses: the given ones, or the built-in ones. ``"measured"``: what ``syncline
 tune`` has measured for these hosts, if the user's cache has that, else the built-in ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chooser:
+class Chooser(Value, frozen=True):
     """Chooses the algorithm of a collective."""
 
     hosts: Hosts
@@ -321,15 +319,6 @@ class Chooser:
     def source_of(self, collective: Collective) -> str:
         """Return where the choice of one collective comes from, in words."""
         return self.source if collective in self.regions else BUILT_IN
-
-
-class _Note(Value, frozen=True, kw_only=True):
-    """What rank 0 sends to the others."""
-
-    regions: dict[Collective, tuple[Region, ...]] = msgspec.field(default_factory=dict)
-    source: str = BUILT_IN
-    error: str | None = None
-    """Why there is no group."""
 
 
 def chooser_for(wanted: Wanted, site: Site) -> Chooser:
@@ -354,29 +343,22 @@ def chooser_for(wanted: Wanted, site: Site) -> Chooser:
     return Chooser(site.layout, regions, source)
 
 
-def agreed_chooser(
-    wanted: Wanted, site: Site, store: Store, prefix: str, rank: int, deadline: float
-) -> Chooser:
+def agreed_chooser(wanted: Wanted, site: Site, notes: Notes) -> Chooser:
     """Return the chooser for all ranks: that of rank 0, since caches may differ.
-
-    Further arguments are those of :func:`~syncline.groups.notes.read_note`.
 
     Raises:
         UserError: on all ranks, if :func:`chooser_for` raises one on rank 0.
         PeerError: rank 0 does not answer in time.
     """
-    if rank != 0:
-        found = read_note(store, prefix, CHOICES, rank, 0, deadline)
-        note = msgspec.json.decode(found, type=_Note)
-        if note.error is not None:
-            raise UserError(f"rank 0: {note.error}")
-        return Chooser(site.layout, note.regions, note.source)
-    key = f"{prefix}/{CHOICES}"
+    if notes.rank != 0:
+        note = msgspec.json.decode(notes.read(CHOICES, 0), type=Chooser | str)
+        if isinstance(note, str):
+            raise UserError(f"rank 0: {note}")
+        return note
     try:
         chooser = chooser_for(wanted, site)
     except UserError as error:
-        store.set(key, msgspec.json.encode(_Note(error=str(error))).decode())
+        notes.leave(CHOICES, msgspec.json.encode(str(error)).decode())
         raise
-    note = _Note(regions=dict(chooser.regions), source=chooser.source)
-    store.set(key, msgspec.json.encode(note).decode())
+    notes.leave(CHOICES, msgspec.json.encode(chooser).decode())
     return chooser

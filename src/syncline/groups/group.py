@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from syncline import _native
-from syncline.errors import MismatchError, PeerError, UserError, require_known
+from syncline.errors import MismatchError, PeerError, SynclineError, UserError, require_known
 from syncline.groups.choices import Choice, Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
 from syncline.groups.meeting import Introduced
 from syncline.groups.messages import announce_shutdown, out_of_descriptors, require_descriptors
-from syncline.groups.notes import Store, require_joining
+from syncline.groups.notes import Store
 from syncline.groups.rendezvous import Reception
 from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers
 from syncline.groups.ucx import addresses, new_worker
@@ -159,10 +159,9 @@ class Group:
         choices: Wanted = "measured",
     ) -> None:
         require_known("transport", transport, get_args(Transport))
-        if not 0 <= rank < ranks:
-            raise UserError(f"expected a rank from 0 to {ranks - 1}, found {rank}")
         self.rank = rank
         self.ranks = ranks
+        self._require_rank(rank)
         self.timeout_s = timeout_s
         self.on_failure: Callable[[], str] = str
         """Called when an operation fails on this rank; returns the end of the error message."""
@@ -182,12 +181,12 @@ class Group:
                 )
             self.site = reception.site("ucx" if transport == "ucx" else "auto")
             """Where the ranks are."""
-            self.meeting = reception.prefix
+            notes = reception.notes
+            self.meeting = notes.prefix
             """The same on all ranks, and unique to this group, even if another has its name."""
             self.hosts = self.site.layout
             """The ranks of each host; if UCX joins all ranks, each counts as a host of its own."""
             crowded = len(reception.neighbours) > len(os.sched_getaffinity(0))
-            prefix = self.meeting
             self._peers: list[Introduced] = []
             own: list[int] = []
             """This rank's memory segment and, with UCX, the eventfd that wakes it."""
@@ -197,11 +196,11 @@ class Group:
                 if remote:
                     own.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
                 worker = new_worker(rank) if remote else None
-                ways = addresses(worker, store, prefix, rank, remote, deadline) if worker else []
+                ways = addresses(worker, notes, remote) if worker else []
                 others = [other for other in near if other != rank]
                 self._peers = reception.meet(others, own)
                 # Only now: meeting the other ranks shows whether one has ended.
-                self.chooser = agreed_chooser(choices, self.site, store, prefix, rank, deadline)
+                self.chooser = agreed_chooser(choices, self.site, notes)
                 """Chooses the algorithm; also says where the choice comes from."""
                 neighbours = [
                     (member, passed[0], passed[1] if remote else -1)
@@ -222,7 +221,7 @@ class Group:
             except _native.LinkFailure as error:
                 self._abandon(error, own)
                 what, peer, _ = error.args
-                require_joining(store, prefix, rank, peer)
+                notes.require_joining(peer)
                 raise PeerError(
                     f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
                     "a network in common: UCX_NET_DEVICES names its device"
@@ -423,7 +422,7 @@ class Group:
                 f"rank {self.rank}: a fork of its process was to allocate a shared buffer"
             )
         if not self._leave.alive:
-            raise UserError(f"rank {self.rank}: this group was closed")
+            raise self._was_closed()
         group = weakref.ref(self)  # a buffer does not keep its group
 
         def close(forget: Callable[[], None]) -> None:
@@ -508,14 +507,9 @@ class Group:
         dtype, kind = dtype_code(buffer.dtype), COLLECTIVES[part_of or "exchange"]
         try:
             native = begin(buffer.address, buffer.count, dtype, peer, 0 if part_of else tag, kind)
-        except _native.LinkFailure as error:
+        except (_native.LinkFailure, _native.Forked) as error:
             raise self._not_begun(error) from None
-        except _native.Forked as error:
-            raise _forked(error) from None
-        pending = Pending(self, native, buffer.owner)
-        self._begun.append(pending)
-        self._let_go()
-        return pending
+        return self._under_way(native, buffer.owner)
 
     def _start(
         self,
@@ -533,14 +527,13 @@ class Group:
         """
         try:
             native = call.start(given, work, output, attended)
-        except _native.LinkFailure as error:
+        except (_native.LinkFailure, _native.Forked) as error:
             raise self._not_begun(error) from None
-        except _native.Forked as error:
-            raise _forked(error) from None
-        if native is None:
-            return DONE
-        pending = Pending(self, native, (owner, other))
-        # The memory is kept even if nobody waits for the collective.
+        return DONE if native is None else self._under_way(native, (owner, other))
+
+    def _under_way(self, native: _native.Task, keep: object) -> Pending:
+        """Return what is under way; its memory is kept even if nobody waits for it."""
+        pending = Pending(self, native, keep)
         self._begun.append(pending)
         self._let_go()
         return pending
@@ -572,17 +565,20 @@ class Group:
         except _native.WaitTimeout as error:
             again = self.on_failure() if gives_up else ", or wait again: it is still under way"
             raise PeerError(f"{error} within the timeout; see that rank's output{again}") from None
-        except _native.LinkFailure as error:
+        except (_native.LinkFailure, _native.Forked) as error:
             raise self._explained(error) from None
-        except _native.Forked as error:
-            raise _forked(error) from None
 
-    def _not_begun(self, error: Any) -> UserError | PeerError | MismatchError:
-        if not self._leave.alive:
-            return UserError(f"rank {self.rank}: this group was closed")
+    def _not_begun(self, error: Exception) -> SynclineError:
+        if isinstance(error, _native.LinkFailure) and not self._leave.alive:
+            return self._was_closed()
         return self._explained(error)
 
-    def _explained(self, error: Any) -> PeerError | MismatchError:
+    def _was_closed(self) -> UserError:
+        return UserError(f"rank {self.rank}: this group was closed")
+
+    def _explained(self, error: Exception) -> SynclineError:
+        if isinstance(error, _native.Forked):
+            return _forked(error)
         what, _, disagrees = error.args
         what += self.on_failure()
         if disagrees:

@@ -21,7 +21,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from syncline.errors import PeerError
@@ -29,10 +29,9 @@ from syncline.groups.messages import (
     USED_UP,
     announce_shutdown,
     out_of_descriptors,
-    pass_descriptors,
     take_descriptors,
 )
-from syncline.groups.notes import LOOK_S, left_s
+from syncline.groups.notes import LOOK_S, Notes, look_s
 
 __all__ = ["Introduced", "Meeting", "listening_at", "listens"]
 
@@ -128,7 +127,7 @@ class _StrangerError(Exception):
 class Meeting:
     """Meets other ranks of this host."""
 
-    _rank: int
+    _notes: Notes
     _addresses: Sequence[str]
     """Where each rank of the group listens."""
     _secret: bytes
@@ -137,18 +136,16 @@ class Meeting:
     """This rank's own."""
     _passed: Sequence[int]
     """Descriptors for each rank that is met; each rank passes equally many."""
-    _require_joining: Callable[[int], None]
-    """Called with a rank; raises PeerError if it has posted why it does not join."""
     _talks: dict[socket.socket, Talk] = field(default_factory=dict)
     _called: dict[int, socket.socket] = field(default_factory=dict)
     _missing: set[int] = field(default_factory=set)
 
-    def meet(self, others: Sequence[int], deadline: float) -> list[Introduced]:
-        """Meet other ranks.
+    @property
+    def _rank(self) -> int:
+        return self._notes.rank
 
-        Args:
-            others: the ranks, in order.
-            deadline: when to give up, on the monotonic clock, in seconds.
+    def meet(self, others: Sequence[int]) -> list[Introduced]:
+        """Meet other ranks, given in order, before the deadline of the notes.
 
         Raises:
             PeerError: a rank has ended, does not come in time, or is of another user.
@@ -162,13 +159,13 @@ class Meeting:
                 for other in sorted(self._missing):
                     if other < self._rank and other not in self._called:
                         self._call(other)
-                for peer in self._poll(min(left_s(deadline), LOOK_S)):
+                for peer in self._poll(look_s(self._notes.deadline)):
                     met[peer.rank] = peer
                 now_s = time.monotonic()
                 if self._missing and now_s - looked_s >= LOOK_S:
                     looked_s = now_s
                     self._require_present()
-                    if now_s >= deadline:
+                    if now_s >= self._notes.deadline:
                         who = ", ".join(map(str, sorted(self._missing)))
                         raise PeerError(
                             f"rank {self._rank}: rank {who} did not come to meet it in time; does "
@@ -186,10 +183,10 @@ class Meeting:
 
     def _require_present(self) -> None:
         for other in sorted(self._missing):
-            self._require_joining(other)
+            self._notes.require_joining(other)
         for other in sorted(self._missing):
             if other not in self._called and not listens(self._addresses[other]):
-                self._require_joining(other)
+                self._notes.require_joining(other)
                 raise PeerError(
                     f"rank {self._rank}: rank {other} has ended before the two could meet on this "
                     "host"
@@ -238,7 +235,7 @@ class Meeting:
             return
         except OSError as error:
             connection.close()
-            self._require_joining(other)
+            self._notes.require_joining(other)
             raise PeerError(
                 f"rank {self._rank} could not meet rank {other} on this host: {error}; it has "
                 "ended while joining"
@@ -264,7 +261,7 @@ class Meeting:
         if not hmac.compare_digest(proof, self._proof(BY_ANSWERER, self._rank, other, nonces)):
             raise _StrangerError
         proof = self._proof(BY_CALLER, self._rank, other, nonces)
-        pass_descriptors(connection, proof, self._passed)
+        socket.send_fds(connection, [proof], self._passed)
         yield
         said, passed = take_descriptors(connection, len(self._passed))
         return self._introduced(connection, other, said == CALLING, passed)
@@ -283,7 +280,7 @@ class Meeting:
         known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
         peer = self._introduced(connection, other, known and other in self._missing, passed)
         try:
-            pass_descriptors(connection, CALLING, self._passed)
+            socket.send_fds(connection, [CALLING], self._passed)
         except BaseException:
             peer.close()
             raise

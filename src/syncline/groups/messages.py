@@ -8,7 +8,6 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Sequence
 
 from syncline.errors import UserError
 
@@ -17,7 +16,6 @@ __all__ = [
     "USED_UP",
     "announce_shutdown",
     "out_of_descriptors",
-    "pass_descriptors",
     "reason_in",
     "require_descriptors",
     "take_descriptors",
@@ -64,18 +62,13 @@ MOST_BYTES = 1024
 """The longest message."""
 
 
-def pass_descriptors(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
-    """Send a message together with open files."""
-    rights = array.array("i", descriptors)
-    connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-
-
 def take_descriptors(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
     """Receive a message with up to ``most`` open files.
 
     Raises:
         OSError: EMFILE: this process cannot have the files.
     """
+    # Not socket.recv_fds, which ignores flags: children would inherit the files.
     space = socket.CMSG_SPACE(most * array.array("i").itemsize)
     message, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     found = array.array("i")

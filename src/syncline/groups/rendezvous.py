@@ -26,7 +26,7 @@ import msgspec
 from syncline.errors import PeerError, UserError
 from syncline.groups.meeting import Introduced, Meeting, listening_at, listens
 from syncline.groups.messages import out_of_descriptors
-from syncline.groups.notes import LOOK_S, Store, arrived, leave_reason, require_joining
+from syncline.groups.notes import LOOK_S, Notes, Store, arrived
 from syncline.groups.site import Route, Site, machine_identity
 from syncline.model.document import Value
 
@@ -114,11 +114,9 @@ class RollCall:
     _ranks: int
 
     def join(self, card: RankCard, deadline: float) -> Roll:
-        """Return the roll with this process on it, once all ranks have answered.
+        """Return the roll with this process on it, whose socket listens, once all have answered.
 
-        Args:
-            card: of this process, whose socket is listening.
-            deadline: when to give up, on the monotonic clock, in seconds.
+        The deadline is a time of the monotonic clock, in seconds.
 
         Raises:
             PeerError: a rank does not answer in time, or says that it does not join.
@@ -284,9 +282,6 @@ class Reception:
     """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: int, deadline: float) -> None:
-        self._store = store
-        self._rank = rank
-        self._deadline = deadline
         call = RollCall(store, name, rank, ranks)
         try:
             card = RankCard.own()
@@ -303,29 +298,22 @@ class Reception:
         except BaseException:
             self._listening.close()
             raise
+        self.cards = self._roll.cards
+        """What each rank says of itself."""
+        self.notes = Notes(store, self._roll.prefix, rank, deadline)
 
     def __enter__(self) -> Reception:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
-            leave_reason(self._store, self.prefix, self._rank, error)
+            self.notes.refuse(error)
         self._listening.close()
-
-    @property
-    def cards(self) -> tuple[RankCard, ...]:
-        """What each rank says of itself."""
-        return self._roll.cards
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of this group's notes in the store; no other group has it."""
-        return self._roll.prefix
 
     @property
     def neighbours(self) -> list[int]:
         """The ranks of this host, this one included."""
-        own = self.cards[self._rank].host
+        own = self.cards[self.notes.rank].host
         return [rank for rank, card in enumerate(self.cards) if card.host == own]
 
     def site(self, route: Route) -> Site:
@@ -344,12 +332,6 @@ class Reception:
 
     def meet(self, others: Sequence[int], passed: Sequence[int]) -> list[Introduced]:
         """Meet other ranks of this host; see :class:`Meeting`."""
-        meeting = Meeting(
-            self._rank,
-            [card.socket for card in self.cards],
-            self._roll.secret,
-            self._listening,
-            passed,
-            lambda other: require_joining(self._store, self.prefix, self._rank, other),
-        )
-        return meeting.meet(others, self._deadline)
+        sockets = [card.socket for card in self.cards]
+        meeting = Meeting(self.notes, sockets, self._roll.secret, self._listening, passed)
+        return meeting.meet(others)

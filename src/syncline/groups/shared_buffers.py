@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import socket
 import struct
 import threading
 import time
@@ -16,7 +17,6 @@ from syncline import _native
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.elements import SIZES_BYTES, Elements, dtype_code
 from syncline.groups.meeting import Introduced
-from syncline.groups.messages import pass_descriptors
 
 __all__ = ["SharedBuffer", "SharedBuffers"]
 
@@ -83,13 +83,7 @@ class SharedBuffer:
 
 
 class SharedBuffers:
-    """Makes the buffers of a group, and maps those of its peers.
-
-    Args:
-        rank: this rank.
-        peers: the other ranks of the host.
-        native: the group that reads and sends them.
-    """
+    """Makes the buffers of a group, and maps those of its peers, the other ranks of the host."""
 
     def __init__(self, rank: int, peers: Sequence[Introduced], native: _native.NativeGroup) -> None:
         self._rank = rank
@@ -124,7 +118,7 @@ class SharedBuffers:
             for peer in self._peers:
                 with contextlib.suppress(OSError):  # it has ended, which the watch reports
                     message = NOTICE.pack(number, size_bytes)
-                    pass_descriptors(peer.connection, message, [descriptor])
+                    socket.send_fds(peer.connection, [message], [descriptor])
         finally:
             os.close(descriptor)
         self._native.add_arena(OWN, number, memory)

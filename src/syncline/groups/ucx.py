@@ -10,7 +10,7 @@ from pathlib import Path
 
 from syncline import _native
 from syncline.errors import UserError
-from syncline.groups.notes import Store, read_note
+from syncline.groups.notes import Notes
 
 __all__ = ["addresses", "new_worker"]
 
@@ -57,23 +57,15 @@ def new_worker(rank: int) -> _native.UcxWorker:
 
 
 def addresses(
-    worker: _native.UcxWorker,
-    store: Store,
-    prefix: str,
-    rank: int,
-    others: Sequence[int],
-    deadline: float,
+    worker: _native.UcxWorker, notes: Notes, others: Sequence[int]
 ) -> list[tuple[int, bytes]]:
     """Publish this worker's address; return those of other ranks.
 
     Raises:
         PeerError: a rank does not publish its own in time.
     """
-    store.set(f"{prefix}/ucx/{rank}", base64.b64encode(worker.address).decode())
-    return [
-        (other, base64.b64decode(read_note(store, prefix, f"ucx/{other}", rank, other, deadline)))
-        for other in others
-    ]
+    notes.leave(f"ucx/{notes.rank}", base64.b64encode(worker.address).decode())
+    return [(other, base64.b64decode(notes.read(f"ucx/{other}", other))) for other in others]
 
 
 def _library() -> str:

@@ -38,11 +38,11 @@ class Watch:
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._stop, select.POLLIN)
-        self._sources: dict[int, tuple[int, Introduced]] = {}
+        self._sources: dict[int, Introduced] = {}
         for peer in peers:
             for descriptor in (peer.process, peer.connection.fileno()):
                 self._poll.register(descriptor, select.POLLIN)
-                self._sources[descriptor] = (peer.rank, peer)
+                self._sources[descriptor] = peer
         self._thread = threading.Thread(target=self._run, name="syncline watch", daemon=True)
         self._thread.start()
 
@@ -54,7 +54,8 @@ class Watch:
                     return
                 if descriptor not in self._sources:
                     continue  # reported together with the one before it
-                rank, peer = self._sources[descriptor]
+                peer = self._sources[descriptor]
+                rank = peer.rank
                 if descriptor == peer.process and peer.connection.fileno() in ready:
                     continue  # its last messages come first
                 try:

@@ -42,19 +42,14 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
         PeerError: another rank failed or did not answer within the group's timeout.
     """
     text = bytearray(msgspec.json.encode(value))
-    world = dist.get_world_size(group)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
-    with _naming_the_rank(group):
-        own_size = torch.tensor([len(text)], dtype=torch.int64, device=device)
-        _all_gather(sizes, own_size, group)
-        longest = max(int(size.item()) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
-        texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world)]
-        _all_gather(texts, padded.to(device), group)
+    own_size = torch.tensor([len(text)], dtype=torch.int64, device=device)
+    sizes = [int(size) for size in _gathered(own_size, group)]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
+    texts = _gathered(padded.to(device), group)
     return [
-        msgspec.json.decode(bytes(t[: int(size.item())].cpu().tolist()))
-        for t, size in zip(texts, sizes, strict=True)
+        msgspec.json.decode(bytes(text[:size].tolist()))
+        for text, size in zip(texts, sizes, strict=True)
     ]
 
 
@@ -66,10 +61,7 @@ def gather_numbers(
     As :func:`gather_json`, for as many numbers on every rank.
     """
     own = torch.tensor(values, dtype=torch.float64, device=device)
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    with _naming_the_rank(group):
-        _all_gather(everyone, own, group)
-    return [numbers.tolist() for numbers in everyone]
+    return [numbers.tolist() for numbers in _gathered(own, group)]
 
 
 def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
@@ -96,10 +88,12 @@ def _naming_the_rank(group: dist.ProcessGroup) -> Iterator[None]:
         raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
 
 
-def _all_gather(
-    received: Sequence[torch.Tensor], sent: torch.Tensor, group: dist.ProcessGroup
-) -> None:
-    dist.all_gather([keepalive(each) for each in received], keepalive(sent), group=group)
+def _gathered(own: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Return every rank's tensor, of one shape on all ranks, on the CPU."""
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    with _naming_the_rank(group):
+        dist.all_gather([keepalive(each) for each in everyone], keepalive(own), group=group)
+        return [each.cpu() for each in everyone]
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
@@ -129,12 +123,7 @@ def new_group_like(
 ) -> dist.ProcessGroup:
     """Make another process group of a group's ranks; all of them must call.
 
-    Its messages share no sequence with those of the first.
-
-    Args:
-        base: the first.
-        backend: by default that of ``base``.
-        description: for torch's messages.
+    Its messages share no sequence with those of the first. The backend is by default the same.
     """
     ranks = dist.get_process_group_ranks(base)
     rename_new_groups(base)

@@ -36,13 +36,8 @@ _ends: list[Finalize[None]] = []
 def keepalive(tensor: torch.Tensor) -> torch.Tensor:
     """Return an alias to give to a collective in a tensor's place, on any thread.
 
-    The caller keeps no reference to it: once it is freed, the backend has released it.
-
-    Args:
-        tensor: on any device, of any shape and type, without gradient; not kept alive.
-
-    Returns:
-        Another tensor of the same memory.
+    It is another tensor of the same memory, without gradient. The caller keeps no reference to it:
+    once it is freed, the backend has released it. The tensor itself is not kept alive.
     """
     if not _ends:
         _ends.append(Finalize(None, _await_releases, exitpriority=RELEASED))

@@ -112,32 +112,28 @@ def _backward(
 ) -> list[Segment]:
     """Cut from the end of the forward pass to the last gradient."""
     segments: list[Segment] = []
-    name, phase, node = "loss", "forward", None
+    name, node = "loss", None
+    phase: Phase = "forward"
     start_ns = times[begin]
     for index in range(begin + 1, last_ready + 1):
         event = events[index]
+        duration_ns = times[index] - start_ns
         if event.moment is Moment.NODE:
             # What passes between a gradient and the next operation belongs to the latter.
             if name:
-                segments.append(_segment(name, phase, times[index] - start_ns, node))
+                segments.append(Segment(name, phase, duration_ns, node=node))
                 start_ns = times[index]
             assert graph is not None
             node = int(event.key)
             name, phase = graph.names[node], "backward"
         elif event.moment is Moment.READY:
-            if name == "loss":  # without detail, loss and backward cannot be separated
-                name = "backward" if graph is None else name
-                phase = "backward" if graph is None else phase
+            if name == "loss" and graph is None:  # loss and backward cannot be separated
+                name, phase = "backward", "backward"
             label = name or f"gradient of {event.key}"
-            segment = _segment(label, phase if name else "backward", times[index] - start_ns, node)
-            segments.append(segment._replace(ready=(str(event.key),)))
+            segments.append(Segment(label, phase, duration_ns, (str(event.key),), node))
             start_ns = times[index]
-            name, node = "", None
+            name, phase, node = "", "backward", None
     return segments
-
-
-def _segment(name: str, phase: str, duration_ns: int, node: int | None) -> Segment:
-    return Segment(name, "forward" if phase == "forward" else "backward", duration_ns, (), node)
 
 
 def median_trace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
 
 import numpy as np
@@ -83,11 +83,5 @@ def _merging_s(random: np.random.Generator, entries: int) -> float:
 
 
 def _least_s(work: Callable[[], None]) -> float:
-    """Return the shortest time: what disturbs a repetition is no part of it."""
-    times_s = []
-    for number in range(REPETITIONS + 1):
-        began_s = time.perf_counter()
-        work()
-        if number:  # the first warms up
-            times_s.append(time.perf_counter() - began_s)
-    return min(times_s)
+    """Return the shortest time: what disturbs a repetition is no part of it. The first warms up."""
+    return min(timeit.repeat(work, number=1, repeat=REPETITIONS + 1)[1:])

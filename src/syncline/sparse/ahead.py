@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,21 +16,10 @@ from syncline.errors import UserError
 from syncline.sparse.gradients import shaped
 from syncline.sparse.residuals import Residuals
 
-__all__ = ["StepAhead", "Waiting"]
+__all__ = ["StepAhead"]
 
 Places = list[tuple[nn.Parameter, torch.Tensor]]
 """Parameters that are ahead, each with its true value."""
-
-
-class Waiting(NamedTuple):
-    """The state of the residuals before a step."""
-
-    changes: int
-    """How often they have changed."""
-    scale: float
-    """What gradients and residuals are multiplied by."""
-    is_delivered: bool
-    """Whether they are added to the next gradients, which are exchanged whole."""
 
 
 class StepAhead:
@@ -65,7 +54,7 @@ class StepAhead:
         residuals: Residuals,
         *,
         ranks: int,
-        waiting: Callable[[], Waiting],
+        settle: Callable[[], None],
     ) -> None:
         """Move ahead from the next forward pass on.
 
@@ -75,7 +64,7 @@ class StepAhead:
             optimizer: plain SGD, for which the effect of a residual is known.
             residuals: of this rank.
             ranks: P.
-            waiting: returns the state of the residuals, once nothing is under way.
+            settle: waits until no exchange is under way that changes the residuals.
 
         Raises:
             UserError: it is another optimizer, has dampening or ascends, or it updates none of the
@@ -85,7 +74,7 @@ class StepAhead:
         self._optimizer = optimizer
         self._residuals = residuals
         self._ranks = ranks
-        self._waiting = waiting
+        self._settle = settle
         self._names = {id(p): name for name, p in parameters.items() if name in residuals}
         _require_known_effect(optimizer)
         if not self._moved():
@@ -121,7 +110,7 @@ class StepAhead:
             self._since = None
 
     @torch.no_grad()
-    def _go_ahead(self, scale: float) -> None:
+    def _go_ahead(self) -> None:
         for parameter, name, group in self._moved():
             kept = self._room.get(name)
             if kept is None:
@@ -129,7 +118,9 @@ class StepAhead:
             kept.copy_(parameter)
             self._places.append((parameter, kept))
             residual = shaped(self._residuals.of(name), kept)
-            share = float(group["lr"]) / (1 - group["momentum"]) / self._ranks / scale
+            share = (
+                float(group["lr"]) / (1 - group["momentum"]) / self._ranks / self._residuals.scale
+            )
             parameter.sub_(residual, alpha=share)
 
     def _moved(self) -> list[tuple[nn.Parameter, str, dict[str, Any]]]:
@@ -146,17 +137,17 @@ class StepAhead:
         if not (called.training and torch.is_grad_enabled()):
             self.put_back()
             return
-        waiting = self._waiting()
+        self._settle()
         # A step may have several forward passes, and the update after one may have been skipped.
-        if waiting.changes == self._since:
+        if self._residuals.changes == self._since:
             return
         self.put_back()
         _require_known_effect(self._optimizer)
         for _parameter, name, group in self._moved():
             self._residuals.follow(name, float(group["lr"]))
-        if not waiting.is_delivered:
-            self._go_ahead(waiting.scale)
-        self._since = waiting.changes
+        if not self._residuals.are_delivered:
+            self._go_ahead()
+        self._since = self._residuals.changes
 
     def _before_state(self, called: nn.Module, *_: Any) -> None:
         if called is self._module:

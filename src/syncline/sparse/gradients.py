@@ -13,7 +13,6 @@ from syncline.errors import UserError
 __all__ = [
     "NamedGradient",
     "device_of",
-    "exchangeable",
     "exchanged_parameters",
     "flat",
     "require_exchangeable",
@@ -52,38 +51,26 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients by name, as the model without a wrapper has them.
-
-    Raises:
-        UserError: there are none, or one cannot be exchanged sparsely.
-    """
-    model = unwrapped(model)
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    require_exchangeable(model, found)
-    return found
+    """Return the parameters that get gradients by name, as the model without a wrapper has them."""
+    return {name: p for name, p in unwrapped(model).named_parameters() if p.requires_grad}
 
 
-def require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Make sure that these gradients of a model without a wrapper can be compressed.
+def require_exchangeable(parameters: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
+    """Make sure that the gradients of these parameters can be compressed as they are.
+
+    Args:
+        parameters: by name.
+        model: that they are of, if it is known, without a wrapper.
 
     Raises:
         UserError: there are none, or one cannot be.
     """
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if model is not None else ():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UserError(
                 f"module {name!r} makes sparse gradients (sparse=True), from which nothing can be "
                 "selected; make it with sparse=False, or leave the hook out"
             )
-    exchangeable(parameters)
-
-
-def exchangeable(parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return parameters, by name, whose gradients can be compressed as they are.
-
-    Raises:
-        UserError: there are none, or one cannot be.
-    """
     if not parameters:
         raise UserError("the model has no parameters that require gradients")
     device = device_of(parameters)
@@ -103,7 +90,6 @@ def exchangeable(parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
                 f"parameter {name!r} has {parameter.numel()} elements; at most 2^32 - 1 can be "
                 "selected from"
             )
-    return parameters
 
 
 def device_of(parameters: Mapping[str, Tensor]) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,19 +16,12 @@ from torch.optim import Optimizer
 from syncline.errors import UserError
 from syncline.measure.exchange import timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.gradients import (
-    NamedGradient,
-    device_of,
-    exchangeable,
-    exchanged_parameters,
-    flat,
-    unwrapped,
-)
+from syncline.sparse.gradients import NamedGradient, exchanged_parameters, flat, unwrapped
 from syncline.sparse.serial_executor import SerialExecutor
-from syncline.sparse.session import Scaler, Session, resharded
+from syncline.sparse.session import Scaler, Session
 from syncline.torch_private import current_graph_task, queue_callback
 
-__all__ = ["GTopKState", "resharded"]
+__all__ = ["GTopKState"]
 
 PATIENCE = 2
 """An exchange may take this many timeouts of the group. Its own waits then fail first, with errors
@@ -84,14 +77,14 @@ class GTopKState:
         self._agreed: Session | None = None
         if module is not None:
             self._module = unwrapped(module)
-            self._agree(lambda: exchanged_parameters(module))
+            self._agree(exchanged_parameters(self._module))
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step whose futures are not complete yet."""
         self._message = 0
         self._step = 0
         self._kept_back: list[tuple[list[NamedGradient], Future[Tensor], Tensor]] = []
 
-    def _agree(self, parameters_of: Callable[[], Mapping[str, Tensor]]) -> None:
+    def _agree(self, parameters: Mapping[str, Tensor]) -> None:
         """Agree with the other ranks on the parameters that are exchanged."""
         if not dist.is_initialized():
             raise UserError(
@@ -101,16 +94,8 @@ class GTopKState:
         group, check, scaler = self._given
         base = dist.group.WORLD if group is None else group
         assert base is not None
-        refused: UserError | None = None
-        try:
-            parameters = parameters_of()
-        except UserError as error:
-            refused, parameters = error, {}
+        session = Session(self.recipe, parameters, base, model=self._module, check=check)
         self._names = {id(p): name for name, p in parameters.items()}
-        elements = {name: p.numel() for name, p in parameters.items()}
-        session = Session(
-            self.recipe, elements, base, device=device_of(parameters), check=check, refused=refused
-        )
         if scaler is not None:
             session.follow(scaler)
         timeout_s = timeout_of(base).total_seconds()
@@ -185,7 +170,7 @@ class GTopKState:
         if self._agreed is None:
             return self._exchanged_whole(bucket)
         self._executor.check()
-        future = self._session.context.future()
+        future = self._session.memory.future()
         gradients = []
         for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = self._names.get(id(parameter))
@@ -213,7 +198,7 @@ class GTopKState:
 
             def agree() -> None:
                 self._shown = []
-                self._agree(lambda: exchangeable(named))
+                self._agree(named)
 
             queue_callback(agree)
         averaged: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
@@ -225,7 +210,7 @@ class GTopKState:
         message = self._message
         self._message += 1
         # DDP has copied all of them on the current stream.
-        complete = self._session.context.mark()
+        complete = self._session.memory.mark()
 
         def exchange() -> None:
             self._session.prepare(gradients, message=message, after=[complete])()
@@ -235,9 +220,9 @@ class GTopKState:
         def ended() -> None:
             self._exchanged += [(future, buffer) for _, future, buffer in buckets]
             # A later bucket may cause the whole step to be skipped.
-            if last or not self._session.has_scaler:
+            if last or self._session.scaler is None:
                 exchanged, self._exchanged = self._exchanged, []
-                with self._session.context.after(()):
+                with self._session.memory.after(()):
                     for future, buffer in exchanged:
                         if self._session.refused:
                             buffer.fill_(math.inf)

@@ -1,10 +1,13 @@
-"""``Memory``: what an exchange does to the tensors of its rank, on any device."""
+"""``Memory``: what an exchange does to the tensors of its rank, on any device, and when."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from syncline.sparse.selection import SelectionPart, first_not_finite, select
@@ -26,18 +29,40 @@ Unit = Sequence[Tracked]
 """Parts of a vector from which elements are selected together."""
 
 
-class Memory(Protocol):
-    """Operations on the tensors of one device; sparse vectors are on the host.
+class Memory(ABC):
+    """Operations on the tensors of one device, beside the training's own; vectors are on the host.
 
-    All tensors are contiguous float32, of shape (elements,). Implementations give the same bits.
+    All tensors are contiguous float32, of shape (elements,). Subclasses give the same bits.
     """
 
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+
+    def mark(self) -> Any:
+        """Mark the present moment in the device's work, for :meth:`after`."""
+        return None
+
+    @contextmanager
+    def after(self, marks: Sequence[Any]) -> Iterator[None]:  # noqa: ARG002 - all is done already
+        """Run the block once the marks are reached; its work is complete when the block ends.
+
+        May be entered on several threads at once, for different tensors.
+        """
+        yield
+
+    def future(self) -> torch.futures.Future[Tensor]:
+        """Return a future of a tensor of the device."""
+        return torch.futures.Future()
+
+    @abstractmethod
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
 
+    @abstractmethod
     def are_zero(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Say of each tensor whether it has elements and all are zeros."""
 
+    @abstractmethod
     def take(
         self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
     ) -> SparseVector | int:
@@ -57,12 +82,15 @@ class Memory(Protocol):
             of 0 are not checked.
         """
 
+    @abstractmethod
     def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that is the concatenation of these tensors."""
 
+    @abstractmethod
     def clear(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the elements at a vector's entries to zero."""
 
+    @abstractmethod
     def write(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the concatenation of these tensors to this vector."""
 
@@ -71,8 +99,8 @@ ZERO_BLOCK = 1 << 14
 """Elements that are checked at once for one that is not zero."""
 
 
-class HostMemory:
-    """:class:`~syncline.sparse.memory.Memory` of the host."""
+class HostMemory(Memory):
+    """Memory of the host, by the native core: every operation is complete when it returns."""
 
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
@@ -93,11 +121,11 @@ class HostMemory:
             # Velocities go on, so what is taken is cleared here.
             parts = [_part(each) for each in unit]
             found = select(parts, k, momentum=momentum, clear=not moves)
-            if not found.finite:
+            if found is None:
                 return number
             if moves:
-                self.clear([each.residual for each in unit], found.taken)
-            taken.append(found.taken)
+                self.clear([each.residual for each in unit], found)
+            taken.append(found)
         return joined(taken)
 
     def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from syncline import _native
 from syncline.errors import UserError
 from syncline.sparse.vector import SparseVector
 
-__all__ = [
-    "INSTRUCTIONS",
-    "Instructions",
-    "Selection",
-    "SelectionPart",
-    "first_not_finite",
-    "require_selectable",
-    "select",
-]
+__all__ = ["INSTRUCTIONS", "SelectionPart", "first_not_finite", "require_selectable", "select"]
 
-Instructions = Literal["widest", "portable", "avx2", "avx512"]
-
-INSTRUCTIONS: dict[Instructions, int] = {"widest": -1, "portable": 0, "avx2": 1, "avx512": 2}
+INSTRUCTIONS = {"widest": -1, "portable": 0, "avx2": 1, "avx512": 2}
 """Sets of vector instructions, by the native core's number. All give the same bits."""
+WIDEST = INSTRUCTIONS["widest"]
 
 
 class SelectionPart(NamedTuple):
@@ -42,29 +32,9 @@ class SelectionPart(NamedTuple):
     gradient``, and is added instead of the gradient."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The result of a selection."""
-
-    taken: SparseVector
-    threshold: int
-    """Bits of a magnitude: all elements above it were taken, none below."""
-    finite: bool
-    """Whether all values are finite after the addition; otherwise none was taken."""
-    exact: bool
-    """Whether the k largest were taken."""
-
-
 def select(
-    parts: Sequence[SelectionPart],
-    k: int,
-    *,
-    momentum: float = 0.0,
-    clear: bool = True,
-    hint: int = 0,
-    slack: float = 1.0,
-    instructions: Instructions = "widest",
-) -> Selection:
+    parts: Sequence[SelectionPart], k: int, *, momentum: float = 0.0, clear: bool = True
+) -> SparseVector | None:
     """Add gradients to values, take the k of largest magnitude, and set those to zero.
 
     One pass over the data: a threshold is guessed from a sample, what exceeds it is collected, and
@@ -76,36 +46,22 @@ def select(
         k: how many, from 0 on; more than there are elements means all.
         momentum: of the velocities, where parts have some.
         clear: whether values, and velocities with them (factor masking), are set to zero.
-        hint: a threshold to begin with instead of a sample: the last selection's.
-        slack: at least 1; with a hint, everything above it is taken as it is where that is between
-            ``k / slack`` and ``k slack`` entries; where not, exactly k are.
-        instructions: that the loop is to use.
+
+    Returns:
+        What was taken; None if a value is not finite after the addition: then nothing was.
 
     Raises:
-        UserError: an argument is out of its range, or the processor lacks the instructions.
+        UserError: there are too many elements.
 
     Source: for momentum and factor masking, Deep Gradient Compression (Lin et al., 2018), sections
     3.2 and 3.3 and Algorithm 4; the selection is ours.
     """
-    if k < 0 or slack < 1:
-        raise UserError(f"selection needs k of at least 0 and slack of at least 1: {k}, {slack}")
-    number = INSTRUCTIONS[instructions]
-    if number > 0 and not _native.has_instructions(number):
-        raise UserError(f"this processor has no {instructions}; leave instructions at 'widest'")
     length = sum(part.elements for part in parts)
     require_selectable(length)
-    least, most = (k, k) if slack == 1 else (-int(-k // slack), int(k * slack))
-    indices, values, threshold, finite, exact = _native.select(
-        [(part.values, part.gradient, part.velocity, part.elements) for part in parts],
-        momentum,
-        k,
-        least,
-        most,
-        hint,
-        clear,
-        number,
-    )
-    return Selection(SparseVector(length, indices, values), threshold, finite, exact)
+    rows = [(part.values, part.gradient, part.velocity, part.elements) for part in parts]
+    # No bounds but k, and no threshold to begin with.
+    indices, values, _, finite, _ = _native.select(rows, momentum, k, k, k, 0, clear, WIDEST)
+    return SparseVector(length, indices, values) if finite else None
 
 
 def require_selectable(elements: int) -> None:
@@ -114,9 +70,7 @@ def require_selectable(elements: int) -> None:
         raise UserError(f"{elements} elements are selected from; at most 2^32 - 1 can be")
 
 
-def first_not_finite(
-    address: int, elements: int, *, instructions: Instructions = "widest"
-) -> int | None:
+def first_not_finite(address: int, elements: int) -> int | None:
     """Return the first element that is infinite or NaN of contiguous float32 on the CPU."""
-    found = _native.first_not_finite(address, elements, INSTRUCTIONS[instructions])
+    found = _native.first_not_finite(address, elements, WIDEST)
     return None if found == elements else found

@@ -1,31 +1,49 @@
-"""``Session``: the state of one rank in a training with sparse exchange."""
+"""``Session``: what one rank of a sparse exchange keeps, and how it averages gradients."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from syncline.errors import MismatchError, UserError
-from syncline.measure.exchange import gather_json, new_group_like, timeout_of
+from syncline.errors import InternalError, MismatchError, UserError
+from syncline.measure.exchange import gather_json, timeout_of
 from syncline.model.recipe import Recipe
-from syncline.sparse.ahead import StepAhead, Waiting
-from syncline.sparse.gradients import NamedGradient
-from syncline.sparse.reducer import SparseReducer
-from syncline.sparse.residuals import resharded as resharded_residuals
-from syncline.sparse.sparse_transport import SparseTransport
-from syncline.sparse.stream_context import stream_context_for
-from syncline.torch_private import device_types
+from syncline.sparse.ahead import StepAhead
+from syncline.sparse.algorithms import ALGORITHMS
+from syncline.sparse.exchange import (
+    NOT_FINITE,
+    OVERFLOW,
+    UNREADABLE,
+    Content,
+    Refusal,
+    Share,
+    refusal_error,
+)
+from syncline.sparse.gradients import NamedGradient, device_of, require_exchangeable
+from syncline.sparse.memory import HostMemory
+from syncline.sparse.residuals import Residuals
+from syncline.sparse.sparse_transport import SparseTransport, own_group, serves_the_cpu
+from syncline.sparse.torch_memory import memory_of
+from syncline.sparse.vector import Quota, SparseVector, rounded
+from syncline.sparse.wire import WireFormat
 
-__all__ = ["Scaler", "Session", "own_group", "resharded"]
+__all__ = ["Scaler", "Session"]
 
 VERSION = 1
+TOLERANCE = 2.0**-18
+"""Relative to the sum of magnitudes: sums of up to 64 ranks in float32, each rounded a few
+times."""
 
 
 class Scaler(Protocol):
@@ -39,7 +57,7 @@ class Scaler(Protocol):
 
 
 class Session:
-    """Recipe, step and residuals of one rank, and the process group that they are exchanged over.
+    """Recipe, step and residuals of one rank, which averages gradients over all ranks in messages.
 
     The communication hook and the wrapper both keep one.
     """
@@ -47,47 +65,47 @@ class Session:
     def __init__(
         self,
         recipe: Recipe,
-        elements: Mapping[str, int],
+        parameters: Mapping[str, torch.Tensor],
         group: dist.ProcessGroup,
         *,
-        device: torch.device,
+        model: nn.Module | None = None,
         check: bool = False,
-        refused: UserError | None = None,
     ) -> None:
         """Agree with the other ranks; all of them must call.
 
         Args:
             recipe: the same on all ranks.
-            elements: of every parameter by name, in the order of the model.
+            parameters: that get gradients, by name, in the order of the model.
             group: of the ranks; the session makes another one of them.
-            device: of the gradients.
+            model: that the parameters are of, if it is known, without a wrapper.
             check: whether every exchange is checked for lost gradient.
-            refused: why this rank cannot exchange sparsely, if so; sent to the others.
 
-        Raises:
-            UserError: this rank or another cannot exchange sparsely.
-            MismatchError: a rank has another recipe or another model; raised on all ranks.
-            PeerError: a rank did not take part within the group's timeout.
+        Raises as :class:`~syncline.sparse.hook.GTopKState` does.
         """
         self.recipe = recipe
-        self._elements = dict(elements)
-        self._group = group
-        self._require_same(refused)
+        refused: UserError | None = None
+        try:
+            require_exchangeable(parameters, model)
+        except UserError as error:
+            refused, parameters = error, {}
+        self._elements = {name: p.numel() for name, p in parameters.items()}
+        self._names = list(parameters)
+        self._require_same(group, refused)
         self._group = own_group(group)
-        timeout = timeout_of(group)
-        self.context = stream_context_for(device)
-        self.reducer = SparseReducer(
-            recipe, elements, self._group, timeout, context=self.context, check=check
-        )
+        self.transport = SparseTransport(self._group, timeout_of(group))
+        self.memory = memory_of(device_of(parameters))
+        self.residuals = Residuals(recipe, self._elements, self.memory)
+        self._check = check
         self.step = 0
         """How many steps have been exchanged; the warm-up depends on it."""
-        self._scaler: Scaler | None = None
-        self._changes = 0
-        """How often the residuals have changed."""
-        self.delivers = False
-        """Whether gradients are exchanged densely for now, with the residuals added to them."""
+        self.scaler: Scaler | None = None
+        """What skips steps, if there is one."""
+        self.refused = False
+        """Whether the present step, or the last one, is to be skipped, as a scaler allows: a
+        gradient was infinite or NaN, and all ranks get infinities."""
         self._ahead: list[StepAhead] = []
-        """One for each optimizer that steps ahead."""
+        """One for each optimizer that steps ahead. Ranks that differ in whether there is one refuse
+        each other's messages."""
         self._begun = False
         """Whether a message of the present step has been prepared."""
         self._before: dict[str, list[torch.Tensor]] = {}
@@ -101,34 +119,14 @@ class Session:
         effect.
         """
         if scaler.is_enabled():
-            self._scaler = scaler
-            self.reducer.refused = False
-
-    @property
-    def transport(self) -> SparseTransport:
-        """What sends and receives, and counts the bytes."""
-        return self.reducer.transport
-
-    @property
-    def has_scaler(self) -> bool:
-        """Whether steps may be skipped."""
-        return self._scaler is not None
-
-    @property
-    def refused(self) -> bool:
-        """Whether the present step, or the last one, is to be skipped."""
-        return bool(self.reducer.refused)
-
-    def refuse(self) -> None:
-        """Mark the present step as one to be skipped."""
-        self.reducer.refused = True
+            self.scaler = scaler
 
     def undo_refused(self) -> None:
         """Restore the residuals from before the last step, if that step is to be skipped."""
         if self.refused:
             for name, copies in self._before.items():
-                self.reducer.residuals.restore(name, copies)
-            self.reducer.refused = False
+                self.residuals.restore(name, copies)
+            self.refused = False
 
     def step_ahead(
         self,
@@ -140,13 +138,10 @@ class Session:
     ) -> None:
         """Compute gradients at the weights with residuals applied, until the session ends.
 
-        See :class:`StepAhead` for the arguments; ``settle`` waits for all exchanges to end.
-
-        Raises:
-            UserError: it is an optimizer of another kind or model, or it was given before; or the
-                recipe leaves nothing behind.
+        See :class:`StepAhead` for the arguments; ``settle`` waits for all exchanges to end. It is
+        also a UserError if the recipe leaves nothing behind.
         """
-        residuals = self.reducer.residuals
+        residuals = self.residuals
         if not any(name in residuals for name in parameters):
             raise UserError(
                 "step_ahead is for what sparse exchange leaves behind; this recipe exchanges every "
@@ -154,57 +149,218 @@ class Session:
             )
         own = weakref.ref(self)
 
-        def waiting() -> Waiting:
+        def settled() -> None:
             session = own()
             assert session is not None  # it keeps the caller alive
             settle()
             session.undo_refused()
-            return Waiting(session._changes, session.reducer.scale, session.delivers)
 
         taken = {name for each in self._ahead for name in each.names}
         free = {name: p for name, p in parameters.items() if name not in taken}
         ranks = self._group.size()
         self._ahead.append(
-            StepAhead(module, free, optimizer, residuals, ranks=ranks, waiting=waiting)
+            StepAhead(module, free, optimizer, residuals, ranks=ranks, settle=settled)
         )
-        # Stepping ahead works better if one rank has all of a dropped sum than if each has a part.
-        self.reducer.lowest_keeps = True
 
     def prepare(
         self, gradients: Sequence[NamedGradient], *, message: int, after: Sequence[Any]
     ) -> Callable[[], None]:
-        """Select what one message sends; return what exchanges it.
+        """Select what one message sends; return a function that exchanges it.
 
-        See :meth:`SparseReducer.prepare`. Both are complete on the device when they return.
-        ``after`` holds the marks of :attr:`context` after which the gradients are complete.
+        The function replaces the gradients by their averages over all ranks; all ranks must call it
+        alike. One thread exchanges. Another may prepare the next message, of other parameters,
+        meanwhile. Both are complete on the device when they return.
+
+        Args:
+            gradients: of one message.
+            message: its number within the step.
+            after: marks of :attr:`memory` after which the gradients are complete.
+
+        The function raises:
+            UserError: a gradient is infinite or NaN on some rank; raised on all of them. Nothing
+                was exchanged: gradients that are finite have gone into the residuals.
+            MismatchError: ranks exchange different messages.
+            PeerError: a rank failed, or did not answer in time.
         """
-        with self.context.after(after):
-            if self._scaler is not None:
-                residuals = self.reducer.residuals
-                if not self._begun:
-                    self.undo_refused()
-                    self._before.clear()
-                    scale = float(self._scaler.get_scale())
-                    if scale != self.reducer.scale:
-                        residuals.scale(scale / self.reducer.scale)
-                        self.reducer.scale = scale
-                self._before |= {g.name: residuals.copy_of(g.name) for g in gradients}
+        sparse = [gradient for gradient in gradients if gradient.name in self.residuals]
+        dense = [gradient for gradient in gradients if gradient.name not in self.residuals]
+        with self.memory.after(after):
+            if self.scaler is not None:
+                self._follow_scaler(self.scaler, gradients)
             self._begun = True
-            exchange = self.reducer.prepare(gradients, step=self.step, message=message)
+            refusal = None
+            odd = self.memory.first_not_finite([gradient.values for gradient in gradients])
+            if odd is not None:
+                number = self._names.index(gradients[odd].name)
+                refusal = Refusal(self.transport.rank, NOT_FINITE, number)
+            # The check is an exchange, too, so it belongs to the function.
+            ready = None
+            if sparse and not self._check:
+                ready = self._begin(sparse, refusal, message)
 
-        def carry_out() -> None:
-            with self.context.after(()):
-                exchange()
+        def exchange() -> None:
+            with self.memory.after(()):
+                if sparse:
+                    (ready or self._begin(sparse, refusal, message))()
+                if dense:
+                    self._exchange_whole(dense)
 
-        return carry_out
+        return exchange
+
+    def _follow_scaler(self, scaler: Scaler, gradients: Sequence[NamedGradient]) -> None:
+        """Take the scale of a new step, and keep copies of the residuals, to undo the step."""
+        if not self._begun:
+            self.undo_refused()
+            self._before.clear()
+            self.residuals.rescale(float(scaler.get_scale()))
+        self._before |= {g.name: self.residuals.copy_of(g.name) for g in gradients}
+
+    def _begin(
+        self, gradients: Sequence[NamedGradient], refusal: Refusal | None, message: int
+    ) -> Callable[[], None]:
+        """Do the part of a sparse exchange that needs no other rank; return the rest."""
+        names = [gradient.name for gradient in gradients]
+        together = self.recipe.unit != "layer"
+        units = [[*gradients]] if together else [[gradient] for gradient in gradients]
+        lengths = tuple(sum(self._elements[g.name] for g in unit) for unit in units)
+        quota = Quota(lengths, tuple(self.recipe.count_at(self.step, n) for n in lengths))
+        wire = WireFormat(
+            k=quota.k,
+            length=quota.length,
+            precision=self.recipe.wire,
+            digest=_digest_of(self.recipe.digest, bool(self._ahead), self.step, message, *names),
+        )
+        if refusal is None:
+            self._clip(units)
+        require_conserved = self._conservation(gradients) if self._check else None
+        own: Content
+        if refusal is not None:
+            own = refusal
+        elif isinstance(taken := self.residuals.take(units, quota.counts), SparseVector):
+            own, remainder = rounded(taken, wire.precision)
+            self.residuals.add(names, remainder)
+        else:
+            own = Refusal(self.transport.rank, OVERFLOW, self._names.index(taken))
+        return partial(self._exchange, gradients, own, quota, wire, require_conserved)
+
+    def _clip(self, units: Sequence[Sequence[NamedGradient]]) -> None:
+        """Clip gradients so that the average of independent ones has at most the largest norm.
+
+        Deep Gradient Compression, 3.2, divides by the root of P: its limit is for the sum.
+        """
+        if self.recipe.clip_norm is None:
+            return
+        limit = self.residuals.scale * self.recipe.clip_norm * math.sqrt(self.transport.ranks)
+        for unit in units:
+            norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
+            norm = float(torch.linalg.vector_norm(norms))
+            if norm > limit:
+                for gradient in unit:
+                    gradient.values.mul_(limit / norm)
+
+    def _exchange(
+        self,
+        gradients: Sequence[NamedGradient],
+        own: Content,
+        quota: Quota,
+        wire: WireFormat,
+        require_conserved: Callable[[SparseVector], None] | None,
+    ) -> None:
+        names = [gradient.name for gradient in gradients]
+        rank, ranks = self.transport.rank, self.transport.ranks
+        # Stepping ahead works better if one rank has all of a dropped sum than if each has a part.
+        share = Share(rank, ranks, own, quota, wire.precision, lowest_keeps=bool(self._ahead))
+        outcome = self.transport.run(ALGORITHMS[self.recipe.algorithm], share, wire)
+        delivered = outcome.delivered
+        if isinstance(delivered, Refusal):
+            if isinstance(own, SparseVector):
+                self.residuals.add(names, own)
+            error = refusal_error(delivered, self._names, together=len(gradients))
+            if delivered.reason == UNREADABLE:
+                raise error
+            self._skip_step(gradients, error)
+            return
+        self.residuals.add(names, outcome.returned)
+        if self.recipe.factor_masking and isinstance(own, SparseVector):
+            self.residuals.mask(names, own, delivered)
+        if require_conserved is not None:
+            require_conserved(delivered)
+        averages = delivered.values / np.float32(self.transport.ranks)
+        self.memory.write(
+            [gradient.values for gradient in gradients],
+            SparseVector(delivered.length, delivered.indices, averages),
+        )
+
+    def _exchange_whole(self, gradients: Sequence[NamedGradient]) -> None:
+        """Average whole gradients over all ranks, on the host; change none if one is not finite."""
+        together = torch.cat([gradient.values for gradient in gradients]).cpu()
+        self.transport.all_reduce(together)
+        together /= self.transport.ranks
+        parts = together.split([gradient.values.numel() for gradient in gradients])
+        odd = HostMemory().first_not_finite(parts)
+        if odd is not None:
+            error = UserError(
+                f"the gradient of parameter {gradients[odd].name!r} is infinite or NaN on a rank "
+                "or in the sum of all; lower the learning rate, or look for the operation that "
+                "overflows"
+            )
+            self._skip_step(gradients, error)
+            return
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.values.copy_(part)
+
+    def _skip_step(self, gradients: Sequence[NamedGradient], error: UserError) -> None:
+        """Set the gradients to infinity, for a scaler to skip the step; without one, raise."""
+        if self.scaler is None:
+            raise error
+        self.refused = True
+        for gradient in gradients:
+            gradient.values.fill_(math.inf)
+
+    def _conservation(self, gradients: Sequence[NamedGradient]) -> Callable[[SparseVector], None]:
+        """Add up all ranks' residuals and gradients, before an exchange; all ranks call.
+
+        Returns:
+            What compares the sum with that of residuals and delivered values, after it. All ranks
+            call it. It raises InternalError if an element differs by more than rounding.
+        """
+        residuals, transport = self.residuals, self.transport
+        rows = []
+        for name, added in gradients:
+            velocity = residuals.velocity_of(name)
+            if velocity is not None:
+                added = velocity * self.recipe.momentum + added
+            residual = residuals.of(name).double()
+            rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
+        before = torch.cat(rows, dim=1).cpu()  # float64: sums, and sums of magnitudes
+        transport.all_reduce(before, counted=False)
+
+        def require(delivered: SparseVector) -> None:
+            after = torch.cat([residuals.of(name).double() for name, _ in gradients]).cpu()
+            transport.all_reduce(after, counted=False)
+            after += torch.from_numpy(delivered.dense())
+            expected, magnitude = before
+            allowed = magnitude * (TOLERANCE * transport.ranks) + 1e-37
+            wrong = torch.nonzero((after - expected).abs() > allowed).view(-1).tolist()
+            first = 0
+            for name, values in gradients:
+                if wrong and wrong[0] < first + values.numel():
+                    raise InternalError(
+                        f"element {wrong[0] - first} of {name!r} is not conserved: residuals and "
+                        f"gradients were {expected[wrong[0]]:g}, residuals and what was delivered "
+                        f"are {after[wrong[0]]:g}; please report it, with the recipe"
+                    )
+                first += values.numel()
+
+        return require
 
     def end_step(self) -> None:
         """Call when all messages of a step have been exchanged."""
         self.step += 1
-        self._changes += 1
+        self.residuals.changes += 1
         self._begun = False
         if not self._ahead:
-            self.reducer.residuals.follow_none()
+            self.residuals.follow_none()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save; every rank saves its own. Nothing may be under way."""
@@ -215,18 +371,11 @@ class Session:
             "ranks": self._group.size(),
             "rank": self._group.rank(),
             "step": self.step,
-            "scale": self.reducer.scale,
-            **self.reducer.residuals.state_dict(),
+            **self.residuals.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved.
-
-        Ranks that have loaded other steps refuse each other's messages.
-
-        Raises:
-            MismatchError: it is of another recipe, model, rank or number of ranks.
-        """
+        """Go on from what this rank has saved; see :meth:`GTopKState.load_state_dict`."""
         if state.get("version") != VERSION:
             raise MismatchError(
                 f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"
@@ -249,22 +398,19 @@ class Session:
                 f"of {self._group.size()}; load all ranks' states and share them out with "
                 "syncline.hooks.resharded"
             )
-        self.reducer.residuals.load_state_dict(state)
-        # Unscaled; a scaler scales them again.
-        self.reducer.residuals.scale(1 / state.get("scale", 1.0))
-        self.reducer.scale = 1.0
+        self.residuals.load_state_dict(state)
         self._before.clear()
-        self._changes += 1
         self.step = state["step"]
 
-    def _require_same(self, refused: UserError | None) -> None:
+    def _require_same(self, group: dist.ProcessGroup, refused: UserError | None) -> None:
+        """Raise on all ranks if they differ, or one cannot exchange sparsely."""
         own = {
             "recipe": msgspec.to_builtins(self.recipe),
             "parameters": list(self._elements.items()),
             "refused": None if refused is None else str(refused),
         }
-        device = torch.device("cpu" if _serves_the_cpu(self._group) else "cuda")
-        found = gather_json(own, self._group, device)
+        device = torch.device("cpu" if serves_the_cpu(group) else "cuda")
+        found = gather_json(own, group, device)
         if refused is not None:
             raise refused
         for rank, other in enumerate(found):
@@ -278,54 +424,10 @@ class Session:
                     )
 
 
-def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
-    """Return states for another number of ranks.
-
-    The sums of the residuals are kept; with as many ranks as before nothing changes. A plan is for
-    one number of ranks, so another number drops it.
-
-    Args:
-        states: ``state_dict()`` of all ranks of one checkpoint.
-        ranks: the new number.
-
-    Raises:
-        MismatchError: the states are not all those of one checkpoint.
-        UserError: ``ranks`` is below 1.
-    """
-    if ranks < 1:
-        raise UserError(f"states are shared out to at least 1 rank, found {ranks}")
-    if any("recipe" not in state for state in states):
-        raise UserError(
-            "only what sparse exchange has left behind can be shared out; 16 bits leave nothing, "
-            "so go on with other ranks without loading these states"
-        )
-    ordered = sorted(states, key=lambda state: int(state["rank"]))
-    expected = ordered[0]["ranks"] if ordered else 1
-    found = [state["rank"] for state in ordered]
-    common = [{key: s[key] for key in ("version", "recipe", "ranks", "step")} for s in ordered]
-    whole = len(found) == expected and found == list(range(expected))
-    if not whole or any(each != common[0] for each in common):
-        raise MismatchError(
-            f"expected the states of ranks 0 to {expected - 1} of one step and recipe, found those "
-            f"of ranks {found} at steps {[each['step'] for each in common]}"
-        )
-    if ranks == len(ordered):
-        return [dict(state) for state in ordered]
-    shared = resharded_residuals(ordered, ranks)
-    scale = ordered[0].get("scale", 1.0)
-    return [
-        {**common[0], "scale": scale, "ranks": ranks, "rank": rank, **residuals}
-        for rank, residuals in enumerate(shared)
-    ]
-
-
-def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
-    return new_group_like(base, backend=None if _serves_the_cpu(base) else "gloo")
-
-
-def _serves_the_cpu(group: dist.ProcessGroup) -> bool:
-    return "cpu" in {device.type for device in device_types(group)}
+def _digest_of(*what: object) -> int:
+    """Return 64 bits of a digest of what the ranks must have in common."""
+    text = "\0".join(map(str, what)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from syncline.errors import MismatchError, PeerError
-from syncline.measure.exchange import describe_error
+from syncline.measure.exchange import describe_error, new_group_like
 from syncline.measure.keepalive import keepalive
 from syncline.sparse.exchange import (
     UNREADABLE,
@@ -23,8 +23,9 @@ from syncline.sparse.exchange import (
     Share,
 )
 from syncline.sparse.wire import WireFormat
+from syncline.torch_private import device_types
 
-__all__ = ["SparseTransport", "ring_bytes"]
+__all__ = ["SparseTransport", "own_group", "ring_bytes", "serves_the_cpu"]
 
 
 class SparseTransport:
@@ -57,13 +58,12 @@ class SparseTransport:
         self._refused = None
         run = algorithm(share)
         arrived: tuple[Content, ...] | None = None
-        while True:
-            try:
+        try:
+            while True:
                 step = run.send(arrived)  # type: ignore[arg-type]  # None starts a generator
-            except StopIteration as ended:
-                outcome: ExchangeOutcome = ended.value
-                break
-            arrived = self._run_step(step, wire)
+                arrived = self._run_step(step, wire)
+        except StopIteration as ended:
+            outcome: ExchangeOutcome = ended.value
         if self._refused is not None:
             raise self._refused
         return outcome
@@ -88,13 +88,8 @@ class SparseTransport:
 
         Every rank gets everybody's values of its share, adds them up in float32 in the order of the
         ranks, and sends the average to all, so that a value is rounded twice however many ranks
-        there are, and all ranks get the same bits. As much is sent as in a ring.
-
-        Args:
-            values: contiguous bfloat16 or float16 on the CPU, of shape (elements,).
-
-        Returns:
-            Of the same shape and type.
+        there are, and all ranks get the same bits. As much is sent as in a ring. The values are
+        contiguous bfloat16 or float16 on the CPU, of shape (elements,), and so are the averages.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.
@@ -157,6 +152,16 @@ class SparseTransport:
                 "the same recipe and the same number of steps, and let all step ahead or none"
             )
             return Refusal(self.rank, UNREADABLE, sender or 0)
+
+
+def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
+    return new_group_like(base, backend=None if serves_the_cpu(base) else "gloo")
+
+
+def serves_the_cpu(group: dist.ProcessGroup) -> bool:
+    """Say whether a group's backend exchanges tensors of the CPU."""
+    return "cpu" in {device.type for device in device_types(group)}
 
 
 def _bytes(values: Tensor) -> Tensor:

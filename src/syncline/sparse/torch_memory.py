@@ -1,15 +1,16 @@
-"""``TorchMemory``: operations on residuals on any device, by torch."""
+"""``TorchMemory``: operations on residuals on any device, by torch; ``CudaMemory``: on a GPU."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from syncline.sparse.memory import Unit
+from syncline.sparse.memory import HostMemory, Memory, Unit
 from syncline.sparse.selection import require_selectable
 from syncline.sparse.vector import SparseVector
 from syncline.torch_private import (
@@ -20,14 +21,14 @@ from syncline.torch_private import (
     foreach_zero_,
 )
 
-__all__ = ["TorchMemory", "largest", "magnitudes"]
+__all__ = ["CudaMemory", "TorchMemory", "largest", "magnitudes", "memory_of"]
 
 
-class TorchMemory:
-    """:class:`~syncline.sparse.memory.Memory` of a GPU.
+class TorchMemory(Memory):
+    """Memory of any device, by operations of torch on the current stream.
 
     Work on several tensors is one call, since launches would take longer than the work; so is
-    every read from the device. Everything runs on the current stream.
+    every read from the device.
     """
 
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
@@ -88,6 +89,42 @@ class TorchMemory:
         foreach_zero_([*tensors])
         for tensor, indices, values in _placed(tensors, vector):
             tensor.index_put_((indices,), values)
+
+
+class CudaMemory(TorchMemory):
+    """Memory of a GPU, with a stream of its own beside that of the backward pass.
+
+    The calling thread waits for the device at the end, so later work needs no further wait. It is
+    a thread of the exchange alone, and releases the interpreter's lock while it waits.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._stream = torch.cuda.Stream(device)
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event on the current stream."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    @contextmanager
+    def after(self, marks: Sequence[torch.cuda.Event]) -> Iterator[None]:
+        """Run the block on the stream, after the events."""
+        with torch.cuda.stream(self._stream):
+            for event in marks:
+                self._stream.wait_event(event)
+            yield
+            self._stream.synchronize()
+
+    def future(self) -> torch.futures.Future[Tensor]:
+        """Return a future that makes the waiting thread's stream wait for its values."""
+        return torch.futures.Future(devices=[self.device])
+
+
+def memory_of(device: torch.device) -> Memory:
+    """Return the memory for gradients on a device."""
+    return CudaMemory(device) if device.type == "cuda" else HostMemory()
 
 
 def _largest_of_each(tensors: Sequence[Tensor]) -> list[float]:

@@ -47,12 +47,6 @@ class SparseVector:
         """Return a vector without entries."""
         return cls(length, np.empty(0, np.uint32), np.empty(0, np.float32))
 
-    @classmethod
-    def of(cls, dense: NDArray[np.float32]) -> Self:
-        """Return the elements that are not zero, of an array of shape (length,)."""
-        indices = np.flatnonzero(dense).astype(np.uint32)
-        return cls(len(dense), indices, dense[indices])
-
     def __len__(self) -> int:
         return len(self.indices)
 

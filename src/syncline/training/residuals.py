@@ -20,7 +20,7 @@ from torch import Tensor
 from syncline.errors import FileError, quoted, shortened
 from syncline.model.document import Value
 from syncline.model.recipe import Recipe
-from syncline.sparse.session import resharded
+from syncline.sparse.residuals import resharded
 from syncline.training.archive import (
     PARTIAL,
     damaged,

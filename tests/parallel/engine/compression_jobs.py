@@ -28,7 +28,7 @@ from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.planners.compressed import compressed
 from tests.parallel.jobs import OPTIMIZERS, batch, plain_plan, steps_to_steady, train
 from tests.parallel.models import MODELS
-from tests.sparse.torch_stream_context import MARK, torch_stream_contexts
+from tests.sparse.marked_memory import MARK, marked_memories
 
 
 def compression_of(given: str | dict[str, Any]) -> Compression:
@@ -40,7 +40,7 @@ def checked_conservation(ddp: DistributedDataParallel) -> None:
     assert ddp._wrapped.compressing is not None
     session = ddp._wrapped.compressing._session
     if session is not None:
-        session.reducer._check = True
+        session._check = True
 
 
 def trained(
@@ -161,7 +161,7 @@ def reverted(ahead: bool) -> dict[str, Any]:
     compressing = ddp._wrapped.compressing
     assert compressing is not None
     assert compressing._session is not None
-    residuals = compressing._session.reducer.residuals
+    residuals = compressing._session.residuals
     kept = {name: residuals.of(name).clone() for name in ddp._exchanged}
     if ahead:  # what waits is to bring the weights as far as before
         kept = {name: 10 * values for name, values in kept.items()}
@@ -242,7 +242,7 @@ def left_out(given: dict[str, Any]) -> list[bool]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     assert ddp._wrapped.compressing is not None
     assert ddp._wrapped.compressing._session is not None
-    residual = ddp._wrapped.compressing._session.reducer.residuals.of("second.weight")
+    residual = ddp._wrapped.compressing._session.residuals.of("second.weight")
     same = []
     step = 0
     while ddp.measuring or step % 4:
@@ -399,7 +399,7 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
             mock.patch.object(
                 stage_engine, "transport_for", lambda group, _device: Unbounded(group)
             ),
-            torch_stream_contexts(),
+            marked_memories(),
         )
         with ExitStack() as stack:
             for patch in patches if on_device else ():

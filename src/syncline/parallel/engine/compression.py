@@ -22,9 +22,9 @@ from syncline.planners.auto import Auto
 from syncline.planners.compressed import compressed
 from syncline.planners.wfbp import Single
 from syncline.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
-from syncline.sparse.session import Scaler, Session, own_group
-from syncline.sparse.sparse_transport import SparseTransport, ring_bytes
-from syncline.sparse.stream_context import stream_context_for
+from syncline.sparse.session import Scaler, Session
+from syncline.sparse.sparse_transport import SparseTransport, own_group, ring_bytes
+from syncline.sparse.torch_memory import memory_of
 from syncline.torch_private import ignored_by_ddp
 
 __all__ = ["Compressing", "Compressor", "require_compression"]
@@ -41,7 +41,7 @@ class _Rounding:
         self, compression: Rounded, group: dist.ProcessGroup, device: torch.device
     ) -> None:
         self.transport = SparseTransport(own_group(group), timeout_of(group))
-        self.context = stream_context_for(device)
+        self.memory = memory_of(device)
         self.step = 0
         self._compression = compression
         self._dtype: torch.dtype = getattr(torch, compression)
@@ -54,13 +54,13 @@ class _Rounding:
         after: Sequence[Any],
     ) -> Callable[[], None]:
         """Round what one message sends; return what exchanges it."""
-        with self.context.after(after):
+        with self.memory.after(after):
             rounded = torch.cat([g.values.to(self._dtype) for g in gradients]).cpu()
 
         def exchange() -> None:
             averages = self.transport.average_rounded(rounded)
-            with self.context.after(()):
-                there = averages.to(self.context.device)
+            with self.memory.after(()):
+                there = averages.to(self.memory.device)
                 parts = there.split([g.values.numel() for g in gradients])
                 for gradient, part in zip(gradients, parts, strict=True):
                     gradient.values.copy_(part)
@@ -111,7 +111,7 @@ class Compressor:
         The gradients, each of shape (elements,), are in the order of the plan, and complete when
         the device's current stream is here.
         """
-        return self._begun(number, gradients, [self._exchange.context.mark()])
+        return self._begun(number, gradients, [self._exchange.memory.mark()])
 
     def _begun(
         self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
@@ -138,13 +138,13 @@ class Compressor:
         Where a scaler is to skip the step, all gradients become infinite.
         """
         session = self._exchange
-        if not isinstance(session, Session) or not session.has_scaler:
+        if not isinstance(session, Session) or session.scaler is None:
             return
         present = [gradient for gradient in gradients if gradient is not None]
         finite = [gradient.isfinite().all() for gradient in present]
         if not session.refused and all(torch.stack(finite).tolist()):
             return
-        session.refuse()
+        session.refused = True
         for gradient in present:
             gradient.fill_(math.inf)
 
@@ -166,12 +166,10 @@ class Compressing:
         self._session: Session | None = None
         """Keeps residuals; None where nothing is left over."""
         self._exchange: Session | _Rounding
-        device = device_of(parameters)
         if isinstance(compression, Recipe):
-            elements = {name: p.numel() for name, p in parameters.items()}
-            self._exchange = self._session = Session(compression, elements, group, device=device)
+            self._exchange = self._session = Session(compression, parameters, group)
         else:
-            self._exchange = _Rounding(compression, group, device)
+            self._exchange = _Rounding(compression, group, device_of(parameters))
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
         self._resumed = "not decided"
@@ -228,10 +226,10 @@ class Compressing:
         that gets no gradient keeps its residual until it does. With a scaler the residuals stay
         until gradients are compressed again.
         """
-        if self._session is None or self._session.has_scaler:
+        if self._session is None or self._session.scaler is not None:
             return  # of a step that is skipped they would be lost
-        self._session.delivers = True
-        residuals = self._session.reducer.residuals
+        self._session.residuals.are_delivered = True
+        residuals = self._session.residuals
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())
             if waits and name not in self._takers:
@@ -245,7 +243,7 @@ class Compressing:
 
     def _taker(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         assert self._session is not None
-        residuals = self._session.reducer.residuals
+        residuals = self._session.residuals
         strides = torch.empty_like(self._parameters[name], device="meta")
         delivered = self._delivered
 
@@ -259,7 +257,7 @@ class Compressing:
 
     def _keep_residuals(self) -> None:
         if self._session is not None:
-            self._session.delivers = False
+            self._session.residuals.are_delivered = False
         for handle in self._takers.values():
             handle.remove()
         self._takers.clear()
@@ -332,6 +330,6 @@ def require_compression(
         for name, parameter in module.named_parameters()
         if parameter.requires_grad and name not in ignored
     }
-    require_exchangeable(module, exchanged)
+    require_exchangeable(exchanged, module)
     if plan is not None:
         compressed(plan, compression)

@@ -6,21 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest import mock
 
-import torch
-
 from syncline.parallel.engine import compression
 from syncline.sparse import session
-from syncline.sparse.stream_context import StreamContext
 from syncline.sparse.torch_memory import TorchMemory
 
 MARK = "reached at once"
 
 
-class TorchStreamContext(StreamContext):
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.memory = TorchMemory()
-
+class MarkedMemory(TorchMemory):
     def mark(self) -> str:
         return MARK
 
@@ -31,10 +24,10 @@ class TorchStreamContext(StreamContext):
 
 
 @contextmanager
-def torch_stream_contexts() -> Iterator[None]:
+def marked_memories() -> Iterator[None]:
     """Let exchanges that are made within work by operations of torch."""
     with (
-        mock.patch.object(session, "stream_context_for", TorchStreamContext),
-        mock.patch.object(compression, "stream_context_for", TorchStreamContext),
+        mock.patch.object(session, "memory_of", MarkedMemory),
+        mock.patch.object(compression, "memory_of", MarkedMemory),
     ):
         yield

@@ -1,4 +1,4 @@
-"""Where an exchange does its work: what it asks of the device in which order."""
+"""Which memory a device has, and what is asked of a GPU in which order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from syncline.sparse.memory import HostMemory, Tracked
-from syncline.sparse.stream_context import CudaStreamContext, StreamContext, stream_context_for
-from syncline.sparse.torch_memory import TorchMemory
+from syncline.sparse.torch_memory import CudaMemory, TorchMemory, memory_of
 from syncline.sparse.vector import SparseVector
 from tests.sparse.vectors import assert_same
 
@@ -21,12 +20,11 @@ needs_a_gpu = pytest.mark.skipif(
 
 
 def test_the_host_is_done_when_it_answers() -> None:
-    context = stream_context_for(torch.device("cpu"))
-    assert type(context) is StreamContext
-    assert isinstance(context.memory, HostMemory)
-    with context.after([context.mark()]):
+    memory = memory_of(torch.device("cpu"))
+    assert type(memory) is HostMemory
+    with memory.after([memory.mark()]):
         pass
-    future = context.future()
+    future = memory.future()
     future.set_result(torch.ones(2))
     assert future.wait().tolist() == [1, 1]
 
@@ -62,10 +60,9 @@ def test_what_is_asked_of_a_gpu_and_in_which_order(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device: f"the backward pass on {device}"
     )
-    context = stream_context_for(torch.device("cuda:1"))
-    assert isinstance(context, CudaStreamContext)
-    assert isinstance(context.memory, TorchMemory)
-    with context.after([context.mark(), context.mark()]):
+    memory = memory_of(torch.device("cuda:1"))
+    assert type(memory) is CudaMemory
+    with memory.after([memory.mark(), memory.mark()]):
         asked.append("work")
     assert asked == [
         "a stream on cuda:1",
@@ -81,19 +78,19 @@ def test_what_is_asked_of_a_gpu_and_in_which_order(monkeypatch: pytest.MonkeyPat
 @needs_a_gpu
 def test_work_on_a_gpu_comes_after_its_marks_and_before_what_follows() -> None:
     device = torch.device("cuda", 0)
-    context = stream_context_for(device)
+    memory = memory_of(device)
     gradient, residual = torch.zeros(100_000, device=device), torch.zeros(100_000, device=device)
     torch.cuda._sleep(200_000_000)  # the backward pass is busy with another gradient
     gradient[7] = -3.0
-    mark = context.mark()
-    with context.after([mark]):
-        found = context.memory.take([[Tracked(residual, gradient)]], [5], momentum=0.0)
+    mark = memory.mark()
+    with memory.after([mark]):
+        found = memory.take([[Tracked(residual, gradient)]], [5], momentum=0.0)
     assert isinstance(found, SparseVector)
     assert found.indices.tolist() == [7]
     assert found.values.tolist() == [-3.0]
-    with context.after(()):
-        context.memory.write([gradient], found)
-    torch.cuda.default_stream(device).wait_event(context.mark())
+    with memory.after(()):
+        memory.write([gradient], found)
+    torch.cuda.default_stream(device).wait_event(memory.mark())
     assert float(gradient.sum()) == -3.0
     assert not bool(residual.any())
 
