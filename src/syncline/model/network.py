@@ -27,6 +27,7 @@ from syncline.model.quantities import (
     LARGEST_CONTENTION,
     LARGEST_JOBS,
     LARGEST_WORKERS,
+    require_count,
     require_finite,
     require_time,
 )
@@ -139,7 +140,7 @@ class Network(Document, frozen=True, kw_only=True):
     """Largest relative error over the points."""
 
     def __post_init__(self) -> None:
-        _require_workers(self.workers)
+        require_count("network: workers", self.workers, LARGEST_WORKERS)
         _require_points(self.points)
         require_time("network: handing_over_s", self.issue_gap_s)
         require_exchange(self.algorithm)
@@ -362,7 +363,7 @@ class Network(Document, frozen=True, kw_only=True):
         before = self.exchange
         link = before.link.with_(**of_link)
         count = self.workers if workers is None else workers
-        _require_workers(count)
+        require_count("network: workers", count, LARGEST_WORKERS)
         if hosts is None and self.hosts is not None:
             hosts = hosts_for(count, self.workers // self.hosts)
         if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
@@ -461,13 +462,6 @@ def _require_points(points: Sequence[Measurement]) -> None:
                 f"{where}: a measured point of {point.size_bytes} bytes is not possible"
             )
         require_time(f"{where}: time_s", point.time_s)
-
-
-def _require_workers(workers: int) -> None:
-    if not 1 <= workers <= LARGEST_WORKERS:
-        raise UserError(
-            f"network: workers must be at least 1 and at most {LARGEST_WORKERS}, found {workers}"
-        )
 
 
 def _ethernet(gigabits: int) -> Network:
