@@ -12,10 +12,10 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError, quoted
+from syncline.errors import FileError, MismatchError, UserError
 from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -46,7 +46,6 @@ class KinetoTrace(NamedTuple):
     """The file's name: a trace does not say which model it is of."""
     device: str
     """``"cuda"`` where work was launched on a device, else ``"cpu"``."""
-    ranks: tuple[int, ...]
     workers: int | None
     """Workers of the job; None where the trace does not say."""
     steps: tuple[StepTasks, ...]
@@ -55,21 +54,17 @@ class KinetoTrace(NamedTuple):
     notes: tuple[str, ...]
     """What could not be recovered and what was assumed, one sentence each."""
 
-    def profile(self, steps: Iterable[int] | None = None) -> Profile:
-        """Return the medians over steps.
-
-        Args:
-            steps: numbers of the steps to take; None for all. Steps that do not consist of the same
-                tasks as most are left out.
+    def profile(self) -> Profile:
+        """Return the medians over the steps that consist of the same tasks as most.
 
         Raises:
-            UserError: the trace has no such step, or lacks what a profile needs (the sizes of the
-                gradients, or device activities).
+            UserError: the trace lacks what a profile needs (the sizes of the gradients, or device
+                activities).
         """
-        chosen = self._chosen(steps)
+        alike = _alike(self.steps)
         return make_profile(
-            chosen,
-            self._exchange(chosen[0]),
+            alike,
+            _exchange(alike[0]),
             model=self.model,
             device=self.device,
             workers=self.workers or 1,
@@ -81,7 +76,7 @@ class KinetoTrace(NamedTuple):
         Raises:
             UserError: as :meth:`profile`.
         """
-        last = self._exchange(self._chosen(None)[0]).last_of_message
+        last = _exchange(_alike(self.steps)[0]).last_of_message
         if not last:
             return None
         return Plan.merging("as traced", self.profile(), self.workers or 1, last)
@@ -91,36 +86,27 @@ class KinetoTrace(NamedTuple):
 
         It has no profile if the trace lacks what a profile needs; its notes say what.
         """
-        chosen = self._chosen(None)
-        known = exchange_of(chosen[0], []) is not None
+        alike = _alike(self.steps)
+        known = exchange_of(alike[0], []) is not None
         return Trace(
             model=self.model,
             profile=self.profile() if known else None,
             points=self.points,
             workers=self.workers,
-            steps=len(chosen),
+            steps=len(alike),
             plan=self.plan() if known else None,
-            timeline=make_timeline(chosen[len(chosen) // 2]),
-            iteration_s=statistics.median(step.measured_s for step in chosen),
+            timeline=make_timeline(alike[len(alike) // 2]),
+            iteration_s=statistics.median(step.measured_s for step in alike),
             notes=self.notes,
         )
 
-    def _chosen(self, steps: Iterable[int] | None) -> list[StepTasks]:
-        wanted = None if steps is None else set(steps)
-        found = [s for s in self.steps if wanted is None or s.number in wanted]
-        if not found or (wanted is not None and wanted - {s.number for s in found}):
-            have = ", ".join(str(n) for n in dict.fromkeys(s.number for s in self.steps))
-            raise UserError(
-                f"{quoted(self.model)}: the trace has steps {have}; not those asked for"
-            )
-        return _alike(found)
 
-    def _exchange(self, step: StepTasks) -> TracedExchange:
-        notes: list[str] = []
-        exchange = exchange_of(step, notes)
-        if exchange is None:
-            raise UserError(f"{step.source}: {notes[-1]}")
-        return exchange
+def _exchange(step: StepTasks) -> TracedExchange:
+    notes: list[str] = []
+    exchange = exchange_of(step, notes)
+    if exchange is None:
+        raise UserError(f"{step.source}: {notes[-1]}")
+    return exchange
 
 
 def read_kineto(
@@ -173,8 +159,7 @@ def read_kineto(
     for _, steps in files:
         steps[:] = [with_message_sizes(step) for step in steps]
     notes += [note for _, steps in files for step in steps for note in step.notes]
-    ranks = rank_numbers(files)
-    aligned = aligned_steps(files, ranks, notes)
+    aligned = aligned_steps(files, rank_numbers(files), notes)
     stated = {events.workers for events, _ in files if events.workers}
     if len(stated) > 1:
         raise MismatchError(
@@ -194,7 +179,6 @@ def read_kineto(
     return KinetoTrace(
         model=model_of(sources[0]) or "trace",
         device="cuda" if any(events.device for events, _ in files) else "cpu",
-        ranks=tuple(ranks),
         workers=next(iter(stated), None) or max(groups, default=None),
         steps=tuple(aligned),
         points=points,
