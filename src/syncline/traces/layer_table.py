@@ -90,16 +90,16 @@ def read_layer_table(
                 place = (place + 1) % len(order)
                 iterations += place == 0
             row, communication_s = _row(cells, where)
-            layer = layers.setdefault(layer_id, row)
+            begun = Layer(name=row.name, gradient_bytes=row.gradient_bytes)
+            layer = layers.setdefault(layer_id, begun)
             if (layer.name, layer.gradient_bytes) != (row.name, row.gradient_bytes):
                 raise FileError(
                     f"{where}: layer {layer_id} is {quoted(row.name)} of {row.gradient_bytes} "
                     f"bytes, but was {quoted(layer.name)} of {layer.gradient_bytes} bytes in the "
                     "first iteration"
                 )
-            if layer is not row:
-                layer.forward_s += row.forward_s
-                layer.weight_s += row.weight_s
+            layer.forward_s += row.forward_s
+            layer.weight_s += row.weight_s
             messages_s[layer_id] = messages_s.get(layer_id, 0.0) + communication_s
     if place:
         raise FileError(
