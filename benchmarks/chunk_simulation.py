@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from reproduce.chunks import TransferOrder, simulate_chunks
 from reproduce.fabric import Fabric, FabricWire, Slowdown
+from reproduce.paper_costs import pipeline_curve
 from rich.console import Console
 from rich.table import Table
 
 from syncline.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
 from syncline.model.collective_costs import all_reduce_line
-from syncline.model.pipeline_costs import pipeline_curve
 
 RUNS = 5
 ALGORITHMS = (

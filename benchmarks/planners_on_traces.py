@@ -51,13 +51,15 @@ def profiles() -> list[Profile]:
 
 
 def network(gigabits: int, workers: int) -> Network:
-    curves = {
-        name: all_reduce_line(
-            name, workers=workers, alpha_s=LATENCY_S, beta_s_per_byte=8e-9 / gigabits
-        )
-        for name in ALGORITHMS
-    }
-    return Network(name=f"{gigabits} Gbit/s", workers=workers, all_reduce=lower_envelope(curves))
+    least = lower_envelope(
+        [
+            all_reduce_line(
+                name, workers=workers, alpha_s=LATENCY_S, beta_s_per_byte=8e-9 / gigabits
+            )
+            for name in ALGORITHMS
+        ]
+    )
+    return Network(name=f"{gigabits} Gbit/s", workers=workers, all_reduce=least)
 
 
 def row_of(profile: Profile, gigabits: int, workers: int) -> dict[str, Any]:

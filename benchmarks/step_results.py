@@ -12,7 +12,7 @@ from benchmarks.common import machine, median
 from benchmarks.step_cells import Cell
 from syncline.errors import FileError
 from syncline.measure.statistics import standard_error
-from syncline.model.document import Value, write_text_atomically
+from syncline.model.document import Value, write_atomically
 from syncline.model.network import Network
 
 __all__ = ["Forecast", "Measured", "Results", "Turn", "load", "save", "today"]
@@ -194,4 +194,4 @@ def save(path: Path, results: Results, command: str) -> None:
     known = {k: str(v) if isinstance(v, str) else v for k, v in machine().items()}
     stamped = msgspec.structs.replace(results, command=command, machine=known)
     text = msgspec.json.format(msgspec.json.encode(stamped), indent=1).decode() + "\n"
-    write_text_atomically(path, text)
+    write_atomically(path, text)

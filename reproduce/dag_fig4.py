@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from reproduce.common import BLUE, ORANGE, Result, figure, planner, run, scaled, without_reading
 from reproduce.dag_eq6 import reading, with_reading
 from reproduce.inputs import K80_BACKWARD_S, alexnet, shared_traces
-from syncline.model.link import Link
+from syncline.model.exchange import Link
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.simulator.predict import predict

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 
 from reproduce.common import FOLDER, Result
-from syncline.model.link import Link
+from syncline.model.exchange import Link
 
 __all__ = [
     "DENSITY",

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from reproduce.common import BLUE, GREEN, GREY, ORANGE, RED, Result, figure, run
 from reproduce.gtopk import DENSITY, FIG_10_WORKERS, LINK, MODELS, WORKERS, Published
 from syncline.model.cost import CostCurve
-from syncline.model.link import Stage
+from syncline.model.exchange import Stage
 from syncline.model.network import Network
 from syncline.model.sparse_costs import SparseSpeeds, computing_line
 

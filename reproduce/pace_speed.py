@@ -26,7 +26,7 @@ from reproduce.common import (
 )
 from reproduce.inputs import shared_traces
 from syncline.model.collective_costs import doubling_rounds
-from syncline.model.link import Link
+from syncline.model.exchange import Link
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile

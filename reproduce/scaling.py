@@ -21,7 +21,7 @@ from reproduce.inputs import (
     resnet50_k80,
     shared_traces,
 )
-from syncline.model.link import Link
+from syncline.model.exchange import Link
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 

@@ -9,7 +9,7 @@ import pytest
 from syncline.cli.arguments import INSIDE, NETWORK_HELP, network_argument
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
-from syncline.model.link import Link, Stage
+from syncline.model.exchange import Link, Stage
 from syncline.model.network import PRESETS, Network
 from syncline.model.recipe import SPARSE_NAMES, Recipe
 from syncline.training.config import TrainingConfig

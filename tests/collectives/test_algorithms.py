@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from reproduce.dependencies import dependencies
+from reproduce.paper_costs import pipeline_steps
 
 from syncline.collectives import Schedule, Step, program
-from syncline.model.pipeline_costs import pipeline_steps
 from tests.collectives.programs import each
 from tests.collectives.proof import verify
 

@@ -10,7 +10,6 @@ from syncline.errors import UserError
 from syncline.model.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
     all_reduce_line,
-    pace_ring_line,
 )
 from syncline.model.cost import CostCurve
 from tests.model import steps
@@ -119,15 +118,3 @@ def test_the_erratum_of_the_double_trees_slope() -> None:
 
 
 # PACE, Eq. 1
-
-
-def test_pace_is_the_ring_without_startup() -> None:
-    # W = 4, B = 2, G = 3: 8 / 4 * 6 / 2 + 8 / 4 * 3 / 3.
-    assert pace_ring_line(4, 2.0, 3.0).seconds(8) == pytest.approx(6 + 2)
-    assert pace_ring_line(4, 2.0, math.inf).startup_s == 0
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
-def test_pace_needs_a_bandwidth(rate: float) -> None:
-    with pytest.raises(UserError, match="bandwidth must be above 0"):
-        pace_ring_line(4, rate, 1.0)

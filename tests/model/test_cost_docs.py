@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from reproduce.paper_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS, pipeline_steps
 
-from syncline.model.collective_costs import (
-    ALL_REDUCE_ALGORITHMS,
-    BROADCAST_ALGORITHMS,
-    REDUCE_ALGORITHMS,
-)
+from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, BLOCK_COUNTS
 from syncline.model.exchange import EXCHANGES
-from syncline.model.pipeline_costs import BLOCK_COUNTS, pipeline_steps
 from tests.pages import evaluate, table_rows, text_of
 
 TEXT = text_of("algorithms.md")

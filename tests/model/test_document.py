@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import FileError, SynclineError, UserError
-from syncline.model.document import Document, read_document, write_text_atomically
+from syncline.model.document import Document, read_document, write_atomically
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
@@ -473,9 +473,9 @@ def test_an_existing_file_survives_a_failing_write(
 
 def test_what_cannot_be_encoded_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
-    write_text_atomically(path, "old")
+    write_atomically(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_text_atomically(path, "\ud800")
+        write_atomically(path, "\ud800")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["notes.txt"]
 

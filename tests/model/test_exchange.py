@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.exchange import EXCHANGES, Exchange, rescaled
-from syncline.model.link import Link, Stage
+from syncline.model.exchange import EXCHANGES, Exchange, Link, Stage, rescaled
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from tests import strategies as some
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
-from syncline.model.link import Link
+from syncline.model.exchange import Link
 from tests import strategies as some
 
 costs = st.floats(1e-12, 1e-2)

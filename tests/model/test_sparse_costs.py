@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from syncline import _native
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
-from syncline.model.link import Link
+from syncline.model.exchange import Exchange, Link
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.sparse_costs import (
@@ -61,9 +61,9 @@ def test_rounds_are_counted() -> None:
         assert SPARSE_ALGORITHMS["gtop-k-butterfly"](workers)[:2] == (butterfly, butterfly)
 
 
-def test_widths_of_values_and_indices() -> None:
-    wide = line("top-k", 2, alpha_s=0.0, element_bytes=2, index_bytes=8).seconds(1000)
-    assert wide == pytest.approx(1000 * 0.001 * (1 + 8 / 2) * BETA)
+def test_the_width_of_indices() -> None:
+    wide = line("top-k", 2, alpha_s=0.0, index_bytes=8).seconds(1000)
+    assert wide == pytest.approx(1000 * 0.001 * (1 + 8 / 4) * BETA)
 
 
 @pytest.mark.parametrize("algorithm", SPARSE_ALGORITHMS)
@@ -82,11 +82,6 @@ def test_an_unknown_exchange() -> None:
         line("gtopk", 4)
 
 
-def test_an_impossible_width() -> None:
-    with pytest.raises(UserError, match="elements of at least 1 byte"):
-        line("top-k", 4, element_bytes=0)
-
-
 SPEEDS = SparseSpeeds(
     select_s_per_element=1e-9, merge_s_per_entry=1e-8, message_s=1e-4, round_s=1e-5
 )
@@ -103,19 +98,13 @@ def test_selecting_and_merging_are_counted(
     index = 2 + 4 / 65.536
     expected = rounds * (ALPHA + 1e-5) + vectors * k * (4 + index) * BETA
     expected += 1e-4 + elements * 1e-9 + merged * k * 1e-8
-    found = line(algorithm, 8, speeds=SPEEDS).seconds(4 * elements)
+    link = Link(alpha_s=ALPHA, beta_s_per_byte=BETA, gamma_s_per_byte=0.0)
+    exchange = Exchange(algorithm=algorithm, workers=8, link=link, density=0.001, speeds=SPEEDS)
+    found = exchange.curve().seconds(4 * elements)
     assert found == pytest.approx(expected)
 
 
-def test_speeds_of_zero_leave_the_papers_cost() -> None:
-    free = SparseSpeeds(select_s_per_element=0.0, merge_s_per_entry=0.0)
-    assert line("gtop-k", 8, speeds=free, index_bytes=4) == line("gtop-k", 8)
-
-
-def test_computing_is_what_speeds_add() -> None:
-    computing = computing_line("gtop-k", workers=8, density=0.001, speeds=SPEEDS)
-    whole = line("gtop-k", 8, speeds=SPEEDS, index_bytes=4)
-    assert whole.less(computing).seconds(10**8) == pytest.approx(line("gtop-k", 8).seconds(10**8))
+def test_one_worker_selects_nothing() -> None:
     alone = computing_line("gtop-k", workers=1, density=0.001, speeds=SPEEDS)
     assert alone.seconds(10**8) == 0
 

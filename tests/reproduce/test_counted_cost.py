@@ -7,15 +7,13 @@ from fractions import Fraction
 
 import pytest
 from reproduce.counted_cost import Cost, derived_cost
+from reproduce.paper_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS, pipeline_steps
 
 from syncline.collectives import PROGRAMS, Collective, program
 from syncline.model.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
-    BROADCAST_ALGORITHMS,
-    REDUCE_ALGORITHMS,
     LineFormula,
 )
-from syncline.model.pipeline_costs import pipeline_steps
 from tests.collectives.programs import NAMES, PIPELINED, each, make, own
 from tests.pages import evaluate, table_rows, text_of
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.model.link import Link, Stage
+from syncline.model.exchange import Link, Stage
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Message
 from syncline.model.profile import Gradient, Profile

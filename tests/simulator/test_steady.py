@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.model.link import Link, Stage
+from syncline.model.exchange import Link, Stage
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from syncline.errors import UserError
 from syncline.traces.kineto import read_kineto
+from syncline.traces.kineto_profile import make_timeline
 
 Schema = Literal["2021", "2026"]
 COMPUTE_STREAM, SIDE_STREAM, MESSAGE_STREAM = 7, 9, 20
@@ -327,7 +328,7 @@ def fuzz_target(data: bytes, folder: Path) -> bool:
     try:
         trace = read_kineto(path)
         for step in trace.steps:
-            assert step.timeline.iteration_ns >= 0
+            assert make_timeline(step).iteration_ns >= 0
         profile = trace.profile()
         plan = trace.plan()
         assert plan is None or plan.elements == sum(g.elements for g in profile.gradients)

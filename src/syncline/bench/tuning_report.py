@@ -18,7 +18,7 @@ from syncline.bench.result import times_faster
 from syncline.collectives import Collective
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, choose
-from syncline.model.document import write_text_atomically
+from syncline.model.document import write_atomically
 from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, tag
@@ -151,7 +151,7 @@ def save_choices_page(several: Sequence[Choices], target: Path) -> None:
         sections=[_section(choices) for choices in several],
         numbers="choices.json",
     )
-    write_text_atomically(target, text)
+    write_atomically(target, text)
 
 
 def _section(choices: Choices) -> Html:

@@ -15,8 +15,7 @@ from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import ReadingProgress
 from syncline.errors import FileError, UserError, did_you_mean, quoted, require_known
 from syncline.model.document import read_bytes
-from syncline.model.exchange import EXCHANGES
-from syncline.model.link import Link, Stage
+from syncline.model.exchange import EXCHANGES, Link, Stage
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.profile import Profile
 from syncline.model.quantities import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncline.model.document import write_text_atomically
+from syncline.model.document import write_atomically
 from syncline.report.bundle import Bundle
 from syncline.report.page import render, save_report
 from syncline.report.summary import summarise
@@ -29,7 +29,7 @@ def report(directory: Path, as_json: bool, output: Path | None) -> None:
     if output is None:
         output = save_report(bundle, directory)
     else:
-        write_text_atomically(output, render(bundle))
+        write_atomically(output, render(bundle))
     if as_json:
         click.echo(summarise(bundle).to_json(), nl=False)
     else:

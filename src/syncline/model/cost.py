@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from syncline.errors import UserError
 from syncline.model.document import Value
 from syncline.model.quantities import LARGEST_BYTES, require_finite
 
-__all__ = ["CheapestFrom", "CostCurve", "CostSegment", "Measurement", "crossings", "lower_envelope"]
+__all__ = ["CostCurve", "CostSegment", "Measurement", "lower_envelope"]
 
 
 class Measurement(Value, frozen=True, kw_only=True):
@@ -270,39 +270,15 @@ def _above_startup(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
     return CostCurve.of_rows(made)
 
 
-class CheapestFrom(NamedTuple):
-    """The name that is cheapest from a message size on."""
-
-    start_bytes: int
-    name: str
-
-
 class _Line(NamedTuple):
     """A piece of one of the curves, in exact numbers."""
 
     cost_s: Fraction
     s_per_byte: Fraction
-    name: str
     segment: CostSegment
 
 
-def crossings(curves: Mapping[str, CostCurve]) -> tuple[CheapestFrom, ...]:
-    """Return which curve is the cheapest from which message size on, beginning with 0 bytes.
-
-    Exact at every whole number of bytes: where two lines cross between two sizes, the entry starts
-    at the larger one. Of equals the one that grows less is taken, then the first listed.
-
-    Raises:
-        UserError: there are no curves.
-    """
-    found: list[CheapestFrom] = []
-    for start, line in _pieces(curves):
-        if not found or found[-1].name != line.name:
-            found.append(CheapestFrom(start, line.name))
-    return tuple(found)
-
-
-def lower_envelope(curves: Mapping[str, CostCurve]) -> CostCurve:
+def lower_envelope(curves: Sequence[CostCurve]) -> CostCurve:
     """Return the least cost at every message size, as one curve.
 
     The minimum of piecewise linear functions is one too. Exact at every whole number of bytes.
@@ -320,14 +296,14 @@ def lower_envelope(curves: Mapping[str, CostCurve]) -> CostCurve:
     return CostCurve.of_rows(rows)
 
 
-def _pieces(curves: Mapping[str, CostCurve]) -> list[tuple[int, _Line]]:
+def _pieces(curves: Sequence[CostCurve]) -> list[tuple[int, _Line]]:
     """Return (start_bytes, line) of the lower envelope, in order."""
     if not curves:
         raise UserError("the cheapest of no algorithms was asked for; name at least one")
-    ends = sorted({s.start_bytes for curve in curves.values() for s in curve.segments})
+    ends = sorted({s.start_bytes for curve in curves for s in curve.segments})
     pieces: list[tuple[int, _Line]] = []
     for start, stop in zip(ends, [*ends[1:], None], strict=True):
-        lines = [_line_at(name, curve, start) for name, curve in curves.items()]
+        lines = [_line_at(curve, start) for curve in curves]
         at = start
         best = min(lines, key=lambda line: (line.cost_s, line.s_per_byte))
         while True:
@@ -345,11 +321,11 @@ def _pieces(curves: Mapping[str, CostCurve]) -> list[tuple[int, _Line]]:
     return pieces
 
 
-def _line_at(name: str, curve: CostCurve, start: int) -> _Line:
+def _line_at(curve: CostCurve, start: int) -> _Line:
     segment = curve.segment_at(start)
     rate = Fraction(segment.s_per_byte)
     cost = Fraction(segment.cost_s) + rate * (start - segment.start_bytes)
-    return _Line(cost, rate, name, segment)
+    return _Line(cost, rate, segment)
 
 
 def _overtaken_at(best: _Line, line: _Line, start: int) -> int:

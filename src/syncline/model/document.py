@@ -26,7 +26,6 @@ __all__ = [
     "read_bytes",
     "read_document",
     "write_atomically",
-    "write_text_atomically",
 ]
 
 
@@ -146,7 +145,7 @@ class Document(Value, frozen=True, kw_only=True):
         Raises:
             FileError: the folder does not exist or cannot be written.
         """
-        write_text_atomically(Path(path), self.to_json())
+        write_atomically(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -220,19 +219,15 @@ def _kind_of(fields: dict[str, msgspec.Raw], source: str) -> str:
     return header.removeprefix(FORMAT_PREFIX)
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8; errors are those of :func:`write_atomically`."""
-    write_atomically(path, text.encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` through a temporary file in the same folder.
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write ``content``, text as UTF-8, to ``path`` through a temporary file in the same folder.
 
     A link is followed, and a pipe or a device such as ``/dev/stdout`` is written to directly.
 
     Raises:
         FileError: the folder does not exist or cannot be written.
     """
+    content = content.encode() if isinstance(content, str) else content
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             path.write_bytes(content)

@@ -3,32 +3,30 @@
 Also the all-reduce over hosts of several workers: inside a host, between hosts, inside again.
 
 An exchange passes resources one after another or beside each other: the links between workers or
-hosts, the links inside a host, the ports of parameter servers, and the stages that hosts and
-switches are (:class:`syncline.model.link.Stage`). Each has a capacity, of which every user gets an
-equal share.
+hosts (:class:`Link`), the links inside a host, the ports of parameter servers, and the stages that
+hosts and switches are (:class:`Stage`). Each has a capacity, of which every user gets an equal
+share.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
-from syncline.errors import UserError, require_known, unknown
+from syncline.errors import UserError, require_known
 from syncline.model.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
-    BROADCAST_ALGORITHMS,
-    REDUCE_ALGORITHMS,
     SERVER_ALGORITHMS,
     all_reduce_line,
     doubling_rounds,
-    pull_line,
-    push_line,
+    pipeline_curve,
+    server_line,
 )
 from syncline.model.cost import CostCurve
 from syncline.model.document import Value
-from syncline.model.link import Link, Stage
-from syncline.model.pipeline_costs import pipeline_curve
+from syncline.model.quantities import require_finite
 from syncline.model.sparse_costs import (
     INDEX_BYTES,
     SPARSE_ALGORITHMS,
@@ -42,6 +40,8 @@ __all__ = [
     "DENSE_ALGORITHMS",
     "EXCHANGES",
     "Exchange",
+    "Link",
+    "Stage",
     "all_reduce_curve",
     "difference",
     "hierarchical_all_reduce",
@@ -49,6 +49,106 @@ __all__ = [
     "require_exchange",
     "rescaled",
 ]
+
+
+class Link(Value, frozen=True, kw_only=True):
+    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    """Time to add one byte of two arrays in memory, for arrays larger than the caches."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            require_finite(f"link: {field}", getattr(self, field))
+
+    @classmethod
+    def of_line(
+        cls,
+        algorithm: str,
+        *,
+        workers: int,
+        a_s: float,
+        b_s_per_byte: float,
+        gamma_s_per_byte: float = 0.0,
+        servers: int | None = None,
+    ) -> Link:
+        """Return the link over which an all-reduce of at least 2 workers costs ``a + b M``.
+
+        Source: MG-WFBP, section 6.4, which takes a measured line to other worker counts with the
+        ring. With gamma unknown leave it 0: summation is then part of beta. For the ring that makes
+        no difference at any worker count, since both terms grow with ``(N - 1) / N``. For
+        ``parameter-server`` say how many servers there are; None: one.
+
+        Raises:
+            UserError: the algorithm is no key of ``ALL_REDUCE_ALGORITHMS`` and has no servers, a
+                single worker has no link, or summation alone takes longer than the line.
+        """
+        known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
+        require_known("all-reduce algorithm", algorithm, ALL_REDUCE_ALGORITHMS, also=known)
+        if workers < 2:
+            raise UserError(f"a link needs an all-reduce of at least 2 workers, found {workers}")
+
+        def line(alpha_s: float, beta: float, gamma: float) -> tuple[float, float]:
+            link = cls(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma)
+            exchange = Exchange(algorithm=algorithm, workers=workers, link=link, servers=servers)
+            return exchange.curve().linearised(0)
+
+        (startups, _), (_, sent), (_, added) = line(1, 0, 0), line(0, 1, 0), line(0, 0, 1)
+        transmission = b_s_per_byte - added * gamma_s_per_byte
+        if transmission < 0:
+            raise UserError(
+                f"link: adding alone takes {added * gamma_s_per_byte:.3g} s a byte, more than the "
+                f"{b_s_per_byte:.3g} s a byte of the whole all-reduce; lower gamma"
+            )
+        return cls(
+            alpha_s=a_s / startups,
+            beta_s_per_byte=transmission / sent,
+            gamma_s_per_byte=gamma_s_per_byte,
+        )
+
+    def with_(
+        self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
+    ) -> Link:
+        """Return the link with another bandwidth, one way, or latency; gamma stays.
+
+        Raises:
+            UserError: a value is not finite, a bandwidth not above 0 or a latency negative.
+        """
+        rate = bandwidth_bytes_per_s
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise UserError(f"a bandwidth must be finite and above 0 bytes a second, found {rate}")
+        return Link(
+            alpha_s=self.alpha_s if latency_s is None else latency_s,
+            beta_s_per_byte=self.beta_s_per_byte if rate is None else 1 / rate,
+            gamma_s_per_byte=self.gamma_s_per_byte,
+        )
+
+
+class Stage(Value, frozen=True, kw_only=True):
+    """A resource beside the links, with a capacity that its users share equally.
+
+    ``"host"``: what a host does with a message before it is sent and after it has arrived: copies
+    over the PCIe lane, staging, passes over all elements. The whole message of each worker passes
+    once, also where only some of its elements are sent, in turn with the links. The workers of a
+    host share it.
+
+    ``"switch"``: what carries the bytes of all links together, such as a switch or an uplink. All
+    bytes that the exchange sends pass it, while they pass the links, and the slower of the two
+    counts.
+
+    Raises:
+        UserError: on construction, if the capacity is not finite and above 0.
+    """
+
+    at: Literal["host", "switch"]
+    bytes_per_s: float
+    """Capacity."""
+
+    def __post_init__(self) -> None:
+        require_finite(f"stage: the capacity of a {self.at}", self.bytes_per_s, above_0=True)
+
 
 DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline")
 """All-reduces of whole messages between equal workers."""
@@ -68,7 +168,7 @@ def all_reduce_curve(
     """
     require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
     if algorithm == "linear-pipeline":
-        curve = pipeline_curve("all-reduce", workers, *msgspec.structs.astuple(link))
+        curve = pipeline_curve(workers, *msgspec.structs.astuple(link))
     else:
         curve = all_reduce_line(algorithm, workers=workers, **msgspec.structs.asdict(link))
     if switch_bytes_per_s is None:
@@ -85,21 +185,17 @@ def hierarchical_all_reduce(
     inside: Link,
     between: Link,
     algorithm: str = "ring",
-    scheme: str = "reduce-scatter",
     switch_bytes_per_s: float | None = None,
 ) -> CostCurve:
     """Return the cost of an all-reduce in three stages, one after another.
 
-    ``"reduce-scatter"``: the L workers of a host reduce-scatter round a ring; worker i of each host
-    all-reduces its ``M / L`` bytes with worker i of the others; an all-gather inside the host. The
-    L all-reduces share the host's link, so together they load it as one of M bytes would; their
-    startups overlap, and each worker adds only its own part.
+    The L workers of a host reduce-scatter round a ring; worker i of each host all-reduces its
+    ``M / L`` bytes with worker i of the others; an all-gather inside the host. The L all-reduces
+    share the host's link, so together they load it as one of M bytes would; their startups overlap,
+    and each worker adds only its own part.
 
-    ``"reduce"``: a binomial tree reduces to one worker a host, those all-reduce M bytes, and a tree
-    broadcasts inside the host.
-
-    With one worker a host this is the flat all-reduce between hosts. With one host it is the flat
-    ring, or for ``"reduce"`` the flat binary tree, inside.
+    With one worker a host this is the flat all-reduce between hosts, with one host the flat ring
+    inside.
 
     Args:
         hosts: H, at least 1.
@@ -107,24 +203,13 @@ def hierarchical_all_reduce(
         inside: link between two workers of a host.
         between: link between two hosts, shared by the workers of a host.
         algorithm: the all-reduce between hosts; one of :data:`DENSE_ALGORITHMS`.
-        scheme: ``"reduce-scatter"`` or ``"reduce"``.
         switch_bytes_per_s: what passes all bytes between hosts together; None: enough.
 
     Raises:
-        UserError: a count is below 1, or the algorithm or the scheme is unknown.
+        UserError: a count is below 1, or the algorithm is unknown.
     """
-    if workers_a_host < 1:
-        raise UserError(f"a host needs at least 1 worker, found {workers_a_host}")
-    if scheme == "reduce-scatter":
-        local = all_reduce_curve("ring", workers_a_host, inside)
-        gamma = between.gamma_s_per_byte / workers_a_host
-    elif scheme == "reduce":
-        tree, costs = "minimum-spanning-tree", msgspec.structs.astuple(inside)
-        stages = (REDUCE_ALGORITHMS[tree], BROADCAST_ALGORITHMS[tree])
-        local = CostCurve.in_turn(CostCurve.line(*s(workers_a_host, *costs)) for s in stages)
-        gamma = between.gamma_s_per_byte
-    else:
-        raise UserError(unknown("scheme", scheme, ("reduce-scatter", "reduce")))
+    local = all_reduce_curve("ring", workers_a_host, inside)
+    gamma = between.gamma_s_per_byte / workers_a_host
     shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
     across = all_reduce_curve(algorithm, hosts, shared, switch_bytes_per_s=switch_bytes_per_s)
     return CostCurve.in_turn((local, across))
@@ -252,7 +337,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         Raises:
             UserError: the algorithm has no servers.
         """
-        return self._one_way(self.link.gamma_s_per_byte)
+        return self._one_way(adding=True)
 
     def pull_curve(self) -> CostCurve:
         """Return the cost of fetching all sums; on hosts, with an all-gather inside each.
@@ -260,29 +345,24 @@ class Exchange(Value, frozen=True, kw_only=True):
         Raises:
             UserError: the algorithm has no servers.
         """
-        return self._one_way(None)
+        return self._one_way(adding=False)
 
-    def _one_way(self, gamma: float | None) -> CostCurve:
-        """Return the cost of a push, which adds, or with gamma None of a pull."""
+    def _one_way(self, *, adding: bool) -> CostCurve:
         require_known("exchange through servers", self.algorithm, SERVER_ALGORITHMS)
         sharded = self.algorithm == "sharded-parameter-server"
         ends = self.hosts or self.workers
         servers = ends if sharded else self.servers or 1
-        alpha, beta = self.link.alpha_s, self.link.beta_s_per_byte
-        if gamma is None:
-            way = pull_line(ends, alpha, beta, servers=servers)
-        else:
-            way = push_line(ends, alpha, beta, gamma, servers=servers)
+        link, inside = self.link, self.inside
+        if not adding:
+            link = msgspec.structs.replace(link, gamma_s_per_byte=0.0)
+        way = server_line(ends, *msgspec.structs.astuple(link), servers=servers)
         if self._switch_bytes_per_s is not None and ends > 1:
             way = way.at_least(way.startup_s, ends / self._switch_bytes_per_s)
         parts = [way, CostCurve.line(0.0, self._host_s_per_byte / 2)]
-        if self.hosts is not None and self.inside is not None:
+        if self.hosts is not None and inside is not None:
             local = self.workers // self.hosts
-            rate = self.inside.beta_s_per_byte
-            rate += 0.0 if gamma is None else self.inside.gamma_s_per_byte
-            parts.append(
-                CostCurve.line((local - 1) * self.inside.alpha_s, rate * (local - 1) / local)
-            )
+            rate = inside.beta_s_per_byte + (inside.gamma_s_per_byte if adding else 0.0)
+            parts.append(CostCurve.line((local - 1) * inside.alpha_s, rate * (local - 1) / local))
         return CostCurve.in_turn(parts)
 
     @property

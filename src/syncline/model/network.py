@@ -12,14 +12,22 @@ from syncline.errors import UserError, quoted, unknown
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, SERVER_ALGORITHMS
 from syncline.model.cost import CostCurve, Measurement
 from syncline.model.document import Document, Value
-from syncline.model.exchange import Exchange, difference, hosts_for, require_exchange, rescaled
+from syncline.model.exchange import (
+    Exchange,
+    Link,
+    Stage,
+    difference,
+    hosts_for,
+    require_exchange,
+    rescaled,
+)
 from syncline.model.fit import fit_cost_curve
-from syncline.model.link import Link, Stage
 from syncline.model.quantities import (
     LARGEST_BYTES,
     LARGEST_CONTENTION,
     LARGEST_JOBS,
     LARGEST_WORKERS,
+    require_count,
     require_finite,
     require_time,
 )
@@ -132,7 +140,7 @@ class Network(Document, frozen=True, kw_only=True):
     """Largest relative error over the points."""
 
     def __post_init__(self) -> None:
-        _require_workers(self.workers)
+        require_count("network: workers", self.workers, LARGEST_WORKERS)
         _require_points(self.points)
         require_time("network: handing_over_s", self.issue_gap_s)
         require_exchange(self.algorithm)
@@ -253,35 +261,23 @@ class Network(Document, frozen=True, kw_only=True):
         Raises:
             UserError: as for :class:`Network` and :class:`syncline.model.exchange.Exchange`.
         """
-        exchange = Exchange(
-            algorithm=algorithm,
+        network = cls(
+            name=name,
             workers=workers,
+            all_reduce=CostCurve.line(0.0, 0.0),
             link=link,
+            algorithm=algorithm,
             density=density,
             hosts=hosts,
             inside=inside,
-            speeds=None if density is None else sparse,
             servers=servers,
             stages=stages,
+            jobs=jobs,
+            sparse=sparse,
         )
+        exchange = network.exchange
         whole = None if density is None else exchange.of_every_element("ring").curve()
-        return cls._of(exchange, exchange.curve(), name=name, sparse=sparse, whole=whole, jobs=jobs)
-
-    @classmethod
-    def _of(cls, exchange: Exchange, curve: CostCurve, **others: Any) -> Network:
-        """Return the network of an exchange with such a cost, and other fields."""
-        return cls(
-            workers=exchange.workers,
-            all_reduce=curve,
-            link=exchange.link,
-            algorithm=exchange.algorithm,
-            density=exchange.density,
-            hosts=exchange.hosts,
-            inside=exchange.inside,
-            servers=exchange.servers,
-            stages=exchange.stages,
-            **others,
-        )
+        return msgspec.structs.replace(network, all_reduce=exchange.curve(), whole=whole)
 
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
         """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
@@ -346,37 +342,28 @@ class Network(Document, frozen=True, kw_only=True):
         Raises:
             UserError: there is no link and none can be inferred, or the change is impossible.
         """
-        asked = {
+        asked: dict[str, Any] = {
             "workers": workers,
             "algorithm": algorithm,
             "density": density,
             "hosts": hosts,
+            "inside": inside,
             "servers": servers,
             "stages": stages,
-            "jobs": jobs,
         }
-        kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
-        if kept and bandwidth_bytes_per_s is None and latency_s is None and inside is None:
-            return self
+        of_link = {"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "latency_s": latency_s}
         if jobs is not None and jobs != self.jobs:
-            others = self.with_(
-                workers=workers,
-                bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-                latency_s=latency_s,
-                algorithm=algorithm,
-                density=density,
-                hosts=hosts,
-                inside=inside,
-                servers=servers,
-                stages=stages,
-            )
+            others = self.with_(**asked, **of_link)
             return msgspec.structs.replace(
                 others, jobs=jobs, name=f"{others.name} shared by {jobs} jobs"
             )
+        kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
+        if kept and bandwidth_bytes_per_s is None and latency_s is None:
+            return self
         before = self.exchange
-        link = before.link.with_(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
+        link = before.link.with_(**of_link)
         count = self.workers if workers is None else workers
-        _require_workers(count)
+        require_count("network: workers", count, LARGEST_WORKERS)
         if hosts is None and self.hosts is not None:
             hosts = hosts_for(count, self.workers // self.hosts)
         if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
@@ -386,34 +373,33 @@ class Network(Document, frozen=True, kw_only=True):
             algorithm = SPARSE_DEFAULT if density is not None and dense else self.algorithm
         if servers is None and algorithm == "parameter-server":
             servers = self.servers
-        after = Exchange(
-            algorithm=algorithm,
+        changed = msgspec.structs.replace(
+            self,
             workers=count,
             link=link,
+            algorithm=algorithm,
             density=density,
             hosts=hosts,
             inside=self.inside if inside is None else inside,
-            speeds=None if density is None else self.sparse,
             servers=servers,
             stages=self.stages if stages is None else stages,
+            points=(),
+            fit_error=None,
+            fit_error_max=None,
         )
+        after = changed.exchange
         if after == before:
             return self
-        reference_bytes = self._reference_bytes()
-        pipelined = self.pipelined
-        if pipelined is not None:
-            pipelined = rescaled(pipelined, before, after, reference_bytes)
-        return self._of(
-            after,
-            rescaled(self.all_reduce, before, after, reference_bytes),
+        all_reduce, pipelined = (
+            None if curve is None else rescaled(curve, before, after, self._reference_bytes())
+            for curve in (self.all_reduce, self.pipelined)
+        )
+        return msgspec.structs.replace(
+            changed,
             name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
-            backend=self.backend,
-            contention=self.contention,
-            issue_gap_s=self.issue_gap_s,
-            sparse=self.sparse,
-            whole=self._whole_after(before, after),
+            all_reduce=all_reduce,
             pipelined=pipelined,
-            jobs=self.jobs,
+            whole=self._whole_after(before, after),
         )
 
     def _whole_after(self, before: Exchange, after: Exchange) -> CostCurve | None:
@@ -476,13 +462,6 @@ def _require_points(points: Sequence[Measurement]) -> None:
                 f"{where}: a measured point of {point.size_bytes} bytes is not possible"
             )
         require_time(f"{where}: time_s", point.time_s)
-
-
-def _require_workers(workers: int) -> None:
-    if not 1 <= workers <= LARGEST_WORKERS:
-        raise UserError(
-            f"network: workers must be at least 1 and at most {LARGEST_WORKERS}, found {workers}"
-        )
 
 
 def _ethernet(gigabits: int) -> Network:

@@ -21,6 +21,7 @@ from syncline.model.quantities import (
     LARGEST_BYTES,
     LARGEST_IN_FLIGHT,
     bytes_per_element,
+    require_count,
     require_time,
 )
 
@@ -86,16 +87,11 @@ class Plan(Document, frozen=True, kw_only=True):
     a number of 8 bytes for each tensor. None where no update waits for a norm."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"plan: workers must be at least 1, found {self.workers}")
+        require_count("plan: workers", self.workers)
         if not self.tensors:
             raise UserError("plan: no tensors to exchange")
         require_tensors("plan: tensors", "tensor", self.tensors)
-        if not 1 <= self.in_flight <= LARGEST_IN_FLIGHT:
-            raise UserError(
-                f"plan: in_flight must be at least 1 and at most {LARGEST_IN_FLIGHT}, found "
-                f"{self.in_flight}"
-            )
+        require_count("plan: in_flight", self.in_flight, LARGEST_IN_FLIGHT)
         for index, message in enumerate(self.messages):
             require_time(f"plan: messages[{index}]: delay_s", message.delay_s)
         covered = 0

@@ -16,7 +16,13 @@ from typing import ClassVar, Literal
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element, require_time
+from syncline.model.quantities import (
+    LARGEST_BYTES,
+    NS_PER_S,
+    bytes_per_element,
+    require_count,
+    require_time,
+)
 
 __all__ = [
     "COMPUTING",
@@ -154,8 +160,7 @@ class Baseline(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require_time("baseline: iteration_s", self.iteration_s)
         require_time("baseline: noise_s", self.noise_s)
-        if self.iterations < 1:
-            raise UserError(f"baseline: iterations must be at least 1, found {self.iterations}")
+        require_count("baseline: iterations", self.iterations)
 
 
 class Profile(Document, frozen=True, kw_only=True):
@@ -188,9 +193,8 @@ class Profile(Document, frozen=True, kw_only=True):
     for clipping; None where it waits for nothing else."""
 
     def __post_init__(self) -> None:
-        for field in ("workers", "iterations"):
-            if (value := getattr(self, field)) < 1:
-                raise UserError(f"profile: {field} must be at least 1, found {value}")
+        require_count("profile: workers", self.workers)
+        require_count("profile: iterations", self.iterations)
         for index, operation in enumerate(self.operations):
             where = f"profile: operations[{index}] {quoted(operation.name)}"
             require_time(f"{where}: duration_s", operation.duration_s)

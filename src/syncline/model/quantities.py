@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from syncline.errors import UserError, require_known
+from syncline.errors import UserError, quoted, require_known
 
 __all__ = [
     "BYTES_PER_ELEMENT",
@@ -22,6 +22,7 @@ __all__ = [
     "parse_bandwidth",
     "parse_duration",
     "parse_workers",
+    "require_count",
     "require_finite",
     "require_time",
 ]
@@ -49,6 +50,17 @@ def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
     if not (math.isfinite(value) and value >= 0 and not (above_0 and value == 0)):
         least = "above 0" if above_0 else "at least 0"
         raise UserError(f"{what} must be finite and {least}, found {value}")
+
+
+def require_count(what: str, value: int, most: int | None = None) -> None:
+    """Check a number of things; ``what`` says in the message which.
+
+    Raises:
+        UserError: it is below 1, or above ``most``.
+    """
+    if value < 1 or (most is not None and value > most):
+        limit = "" if most is None else f" and at most {most}"
+        raise UserError(f"{what} must be at least 1{limit}, found {quoted(value)}")
 
 
 def require_time(what: str, seconds: float) -> None:

@@ -45,8 +45,8 @@ __all__ = [
     "sparse_line",
 ]
 
-INDEX_BYTES = 4
-"""Of an index as it is."""
+INDEX_BYTES = VALUE_BYTES = 4
+"""Of an index as it is, and of a value."""
 CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16
 """Of an index as a distance; a distance of so many elements takes 4 bytes more."""
 
@@ -128,12 +128,12 @@ def sparse_line(
     alpha_s: float,
     beta_s_per_byte: float,
     density: float,
-    element_bytes: int = 4,
-    index_bytes: float | None = None,
-    speeds: SparseSpeeds | None = None,
+    index_bytes: float = INDEX_BYTES,
     switch_bytes_per_s: float | None = None,
 ) -> CostCurve:
     """Return the cost of a sparse exchange as a line in the bytes of the dense message.
+
+    Selecting and merging are not counted; see :func:`computing_line`.
 
     Args:
         algorithm: a key of :data:`SPARSE_ALGORITHMS`.
@@ -141,35 +141,20 @@ def sparse_line(
         alpha_s: startup time between two workers.
         beta_s_per_byte: transmission time between two workers.
         density: rho, above 0 and at most 1: the share of elements that each worker sends.
-        element_bytes: width of a value.
-        index_bytes: width of an index; by default 4 without speeds, as in the paper, and as we
-            code it with them.
-        speeds: of selecting and merging, which are not counted if None.
+        index_bytes: width of an index, beside values of 4 bytes.
         switch_bytes_per_s: what passes all bytes of all workers together (``Stage``); None: enough.
 
     Raises:
         UserError: the algorithm is unknown, or a value is out of its range.
     """
     work = _work_of(algorithm, workers, density)
-    if index_bytes is None:
-        index_bytes = INDEX_BYTES if speeds is None else coded_index_bytes(density)
-    if element_bytes < 1 or index_bytes < 0:
-        raise UserError(
-            "a sparse exchange needs elements of at least 1 byte and indices of at least 0, found "
-            f"{element_bytes} and {index_bytes}"
-        )
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
-    sent_share = density * (1 + index_bytes / element_bytes)
+    sent_share = density * (1 + index_bytes / VALUE_BYTES)
     link = CostCurve.line(work.startups * alpha_s, work.vectors * sent_share * beta_s_per_byte)
     if switch_bytes_per_s is not None:
         link = link.at_least(link.startup_s, work.sent * sent_share / switch_bytes_per_s)
-    if speeds is None:
-        return link
-    computing = computing_line(
-        algorithm, workers=workers, density=density, element_bytes=element_bytes, speeds=speeds
-    )
-    return CostCurve.in_turn((link, computing))
+    return link
 
 
 def computing_line(

@@ -7,12 +7,13 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from syncline.errors import UserError, quoted
+from syncline.errors import UserError
 from syncline.model.document import Document, Value
 from syncline.model.prediction import Prediction, of_planner
 from syncline.model.quantities import (
     LARGEST_JOBS,
     LARGEST_WORKERS,
+    require_count,
     require_finite,
     require_time,
 )
@@ -65,11 +66,7 @@ class Setting(Value, frozen=True, kw_only=True):
     """How many equal ones share the links."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= LARGEST_WORKERS:
-            raise UserError(
-                f"what-if: workers must be at least 1 and at most {LARGEST_WORKERS}, found "
-                f"{quoted(self.workers)}"
-            )
+        require_count("what-if: workers", self.workers, LARGEST_WORKERS)
         if not 1 <= self.jobs <= LARGEST_JOBS:
             raise UserError(f"what-if: jobs must be 1 to {LARGEST_JOBS}, found {self.jobs}")
         for rank, factor in self.stragglers:

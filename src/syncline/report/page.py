@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from syncline.errors import FileError
-from syncline.model.document import Document, write_text_atomically
+from syncline.model.document import Document, write_atomically
 from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
 from syncline.report.bundle import Bundle
@@ -196,13 +196,13 @@ def save_page(target: Path, text: str, name: str, beside: Mapping[str, Document 
         FileError: the file or the directory cannot be written.
     """
     if is_page(target):
-        write_text_atomically(target, text)
+        write_atomically(target, text)
         return
     folder = made_directory(target)
     for other, content in beside.items():
         written = content.to_json() if isinstance(content, Document) else content
-        write_text_atomically(folder / other, written)
-    write_text_atomically(folder / name, text)
+        write_atomically(folder / other, written)
+    write_atomically(folder / name, text)
 
 
 def save(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
@@ -223,10 +223,10 @@ def save_report(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
     """
     folder = Path(directory)
     target = folder / "report.html"
-    write_text_atomically(target, render(bundle))
+    write_atomically(target, render(bundle))
     summarise(bundle).save(folder / "report.json")
     trace = to_chrome_trace(bundle.timelines(), profile=bundle.profile, plan=bundle.plan)
-    write_text_atomically(folder / "trace.json", trace)
+    write_atomically(folder / "trace.json", trace)
     return target
 
 
@@ -234,6 +234,6 @@ def save_what_if(what_if: WhatIf, timeline: Timeline, target: Path) -> None:
     """Write the page on a sweep, alone or with all files; see :func:`save_page`."""
     bundle = what_if_bundle(what_if, timeline)
     if is_page(target):
-        write_text_atomically(target, render(bundle))
+        write_atomically(target, render(bundle))
     else:
         save(bundle, target)

@@ -126,8 +126,8 @@ class ExecutionTrace(NamedTuple):
             notes=self.notes,
         )
 
-    def join(self, step: StepTasks, profiled: str) -> StepTasks:
-        """Return a step of the profiler trace ``profiled`` with the sizes from this trace.
+    def join(self, step: StepTasks) -> StepTasks:
+        """Return a step of a profiler trace with the sizes from this trace.
 
         Operators are found by record function id, which both traces count in the same way if they
         were recorded together. Otherwise by their order, if an iteration has as many gradients and
@@ -149,7 +149,7 @@ class ExecutionTrace(NamedTuple):
         counts = {(len(i.gradients), len(i.messages)) for i in self.iterations}
         have = ", ".join(f"{g} in {m}" for g, m in sorted(counts)) or "none"
         raise MismatchError(
-            f"{self.source}: cannot be joined with {profiled}: step {step.number} there has "
+            f"{self.source}: cannot be joined with {step.source}: step {step.number} there has "
             f"{here[0]} gradients in {here[1]} messages, the iterations here have {have} (or "
             "messages of other sizes); give traces that were recorded together"
         )
@@ -174,13 +174,13 @@ def _with_sizes(
         return point._replace(elements=node.elements, dtype=node.dtype)
 
     exchanged = [n is None or n.elements is not None for n in messages]  # the others count
-    kept = step._replace(
+    sent = [sized(m, n) for m, n in zip(step.messages, messages, strict=True)]
+    return step._replace(
         parameters=[sized(p, n) for p, n in zip(step.parameters, gradients, strict=True)],
+        messages=list(itertools.compress(sent, exchanged)),
         collectives=list(itertools.compress(step.collectives, exchanged)),
         notes=[*step.notes, f"sizes of gradients joined from the execution trace {how}"],
     )
-    sent = [sized(m, n) for m, n in zip(step.messages, messages, strict=True)]
-    return kept.with_messages(list(itertools.compress(sent, exchanged)))
 
 
 def read_execution_trace(

@@ -12,16 +12,15 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError, quoted
+from syncline.errors import FileError, MismatchError, UserError
 from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
-from syncline.model.timeline import Interval, Timeline
+from syncline.model.timeline import Interval
 from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
@@ -35,32 +34,9 @@ from syncline.traces.kineto_profile import (
 from syncline.traces.kineto_steps import MeasuredCollective, StepTasks, outline_steps
 from syncline.traces.reading import ReadProgress
 from syncline.traces.sizes import GradientSizes
-from syncline.traces.trace import Trace, in_file
+from syncline.traces.trace import Trace, in_file, model_of
 
 __all__ = ["KinetoTrace", "read_kineto", "with_waiting"]
-
-
-class KinetoStep(NamedTuple):
-    """One step of one rank."""
-
-    source: str
-    rank: int
-    number: int
-    """N of ``ProfilerStep#N``."""
-    tasks: StepTasks
-    shift_ns: int
-    """How much later this step began than on the rank where it began first."""
-
-    @property
-    def measured_s(self) -> float:
-        """What the step took, in seconds."""
-        return self.tasks.duration_ns / NS_PER_S
-
-    @property
-    def timeline(self) -> Timeline:
-        """What ran when, measured."""
-        name = f"rank {self.rank}, step {self.number}"
-        return make_timeline(self.tasks, name=name, shift_ns=self.shift_ns)
 
 
 class KinetoTrace(NamedTuple):
@@ -70,30 +46,25 @@ class KinetoTrace(NamedTuple):
     """The file's name: a trace does not say which model it is of."""
     device: str
     """``"cuda"`` where work was launched on a device, else ``"cpu"``."""
-    ranks: tuple[int, ...]
     workers: int | None
     """Workers of the job; None where the trace does not say."""
-    steps: tuple[KinetoStep, ...]
+    steps: tuple[StepTasks, ...]
     points: tuple[Measurement, ...]
     """Measured messages: bytes and seconds, the shortest of this size or any larger one."""
     notes: tuple[str, ...]
     """What could not be recovered and what was assumed, one sentence each."""
 
-    def profile(self, steps: Iterable[int] | None = None) -> Profile:
-        """Return the medians over steps.
-
-        Args:
-            steps: numbers of the steps to take; None for all. Steps that do not consist of the same
-                tasks as most are left out.
+    def profile(self) -> Profile:
+        """Return the medians over the steps that consist of the same tasks as most.
 
         Raises:
-            UserError: the trace has no such step, or lacks what a profile needs (the sizes of the
-                gradients, or device activities).
+            UserError: the trace lacks what a profile needs (the sizes of the gradients, or device
+                activities).
         """
-        chosen = self._chosen(steps)
+        alike = _alike(self.steps)
         return make_profile(
-            [step.tasks for step in chosen],
-            self._exchange(chosen[0]),
+            alike,
+            _exchange(alike[0]),
             model=self.model,
             device=self.device,
             workers=self.workers or 1,
@@ -105,7 +76,7 @@ class KinetoTrace(NamedTuple):
         Raises:
             UserError: as :meth:`profile`.
         """
-        last = self._exchange(self._chosen(None)[0]).last_of_message
+        last = _exchange(_alike(self.steps)[0]).last_of_message
         if not last:
             return None
         return Plan.merging("as traced", self.profile(), self.workers or 1, last)
@@ -115,37 +86,27 @@ class KinetoTrace(NamedTuple):
 
         It has no profile if the trace lacks what a profile needs; its notes say what.
         """
-        chosen = self._chosen(None)
-        known = exchange_of(chosen[0].tasks, []) is not None
+        alike = _alike(self.steps)
+        known = exchange_of(alike[0], []) is not None
         return Trace(
             model=self.model,
             profile=self.profile() if known else None,
             points=self.points,
             workers=self.workers,
-            steps=len(chosen),
+            steps=len(alike),
             plan=self.plan() if known else None,
-            timeline=chosen[len(chosen) // 2].timeline,
-            iteration_s=statistics.median(step.measured_s for step in chosen),
+            timeline=make_timeline(alike[len(alike) // 2]),
+            iteration_s=statistics.median(step.measured_s for step in alike),
             notes=self.notes,
         )
 
-    def _chosen(self, steps: Iterable[int] | None) -> list[KinetoStep]:
-        wanted = None if steps is None else set(steps)
-        found = [s for s in self.steps if wanted is None or s.number in wanted]
-        if not found or (wanted is not None and wanted - {s.number for s in found}):
-            have = ", ".join(str(n) for n in dict.fromkeys(s.number for s in self.steps))
-            raise UserError(
-                f"{quoted(self.model)}: the trace has steps {have}; not those asked for"
-            )
-        kept = {id(tasks) for tasks in _alike([s.tasks for s in found])}
-        return [s for s in found if id(s.tasks) in kept]
 
-    def _exchange(self, step: KinetoStep) -> TracedExchange:
-        notes: list[str] = []
-        exchange = exchange_of(step.tasks, notes)
-        if exchange is None:
-            raise UserError(f"{step.source}: {notes[-1]}")
-        return exchange
+def _exchange(step: StepTasks) -> TracedExchange:
+    notes: list[str] = []
+    exchange = exchange_of(step, notes)
+    if exchange is None:
+        raise UserError(f"{step.source}: {notes[-1]}")
+    return exchange
 
 
 def read_kineto(
@@ -193,44 +154,33 @@ def read_kineto(
     if sizes is not None:
         sized_by.append([sizes] * len(files))
     for partners in sized_by:
-        for (events, tasks), partner in zip(files, partners, strict=True):
-            tasks[:] = [partner.join(own, events.source) for own in tasks]
-    for _, tasks in files:
-        tasks[:] = [with_message_sizes(own) for own in tasks]
-    notes += [note for _, tasks in files for own in tasks for note in own.notes]
-    ranks = rank_numbers(files)
-    model = Path(sources[0]).name.split(".")[0] or "trace"
-    device = "cuda" if any(events.device for events, _ in files) else "cpu"
-    shifts = alignment_ns(files, notes)
-    steps = tuple(
-        KinetoStep(events.source, rank, tasks.number, tasks, shift)
-        for (events, steps_of_rank), rank, own_shifts in zip(files, ranks, shifts, strict=True)
-        for tasks, shift in zip(steps_of_rank, own_shifts, strict=True)
-    )
-    groups = {c.group_size for s in steps for c in s.tasks.collectives if c.group_size}
+        for (_, steps), partner in zip(files, partners, strict=True):
+            steps[:] = [partner.join(step) for step in steps]
+    for _, steps in files:
+        steps[:] = [with_message_sizes(step) for step in steps]
+    notes += [note for _, steps in files for step in steps for note in step.notes]
+    aligned = aligned_steps(files, rank_numbers(files), notes)
     stated = {events.workers for events, _ in files if events.workers}
     if len(stated) > 1:
         raise MismatchError(
             f"the traces are of jobs with {' and '.join(map(str, sorted(stated)))} workers; give "
             "traces of one job"
         )
-    workers = next(iter(stated), None) or (max(groups) if groups else None)
-    points = measured_messages(files, notes)
-    steps = tuple(s._replace(tasks=with_waiting(s.tasks, points)) for s in steps)
-    if steps:
-        alike = _alike([s.tasks for s in steps])
-        exchange_of(alike[0], notes)
-        if len(alike) < len(steps):
-            notes.append(
-                f"{len(steps) - len(alike)} of {len(steps)} steps consist of other tasks than the "
-                "rest; they are left out of the medians"
-            )
+    groups = {c.group_size for step in aligned for c in step.collectives if c.group_size}
+    points = measured_messages(aligned, notes, one_rank=len(files) == 1)
+    aligned = [with_waiting(step, points) for step in aligned]
+    alike = _alike(aligned)
+    exchange_of(alike[0], notes)
+    if len(alike) < len(aligned):
+        notes.append(
+            f"{len(aligned) - len(alike)} of {len(aligned)} steps consist of other tasks than the "
+            "rest; they are left out of the medians"
+        )
     return KinetoTrace(
-        model=model,
-        device=device,
-        ranks=tuple(ranks),
-        workers=workers,
-        steps=steps,
+        model=model_of(sources[0]) or "trace",
+        device="cuda" if any(events.device for events, _ in files) else "cpu",
+        workers=next(iter(stated), None) or max(groups, default=None),
+        steps=tuple(aligned),
         points=points,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -302,7 +252,7 @@ def with_message_sizes(step: StepTasks) -> StepTasks:
         elements = sum(gradient.elements or 0 for gradient in own)
         messages.append(message._replace(elements=elements, dtype=own[-1].dtype))
         first = last + 1
-    return step.with_messages(messages)
+    return step._replace(messages=messages)
 
 
 RankSteps = Sequence[tuple[KinetoEvents, list[StepTasks]]]
@@ -326,54 +276,52 @@ def rank_numbers(files: RankSteps) -> list[int]:
     return list(source_of)
 
 
-def alignment_ns(files: RankSteps, notes: list[str]) -> list[list[int]]:
-    """Return, in ns, how much later each rank began each step than the rank that began it first."""
-    offsets = [0]
+def aligned_steps(files: RankSteps, ranks: Sequence[int], notes: list[str]) -> list[StepTasks]:
+    """Return the steps of all ranks, with how much later each began than on the first rank to."""
+    found: list[StepTasks] = []
     first = _ends(files[0][1])
-    for events, steps in files[1:]:
+    for place, ((events, steps), rank) in enumerate(zip(files, ranks, strict=True)):
         ends = _ends(steps)
         common = [ends[key] - first[key] for key in ends.keys() & first.keys()]
-        if not common:
+        if place and not common:
             notes.append(f"{events.source}: shares no message with the first; clocks not aligned")
-        offsets.append(round(statistics.median(common)) if common else 0)
+        offset = round(statistics.median(common)) if common else 0
+        found += [s._replace(rank=rank, shift_ns=s.start_ns - offset) for s in steps]
     begins: dict[int, int] = {}
-    for (_, steps), offset in zip(files, offsets, strict=True):
-        for tasks in steps:
-            start = tasks.start_ns - offset
-            begins[tasks.number] = min(start, begins.get(tasks.number, start))
-    return [
-        [tasks.start_ns - offset - begins[tasks.number] for tasks in steps]
-        for (_, steps), offset in zip(files, offsets, strict=True)
-    ]
+    for step in found:
+        begins[step.number] = min(step.shift_ns, begins.get(step.number, step.shift_ns))
+    return [step._replace(shift_ns=step.shift_ns - begins[step.number]) for step in found]
 
 
 def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
     """Return when each message ended, by step and index."""
     return {
-        (tasks.number, index): collective.stop_ns
-        for tasks in steps
-        for index, collective in enumerate(tasks.collectives)
+        (step.number, index): collective.stop_ns
+        for step in steps
+        for index, collective in enumerate(step.collectives)
     }
 
 
-def measured_messages(files: RankSteps, notes: list[str]) -> tuple[Measurement, ...]:
+def measured_messages(
+    steps: Sequence[StepTasks], notes: list[str], *, one_rank: bool
+) -> tuple[Measurement, ...]:
     """Return an upper bound on the cost of messages of each size.
 
     A measured duration is the cost plus waiting, and no message is faster than a smaller one. So
     the shortest duration of this size or any larger one is an upper bound.
     """
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
-    for _, steps in files:
-        for tasks in steps:
-            for index, (start, stop) in enumerate(in_turn(tasks.collectives)):
-                size, spent = tasks.collectives[index].size_bytes, stop - start
-                if size and spent > 0:
-                    _, before = shortest.get((tasks.number, index), (size, spent))
-                    shortest[tasks.number, index] = (size, min(before, spent))
+    for step in steps:
+        spans = in_turn(step.collectives)
+        for index, (message, (start, stop)) in enumerate(zip(step.messages, spans, strict=True)):
+            size, spent = message.size_bytes, stop - start
+            if size and spent > 0:
+                _, before = shortest.get((step.number, index), (size, spent))
+                shortest[step.number, index] = (size, min(before, spent))
     by_size: dict[int, list[int]] = {}
     for size, spent in shortest.values():
         by_size.setdefault(size, []).append(spent)
-    if by_size and len(files) == 1:
+    if by_size and one_rank:
         notes.append(
             "the trace of one rank only: a message's duration includes waiting for the other "
             "ranks, so its cost is taken as the shortest over the steps; give the traces of all "
@@ -430,9 +378,8 @@ def with_waiting(step: StepTasks, points: Sequence[Measurement]) -> StepTasks:
     cost_ns = {point.size_bytes: round(point.time_s * NS_PER_S) for point in points}
     tasks = list(step.tasks)
     waited_ns = -(1 << 62)  # until when the waits before lasted
-    spans = in_turn(step.collectives)
-    for message, sent, (start, stop) in zip(step.messages, step.collectives, spans, strict=True):
-        if (cost := cost_ns.get(sent.size_bytes or 0)) is None:
+    for message, (start, stop) in zip(step.messages, in_turn(step.collectives), strict=True):
+        if (cost := cost_ns.get(message.size_bytes or 0)) is None:
             continue
         task = tasks[message.ready_after]
         if stop - start > (1 + WAITING_SHARE) * cost:

@@ -66,7 +66,7 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
                     for c in collectives
                 )
             )
-        steps.append(_Cutter(outline, launched, lanes, collectives).cut())
+        steps.append(_Cutter(outline, launched, lanes, collectives).cut(events.source))
     return steps
 
 
@@ -145,7 +145,7 @@ class _Cutter:
             if op.sequence is not None and op.start_ns < outline.backward_ns
         }
 
-    def cut(self) -> StepTasks:
+    def cut(self, source: str) -> StepTasks:
         for mark in find_marks(self._step, self._launched, self._collectives, self._notes):
             cause = mark.cause
             if isinstance(cause, MeasuredCollective):
@@ -164,6 +164,7 @@ class _Cutter:
         self._work_until(self._step.stop_ns)
         self._note_peers()
         return StepTasks(
+            source=source,
             number=self._step.number,
             duration_ns=self._step.stop_ns - self._step.start_ns,
             start_ns=self._step.start_ns,

@@ -366,9 +366,9 @@ def _merge_by(
     return merged, place
 
 
-def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
-    """Return what ran when in a step, which began ``shift_ns`` after the clock's zero."""
-    zero_ns = step.start_ns - shift_ns
+def make_timeline(step: StepTasks) -> Timeline:
+    """Return what ran when in a step; the clock's zero is where the first rank began it."""
+    zero_ns = step.start_ns - step.shift_ns
     ran: list[tuple[str, int, int, str, SpanKind, int | None]] = []
     for task in step.tasks:
         start = task.start_ns
@@ -377,8 +377,8 @@ def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
         if start < task.stop_ns:
             kind: SpanKind = "wait" if task.resource == PEERS else task.phase
             ran.append((_lane(task), start, task.stop_ns, task.name, kind, None))
-    for index, sent in enumerate(step.collectives):
-        label, size = f"message {index}", sent.size_bytes
+    for index, (message, sent) in enumerate(zip(step.messages, step.collectives, strict=True)):
+        label, size = f"message {index}", message.size_bytes
         ran.append((COMMUNICATION, sent.start_ns, sent.stop_ns, label, "message", size))
     spans = tuple(
         Span(
@@ -391,8 +391,12 @@ def make_timeline(step: StepTasks, *, name: str, shift_ns: int = 0) -> Timeline:
         )
         for lane, start, stop, label, kind, size in ran
     )
-    iteration_ns = step.duration_ns + shift_ns
-    return Timeline(name=name, source="measured", iteration_ns=iteration_ns, spans=spans)
+    return Timeline(
+        name=f"rank {step.rank}, step {step.number}",
+        source="measured",
+        iteration_ns=step.duration_ns + step.shift_ns,
+        spans=spans,
+    )
 
 
 def _lane(task: TracedTask) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from syncline.model.profile import Phase, Resource
-from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
+from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 
 __all__ = [
@@ -306,13 +306,6 @@ class MeasuredCollective(NamedTuple):
     record_id: int | None
     kernel: DeviceTask | None = None
 
-    @property
-    def size_bytes(self) -> int | None:
-        """Bytes of the message, where the trace tells its elements and their type."""
-        if self.elements is None or self.dtype is None:
-            return None
-        return self.elements * bytes_per_element(self.dtype)
-
 
 def element_dtype(name: str | None) -> str | None:
     """Return the gradient dtype that a trace calls ``name``; None if gradients have no such."""
@@ -457,6 +450,13 @@ class ReadyPoint(NamedTuple):
     name: str | None = None
     """Of the parameter, where a file of sizes says it."""
 
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of a message, where its elements and their type are known."""
+        if self.elements is None or self.dtype is None:
+            return None
+        return self.elements * bytes_per_element(self.dtype)
+
 
 def message_parts(
     sizes: Sequence[int | None], messages: Sequence[int | None], launched: Sequence[int]
@@ -504,9 +504,11 @@ Holds = Literal["device", "forward", "backward"]
 
 
 class StepTasks(NamedTuple):
-    """A step as tasks."""
+    """One step of one rank as tasks."""
 
+    source: str
     number: int
+    """N of ``ProfilerStep#N``."""
     duration_ns: int
     start_ns: int
     tasks: list[TracedTask]
@@ -518,11 +520,11 @@ class StepTasks(NamedTuple):
     """When each message was under way."""
     holds: Holds
     notes: list[str]
+    rank: int = 0
+    shift_ns: int = 0
+    """How much later this step began than on the rank where it began first."""
 
-    def with_messages(self, messages: Sequence[ReadyPoint]) -> StepTasks:
-        """Return the step with other elements and types of its messages."""
-        collectives = [
-            c._replace(elements=m.elements, dtype=m.dtype)
-            for c, m in zip(self.collectives, messages, strict=True)
-        ]
-        return self._replace(messages=list(messages), collectives=collectives)
+    @property
+    def measured_s(self) -> float:
+        """What the step took, in seconds."""
+        return self.duration_ns / NS_PER_S

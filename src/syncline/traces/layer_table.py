@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from syncline.errors import FileError, quoted
@@ -37,17 +36,6 @@ HEADER = ("Id", "Name", "Forward", "Backward", "Comm.", "Size")
 DATA = "data"
 
 
-@dataclass(slots=True, kw_only=True)
-class _Row:
-    """A layer's sums over the iterations, in seconds."""
-
-    name: str
-    size_bytes: int
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    communication_s: float = 0.0
-
-
 def is_layer_table(head: str) -> bool:
     """Return whether text begins with the header row, or with a row of the table."""
     line = next((text for text in head.splitlines() if text.strip()), "")
@@ -70,7 +58,8 @@ def read_layer_table(
             or a value is no number, negative or absurd.
     """
     source = str(path)
-    rows: dict[int, _Row] = {}
+    layers: dict[int, Layer] = {}  # times are sums over the iterations
+    messages_s: dict[int, float] = {}
     order: list[int] = []
     iterations = place = 0  # whole iterations after the first row of the second, rows of the next
     with open_trace(path, progress=progress) as stream:
@@ -82,7 +71,7 @@ def read_layer_table(
             if iterations == 0 and order and layer_id == order[0]:
                 iterations = 1
             if iterations == 0:
-                if layer_id in rows:
+                if layer_id in layers:
                     raise FileError(
                         f"{where}: layer {layer_id} comes twice; an iteration begins anew with "
                         f"layer {order[0]}"
@@ -100,35 +89,42 @@ def read_layer_table(
                     )
                 place = (place + 1) % len(order)
                 iterations += place == 0
-            _add(rows, layer_id, cells, where)
+            row, communication_s = _row(cells, where)
+            begun = Layer(name=row.name, gradient_bytes=row.gradient_bytes)
+            layer = layers.setdefault(layer_id, begun)
+            if (layer.name, layer.gradient_bytes) != (row.name, row.gradient_bytes):
+                raise FileError(
+                    f"{where}: layer {layer_id} is {quoted(row.name)} of {row.gradient_bytes} "
+                    f"bytes, but was {quoted(layer.name)} of {layer.gradient_bytes} bytes in the "
+                    "first iteration"
+                )
+            layer.forward_s += row.forward_s
+            layer.weight_s += row.weight_s
+            messages_s[layer_id] = messages_s.get(layer_id, 0.0) + communication_s
     if place:
         raise FileError(
             f"{source}: iteration {iterations + 1} ends before layer {order[place]}, the file is "
             "truncated; copy it again, or remove that iteration"
         )
-    if not rows:
+    if not layers:
         raise FileError(f"{source}: no row of a layer table; expected {' '.join(HEADER)}")
     with in_file(source):
-        return _trace(list(rows.values()), max(iterations, 1), source)
+        return _trace(list(layers.values()), list(messages_s.values()), max(iterations, 1), source)
 
 
-def _trace(rows: list[_Row], iterations: int, source: str) -> Trace:
+def _trace(rows: list[Layer], messages_s: list[float], iterations: int, source: str) -> Trace:
     data_s = 0.0
     layers = []
     for row in rows:
-        if row.name.lower() == DATA and not row.size_bytes:
-            data_s += (row.forward_s + row.backward_s) / iterations
-            continue
-        layers.append(
-            Layer(
-                name=row.name,
-                forward_s=row.forward_s / iterations,
-                weight_s=row.backward_s / iterations,
-                gradient_bytes=row.size_bytes,
-            )
-        )
+        if row.name.lower() == DATA and not row.gradient_bytes:
+            data_s += (row.forward_s + row.weight_s) / iterations
+        else:
+            row.forward_s /= iterations
+            row.weight_s /= iterations
+            layers.append(row)
     notes = ["the table has no update, and no copying to the device"]
-    untimed = sum(1 for row in rows if row.size_bytes and not row.communication_s)
+    sizes = [row.gradient_bytes for row in rows]
+    untimed = sum(1 for size, time_s in zip(sizes, messages_s, strict=True) if size and not time_s)
     if untimed:
         notes.append(f"{untimed} layers with gradients have no communication time")
     model = Path(source).name.removesuffix(".gz").rpartition(".")[0] or Path(source).name
@@ -136,7 +132,7 @@ def _trace(rows: list[_Row], iterations: int, source: str) -> Trace:
     return Trace(
         model=profile.model,
         profile=profile,
-        points=measured_points((r.size_bytes, r.communication_s / iterations) for r in rows),
+        points=measured_points(zip(sizes, (t / iterations for t in messages_s), strict=True)),
         steps=iterations,
         notes=tuple(notes),
     )
@@ -212,19 +208,14 @@ def _layer_id(cells: list[str], where: str) -> int:
     return int(cells[0])
 
 
-def _add(rows: dict[int, _Row], layer_id: int, cells: list[str], where: str) -> None:
-    name = cells[1]
+def _row(cells: list[str], where: str) -> tuple[Layer, float]:
+    """Return the layer of a row, and the seconds of its message."""
     forward_s, backward_s, communication_s = (
         seconds_in(cell, f"the {what} time", where, unit_s=US)
         for cell, what in zip(cells[2:5], ("forward", "backward", "communication"), strict=True)
     )
     size_bytes = bytes_in(cells[5], "the size of the gradient", where)
-    row = rows.setdefault(layer_id, _Row(name=name, size_bytes=size_bytes))
-    if (row.name, row.size_bytes) != (name, size_bytes):
-        raise FileError(
-            f"{where}: layer {layer_id} is {quoted(name)} of {size_bytes} bytes, but was "
-            f"{quoted(row.name)} of {row.size_bytes} bytes in the first iteration"
-        )
-    row.forward_s += forward_s
-    row.backward_s += backward_s
-    row.communication_s += communication_s
+    layer = Layer(
+        name=cells[1], forward_s=forward_s, weight_s=backward_s, gradient_bytes=size_bytes
+    )
+    return layer, communication_s

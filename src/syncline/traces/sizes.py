@@ -45,23 +45,22 @@ class GradientSizes(NamedTuple):
     """Whether the sizes are bytes, not elements."""
     rows: tuple[GradientSize, ...]
 
-    def join(self, step: StepTasks, profiled: str) -> StepTasks:
-        """Return a step of the profiler trace ``profiled`` with these sizes and names.
+    def join(self, step: StepTasks) -> StepTasks:
+        """Return a step of a profiler trace with these sizes and names.
 
         Raises:
             MismatchError: the step has another number of gradients, or other sizes.
         """
-        notes = [*step.notes, f"sizes are those in {self.source}"]
+        step = step._replace(notes=[*step.notes, f"sizes are those in {self.source}"])
         if len(self.rows) == len(step.parameters):
-            return step._replace(parameters=self._sized(step.parameters, profiled), notes=notes)
+            return step._replace(parameters=self._sized(step.parameters, step.source))
         if len(self.rows) != len(step.messages):
             raise MismatchError(
-                f"{self.source}: {len(self.rows)} sizes, but step {step.number} of {profiled} has "
-                f"{len(step.parameters)} gradients in {len(step.messages)} messages; write one "
+                f"{self.source}: {len(self.rows)} sizes, but step {step.number} of {step.source} "
+                f"has {len(step.parameters)} gradients in {len(step.messages)} messages; write one "
                 "line for each gradient, in the order in which they become ready"
             )
-        messages = self._sized(step.messages, profiled)
-        return step.with_messages(messages)._replace(notes=notes)
+        return step._replace(messages=self._sized(step.messages, step.source))
 
     def _sized(self, points: Sequence[ReadyPoint], profiled: str) -> list[ReadyPoint]:
         sized = []

@@ -1,4 +1,14 @@
-"""Linear pipeline: a chain of workers that pass a message on in blocks.
+"""Costs that the papers print and the product does not ask for.
+
+A ring all-reduce without startup: PACE, Eq. 1.
+
+Broadcast and reduce, by minimum spanning tree and by bidirectional exchange: linear-pipeline, Table
+1 (Thakur and Gropp; Chan et al.), for an n-byte message that one worker has, or of which one worker
+gets the sum. ``log p`` is ``ceil(log2 p)``: the paper says that it omits the ceiling. The
+all-reduces of that table are in ``ALL_REDUCE_ALGORITHMS``: the minimum spanning tree's is
+``binary-tree``, the bidirectional exchange's ``halving-doubling``.
+
+Linear pipeline: a chain of workers that pass a message on in blocks.
 
 Source: linear-pipeline, section 3. In a step every worker sends one block to the next and receives
 one from the worker before; a step takes ``alpha + beta b``, or ``alpha + (beta + gamma) b`` where
@@ -28,18 +38,107 @@ from __future__ import annotations
 import math
 
 from syncline.errors import UserError
-from syncline.model.collective_costs import require_workers
+from syncline.model import collective_costs
+from syncline.model.collective_costs import (
+    BLOCK_COUNTS,
+    LineFormula,
+    all_reduce_line,
+    doubling_rounds,
+    pipeline_line,
+    require_workers,
+)
 from syncline.model.cost import CostCurve, lower_envelope
 from syncline.model.quantities import LARGEST_BYTES
 
 __all__ = [
+    "BROADCAST_ALGORITHMS",
+    "REDUCE_ALGORITHMS",
     "best_block_bytes",
+    "pace_ring_line",
     "pipeline_curve",
     "pipeline_steps",
 ]
 
-BLOCK_COUNTS = (1, *(half << i for i in range(20) for half in (2, 3)))
-"""1, 2, 3, 4, 6, 8, 12, ...: how many blocks a message may be cut into where none are given."""
+Line = tuple[float, float]
+"""(a_s, b_s_per_byte)"""
+
+
+def pace_ring_line(
+    workers: int, bandwidth_bytes_per_s: float, summation_bytes_per_s: float
+) -> CostCurve:
+    """Return the cost of a ring all-reduce without startup. Source: PACE, Eq. 1.
+
+    ``2 (W - 1) / W * S / B + (W - 1) / W * S / G``: the slope of Table 2's ring with ``beta = 1/B``
+    and ``gamma = 1/G``. PACE leaves the startup out, so splitting a tensor costs nothing in it.
+
+    Args:
+        workers: W.
+        bandwidth_bytes_per_s: B, above 0.
+        summation_bytes_per_s: G, above 0; ``math.inf`` if adding takes no time.
+
+    Raises:
+        UserError: there is no worker, or a rate is not above 0.
+    """
+    for what, rate in (("bandwidth", bandwidth_bytes_per_s), ("summation", summation_bytes_per_s)):
+        if not rate > 0:
+            raise UserError(f"{what} must be above 0 bytes a second, found {rate}")
+    return all_reduce_line(
+        "ring",
+        workers=workers,
+        alpha_s=0.0,
+        beta_s_per_byte=1 / bandwidth_bytes_per_s,
+        gamma_s_per_byte=1 / summation_bytes_per_s,
+    )
+
+
+def _tree_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> Line:
+    del gamma
+    rounds = doubling_rounds(workers)
+    return rounds * alpha, rounds * beta
+
+
+def _tree_reduce(workers: int, alpha: float, beta: float, gamma: float) -> Line:
+    rounds = doubling_rounds(workers)
+    return rounds * alpha, rounds * (beta + gamma)
+
+
+def _exchange_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> Line:
+    """Tree scatter, then all-gather by bidirectional exchange: ``log p`` rounds each.
+
+    Erratum: Table 1 prints ``(log p + p - 1) alpha``. Its proof gives the all-gather
+    ``(p - 1) alpha`` in the sentence on broadcast and ``log p alpha`` in the one on all-reduce. The
+    first is a ring's all-gather, the second the bidirectional exchange that the row is named after.
+    """
+    del gamma
+    share = (workers - 1) / workers
+    return 2 * doubling_rounds(workers) * alpha, 2 * share * beta
+
+
+def _scatter_ring_broadcast(workers: int, alpha: float, beta: float, gamma: float) -> Line:
+    """Tree scatter, then all-gather round a ring: the row as printed, MPI's long broadcast."""
+    del gamma
+    share = (workers - 1) / workers
+    return (doubling_rounds(workers) + workers - 1) * alpha, 2 * share * beta
+
+
+def _exchange_reduce(workers: int, alpha: float, beta: float, gamma: float) -> Line:
+    """Reduce-scatter by bidirectional exchange, then tree gather."""
+    share = (workers - 1) / workers
+    return 2 * doubling_rounds(workers) * alpha, share * (2 * beta + gamma)
+
+
+BROADCAST_ALGORITHMS: dict[str, LineFormula] = {
+    "minimum-spanning-tree": _tree_broadcast,
+    "bidirectional-exchange": _exchange_broadcast,
+    "scatter-ring": _scatter_ring_broadcast,
+}
+"""name -> (workers, alpha, beta, gamma) -> (a, b). Source: linear-pipeline, Table 1."""
+
+REDUCE_ALGORITHMS: dict[str, LineFormula] = {
+    "minimum-spanning-tree": _tree_reduce,
+    "bidirectional-exchange": _exchange_reduce,
+}
+"""name -> (workers, alpha, beta, gamma) -> (a, b). Source: linear-pipeline, Table 1."""
 
 
 def pipeline_steps(collective: str, workers: int, blocks: float) -> tuple[float, float]:
@@ -59,8 +158,7 @@ def pipeline_steps(collective: str, workers: int, blocks: float) -> tuple[float,
     if collective == "reduce":
         return through, 0
     if collective == "all-reduce":
-        # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
-        return through, 1 if workers == 2 else max(blocks, workers) - 1
+        return collective_costs.pipeline_steps(workers, blocks)
     raise UserError(f"no linear pipeline for {collective!r} (known: broadcast, reduce, all-reduce)")
 
 
@@ -154,15 +252,15 @@ def pipeline_curve(
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
 
+    costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
+
     def line(blocks: int) -> CostCurve:
-        adding, passing = pipeline_steps(collective, workers, blocks)
-        moved = adding * (beta_s_per_byte + gamma_s_per_byte) + passing * beta_s_per_byte
-        return CostCurve.line((adding + passing) * alpha_s, moved / blocks)
+        return pipeline_line(pipeline_steps(collective, workers, blocks), blocks, *costs)
 
     if block_bytes is None:
         # The cost of an all-reduce has a kink where there are as many blocks as workers.
         counts = (*BLOCK_COUNTS, workers)
-        return lower_envelope({str(blocks): line(blocks) for blocks in counts})
+        return lower_envelope([line(blocks) for blocks in counts])
     if block_bytes < 1:
         raise UserError(f"a block needs at least 1 byte, found {block_bytes}")
 

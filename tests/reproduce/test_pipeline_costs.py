@@ -1,4 +1,4 @@
-"""Linear pipelines: the formulas against counted steps, and what the paper prints instead."""
+"""Linear pipelines: the formulas against counted steps, and what the paper prints; PACE."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from syncline.errors import UserError
-from syncline.model.collective_costs import all_reduce_line
-from syncline.model.pipeline_costs import (
+from reproduce.paper_costs import (
     best_block_bytes,
+    pace_ring_line,
     pipeline_curve,
     pipeline_steps,
 )
+
+from syncline.errors import UserError
+from syncline.model.collective_costs import all_reduce_line
 from tests import strategies as some
 from tests.model import steps
 
@@ -190,3 +191,18 @@ def test_a_block_without_bytes() -> None:
 def test_no_best_block(size: int, workers: int) -> None:
     with pytest.raises(UserError, match="at least 2 workers and a message of at least 1 byte"):
         best_block_bytes("reduce", size, workers, ALPHA, BETA)
+
+
+# PACE
+
+
+def test_pace_is_the_ring_without_startup() -> None:
+    # W = 4, B = 2, G = 3: 8 / 4 * 6 / 2 + 8 / 4 * 3 / 3.
+    assert pace_ring_line(4, 2.0, 3.0).seconds(8) == pytest.approx(6 + 2)
+    assert pace_ring_line(4, 2.0, math.inf).startup_s == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
+def test_pace_needs_a_bandwidth(rate: float) -> None:
+    with pytest.raises(UserError, match="bandwidth must be above 0"):
+        pace_ring_line(4, rate, 1.0)

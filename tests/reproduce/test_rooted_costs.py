@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from reproduce.paper_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
 
-from syncline.model.collective_costs import (
-    ALL_REDUCE_ALGORITHMS,
-    BROADCAST_ALGORITHMS,
-    REDUCE_ALGORITHMS,
-)
+from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from tests.model import steps
 
 
