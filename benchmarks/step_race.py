@@ -222,15 +222,15 @@ def planned(
 ) -> tuple[dict[str, Plan], dict[str, Forecast]]:
     """Return the plan of each planner, and what it is predicted to take.
 
-    Stock DDP's messages are not our engine's, with which contention was measured.
+    Plans are made for the network as it was probed. Where hosts share cores, what slows messages is
+    their number, which a factor does not tell a planner. Stock DDP's messages are not our engine's,
+    with which contention was measured, so its prediction does not count that.
     """
-    plans, forecasts = {}, {}
-    for name in names:
-        if name == "ddp":
-            where = msgspec.structs.replace(network, contention=Contention())
-        else:
-            where = network
-        plan = plans[name] = planner_named(name).plan(profile, where)
+    probed = msgspec.structs.replace(network, contention=Contention())
+    plans = {name: planner_named(name).plan(profile, probed) for name in names}
+    forecasts = {}
+    for name, plan in plans.items():
+        where = probed if name == "ddp" else network
         prediction = predict(profile, where, plan).prediction
         forecasts[name] = Forecast(
             messages=prediction.messages,
