@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -214,7 +213,6 @@ class _Training:
             step=self.step,
             weights={name: w.cpu() for name, w in replica.module.state_dict().items()},
             optimizer=replica.optimizer.state_dict(),
-            schedule=replica.schedule.state_dict(),
             random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
             compression_files=files,
         ).save(folder)
@@ -240,9 +238,8 @@ class _Training:
                 )
             )
         for replica in self.replicas:
-            # The optimizer keeps the tensors that it is given, and twins must not share them.
-            replica.optimizer.load_state_dict(copy.deepcopy(checkpoint.optimizer))
-            # It depends on nothing but the steps done.
+            checkpoint.load_optimizer(replica.optimizer)
+            # The schedule depends on nothing but the steps done.
             replica.schedule.last_epoch = self.step
             replica.schedule._step_count = self.step + 1
             if len(checkpoint.random_states) != worker.workers:
