@@ -57,10 +57,12 @@ class LocalProcess:
     Args:
         command: and its arguments.
         environment: variables besides those of this process.
+        stdin: a descriptor for its input; by default it is empty.
         stdout: a descriptor for its output; None: where that of this process goes.
         stderr: likewise.
-
-    The kernel ties a process to the thread that started it, so that thread must outlive it.
+        program: Python code and its arguments, to which the command is added; it becomes or runs
+            the command. By default the kernel ties the command to the thread that started it, so
+            that thread must outlive it.
     """
 
     def __init__(
@@ -68,14 +70,16 @@ class LocalProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
+        stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
         stderr: int | None = None,
+        program: Sequence[str] | None = None,
     ) -> None:
-        tied = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid())]
+        starter = program or [TIED, str(os.getpid())]
         self._popen = subprocess.Popen(
-            [*tied, *command],
+            [sys.executable, "-I", "-S", "-c", *starter, *command],
             env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
@@ -91,12 +95,17 @@ class LocalProcess:
         """Whether the command has ended."""
         return self._popen.returncode is not None or self._ends_by(0)
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command and all that it has started, as a terminal does."""
+        # It runs or was not waited for yet, so no other process group can have its number.
+        if self._popen.returncode is None:
+            os.killpg(self._popen.pid, number)
+
     def terminate(self) -> None:
         """Send SIGTERM to the command and all that it has started."""
-        if self._popen.returncode is None:
-            os.killpg(self._popen.pid, signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
-    def close(self, deadline_s: float) -> int:
+    def close(self, deadline_s: float = 0.0) -> int:
         """Let the command end by itself until then; kill what is left, also of what it has started.
 
         Args:
@@ -107,8 +116,12 @@ class LocalProcess:
         """
         if self._popen.returncode is None:
             self._ends_by(deadline_s)
-            # It runs or was not waited for yet, so no other process group can have its number.
-            os.killpg(self._popen.pid, signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
+        return self._reaped()
+
+    def _reaped(self) -> int:
+        """Return the code of the command, which has ended or is about to."""
+        if self._popen.returncode is None:
             self._popen.wait()
             os.close(self._ended)
         return self._popen.returncode

@@ -7,11 +7,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from syncline.errors import UserError
+from syncline.errors import MismatchError, UserError, quoted
+from syncline.model.document import Value, described
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -20,15 +21,14 @@ from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
 from syncline.processes import machine_name, run_folder
 from syncline.replay.job import Answer, Contender, ContestJob, Job, Lap, ProbeJob
-from syncline.replay.request import ReplayRequest
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report.units import size
 from syncline.simulator.predict import Forecast, predict
-from syncline.testbed import Testbed
+from syncline.testbed import Cluster, Testbed
 from syncline.testbed.job import worker_environment
 from syncline.workers import START_S, Progress, WorkerGroup, module_command
 
-__all__ = ["ReplayOutcome", "replay", "require_memory"]
+__all__ = ["ReplayOutcome", "ReplayRequest", "replay", "require_memory"]
 
 PATIENCE = 3.0
 """Without a deadline of the user's, a replay may take this many times as long as is predicted, and
@@ -42,6 +42,60 @@ COPIES = 3.5
 being rebuilt, and what a backend needs for itself. Parameters are zeros that take no memory."""
 WORKER_BYTES = 300e6
 """What Python and torch take in each worker."""
+
+
+class ReplayRequest(Value, frozen=True, kw_only=True):
+    """What to replay.
+
+    Raises:
+        UserError: on construction, if there is nothing to compare or a number is out of range.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    planners: tuple[str, ...]
+    """Names of planners; ``ddp`` is torch's own DistributedDataParallel."""
+    plans: tuple[Plan, ...] = ()
+    """Ready plans to run as well, each under its planner's name."""
+    network: Network | None = None
+    """Plan and predict with this; None: probe the emulated cluster first."""
+    rounds: Annotated[int, described("Turns of every planner.")] = 5
+    iterations: Annotated[int, described("Measured iterations of a turn.")] = 8
+    warmup: Annotated[int, described("Iterations before them.")] = 3
+    timeout_s: Annotated[
+        float | None,
+        described(
+            "Give up after this many seconds.  [default: 3 times what is predicted, and 2 minutes]"
+        ),
+    ] = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [*self.planners, *(plan.planner for plan in self.plans)]
+        if not names:
+            raise UserError("nothing to replay: name at least one planner, or give a plan")
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise UserError(f"{quoted(name)} would run twice; name each planner once")
+        for name in self.planners:
+            planner_named(name)
+        for field in ("rounds", "iterations", "warmup"):
+            if getattr(self, field) < 1:
+                raise UserError(f"{field} must be at least 1, found {getattr(self, field)}")
+        if self.cluster.workers < 2:
+            raise UserError("a replay needs at least 2 workers; emulate more hosts or workers")
+        if self.network is not None and self.network.workers != self.cluster.workers:
+            raise MismatchError(
+                f"network {quoted(self.network.name)} is of {self.network.workers} workers, the "
+                f"emulated cluster has {self.cluster.workers}; leave the network out to probe the "
+                "cluster"
+            )
+        if self.timeout_s is not None and not (
+            math.isfinite(self.timeout_s) and self.timeout_s > 0
+        ):
+            raise UserError(
+                f"the timeout must be a finite number of seconds above 0, found {self.timeout_s}"
+            )
 
 
 class ReplayOutcome(NamedTuple):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
-import signal
+import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,16 +14,17 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from syncline.errors import PeerError, UserError
-from syncline.processes import end_of
+from syncline.processes import LocalProcess, end_of
 from syncline.testbed import kernel
 from syncline.testbed.cluster import Cluster
 from syncline.testbed.kernel import refusal, require_tools
-from syncline.testbed.sandbox import FAILED, READY, SMALL_BYTES
+from syncline.testbed.sandbox import FAILED, PLACES, PROCESS, SWITCH_PLACE
 
-__all__ = ["START_S", "Completed", "Place", "Process", "Sandbox", "absent_because", "lost"]
+__all__ = ["START_S", "Completed", "Place", "Process", "Sandbox", "absent_because"]
 
 START_S = 30.0
 """For the kernel to make and remove namespaces and processes; it takes far below a second."""
@@ -38,101 +40,70 @@ class Completed:
     stderr: str
 
 
-class Process:
-    """A command that was started in a place.
+ENTER = """
+import ctypes, os, signal, sys
+namespaces, processors, folder, *command = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+for descriptor in [os.open(path, os.O_RDONLY) for path in namespaces.split()]:
+    if libc.setns(descriptor, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+os.sched_setaffinity(0, map(int, processors.split()))
+os.chdir(folder)  # another mount namespace begins at its root
+# Signals to the group are for the command.
+before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+child = os.fork()  # a namespace of processes is for children only
+if not child:
+    # A shell starts what runs in the background with SIGINT ignored; Python ignores the others.
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\\n".encode())
+        os._exit(126)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+if code < 0:
+    PR_SET_DUMPABLE = 4
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # the command has left its core
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+os._exit(code)
+"""
+"""Runs a command in the namespaces of a place, and ends as it has ended."""
 
-    It can be selected on: it is readable once the command has ended.
-    """
 
-    def __init__(self, control: socket.socket, what: str) -> None:
-        self._control = control
-        self.what = what
-        self.code: int | None = None
-        """None while it runs; then its exit code, or minus the signal that ended it."""
-        self.ended_at_ns = 0
-        """On the monotonic clock."""
+class Process(LocalProcess):
+    """A command that was started in a place."""
 
-    def fileno(self) -> int:
-        """Return the descriptor to select on."""
-        return self._control.fileno()
-
-    def confirm(self) -> None:
-        """Wait until it runs.
-
-        Raises:
-            UserError: it cannot be run.
-        """
-        answer = self._receive(START_S, "start")
-        if "failed" in answer:
-            self._control.close()
-            raise UserError(f"{self.what} cannot be run: {answer['failed']}; check the command")
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the command and all that it has started, as a terminal does."""
-        if self.code is None:
-            try:
-                self._control.send(str(int(number)).encode())
-            except OSError:
-                return  # it has just ended, and says so itself
+    def __init__(
+        self, sandbox: Sandbox, place: int, what: str, command: Sequence[str], **settings: Any
+    ) -> None:
+        self._sandbox = sandbox
+        self._what = what
+        super().__init__(command, program=[ENTER, *sandbox.entry(place)], **settings)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for its end; return :attr:`code`.
+        """Wait for its end; return its exit code, or minus the signal that ended it.
 
         Raises:
             PeerError: it has not ended by then, or the cluster has; either way it does not go on.
         """
-        if self.code is None:
-            answer = self._receive(timeout_s, "end")
-            self.code, self.ended_at_ns = answer["ended"], answer["at_ns"]
-            self._control.close()
-        return self.code
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the command and all that it has started."""
-        self.send_signal(signal.SIGTERM)
-
-    def close(self, deadline_s: float = 0.0) -> int:
-        """Let the command end by itself until then; then kill it and all that it has started.
-
-        Args:
-            deadline_s: on the monotonic clock.
-
-        Returns:
-            :attr:`code`, as of SIGKILL where it was killed or was killed before.
-        """
-        if self.code is None and self.fileno() >= 0:
-            with contextlib.suppress(PeerError):
-                return self.wait(deadline_s - time.monotonic())
-        self._control.close()
-        return -signal.SIGKILL if self.code is None else self.code
+        if not self._ends_by(time.monotonic() + timeout_s):
+            self.close()
+            raise PeerError(f"{self._what} did not end within {timeout_s:g} s and was killed")
+        code = self._reaped()
+        if code != 0:
+            self._sandbox.require_alive(self._what)
+        return code
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _receive(self, timeout_s: float, what: str) -> dict[str, Any]:
-        self._control.settimeout(max(timeout_s, 1e-3))
-        try:
-            message = self._control.recv(SMALL_BYTES)
-        except TimeoutError:
-            self._control.close()
-            raise PeerError(
-                f"{self.what} did not {what} within {timeout_s:g} s and was killed"
-            ) from None
-        except ConnectionError:
-            message = b""
-        if not message:
-            self._control.close()
-            raise PeerError(lost(self.what))
-        answer: dict[str, Any] = json.loads(message)
-        return answer
-
-
-def lost(what: str) -> str:
-    """Return the message for a command whose cluster has ended."""
-    return f"{what} was lost: the emulated cluster was ended from outside"
 
 
 PROGRAM = "import sys; from syncline.testbed.sandbox import main; sys.exit(main())"
@@ -159,23 +130,20 @@ class Sandbox:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.namespaces: list[str] = []
-        """The path of each host's network namespace, as the switch sees it."""
+        self._processors = sorted(os.sched_getaffinity(0))
         self._processes: list[Process] = []
 
     def __enter__(self) -> Self:
         require_tools()
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(START_S)
-        rootless = not kernel.may_make_namespaces()
-        processors = sorted(os.sched_getaffinity(0))
+        self._rootless = rootless = not kernel.may_make_namespaces()
         hosts = range(self._cluster.hosts)
         settings = {
             "rootless": rootless,
             "domain": self._cluster.domain,
             "names": [self._cluster.name_of(h) for h in hosts],
             "addresses": [self._cluster.address_of(h) for h in hosts],
-            "processors": [self._cluster.processors_of(h, processors) for h in hosts],
         }
         self._errors = tempfile.TemporaryFile()
         with theirs:
@@ -189,13 +157,16 @@ class Sandbox:
                 start_new_session=True,  # Ctrl-C is for the caller to pass on
             )
         try:
-            answer = self._hello()
-            if FAILED in answer:
-                raise UserError(refusal(*answer[FAILED], rootless=rootless))
+            answer: dict[str, Any] = {}
+            while not answer.keys() >= {PROCESS, PLACES}:
+                answer |= self._hello()
+                if FAILED in answer:
+                    raise UserError(refusal(*answer[FAILED], rootless=rootless))
         except BaseException:
             self.__exit__()
             raise
-        self.namespaces = answer[READY]
+        self._first: int = answer[PROCESS]
+        self._places: list[list[int]] = answer[PLACES]
         return self
 
     def _hello(self) -> dict[str, Any]:
@@ -224,48 +195,45 @@ class Sandbox:
             self._process.wait()
             self._errors.close()
 
-    def start(
-        self,
-        place: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        streams: Sequence[int],
-        what: str,
-    ) -> Process:
-        """Start a command in a place.
+    @property
+    def networks(self) -> list[str]:
+        """The path of each host's network namespace, as the switch sees it."""
+        return [f"/proc/1/fd/{place[0]}" for place in self._places[1:]]
 
-        Args:
-            place: 0 is the switch, host i is place i + 1.
-            command: and its arguments.
-            environment: all of its variables.
-            streams: descriptors of its standard input, output and error.
-            what: names it in messages.
+    def entry(self, place: int) -> list[str]:
+        """Return the arguments of ``ENTER`` for a place: 0 is the switch, host i is place i + 1."""
+        of_first = ["ns/user", "ns/pid"] if self._rootless else ["ns/pid"]
+        names = [*of_first, *(f"fd/{descriptor}" for descriptor in self._places[place])]
+        processors = self._processors
+        if place != SWITCH_PLACE:
+            processors = self._cluster.processors_of(place - 1, processors)
+        folder = os.getcwd()  # noqa: PTH109
+        namespaces = [f"/proc/{self._first}/{name}" for name in names]
+        return [" ".join(namespaces), " ".join(map(str, processors)), folder]
+
+    def require_alive(self, what: str) -> None:
+        """Check that the cluster has not ended; ``what`` needs it.
 
         Raises:
-            UserError: there is no such command, or it cannot be run.
+            PeerError: it has.
+        """
+        if select.select([self.connection], [], [], 0)[0]:
+            raise PeerError(f"{what} was lost: the emulated cluster was ended from outside")
+
+    def start(self, place: int, what: str, command: Sequence[str], **settings: Any) -> Process:
+        """Start a command in a place; ``what`` names it in messages.
+
+        Raises:
+            UserError: there is no such command.
             PeerError: the cluster has ended.
         """
-        wanted = {
-            "place": place,
-            "command": list(command),
-            "environment": dict(environment),
-            "folder": os.getcwd(),  # noqa: PTH109
-        }
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as request:
-            request.write(json.dumps(wanted).encode())
-            request.flush()
-            request.seek(0)
-            descriptors = [request.fileno(), theirs.fileno(), *streams]
-            try:
-                socket.send_fds(self.connection, [b"start"], descriptors)
-            except OSError:
-                ours.close()
-                raise PeerError(lost(what)) from None
-        process = Process(ours, what)
-        process.confirm()
+        self.require_alive(what)
+        if shutil.which(command[0], path=settings["environment"].get("PATH")) is None:
+            reason = os.strerror(errno.EACCES if Path(command[0]).exists() else errno.ENOENT)
+            raise UserError(f"{what} cannot be run: {reason}; check the command")
+        process = Process(self, place, what, command, **settings)
         # Held here, so that one whose handle is dropped goes on running until the cluster ends.
-        self._processes = [p for p in self._processes if p.code is None] + [process]
+        self._processes = [p for p in self._processes if not p.ended] + [process]
         return process
 
 
@@ -303,13 +271,16 @@ class Place:
             PeerError: the cluster has ended.
         """
         variables = {**os.environ, **(environment or {})}
-        what = f"{command[0]!r} on {self.name}"
-        nothing = os.open(os.devnull, os.O_RDWR)
-        try:
-            streams = [nothing if s is None else s for s in (stdin, stdout, stderr)]
-            return self._sandbox.start(self._number, command, variables, streams, what)
-        finally:
-            os.close(nothing)
+        nothing = subprocess.DEVNULL
+        return self._sandbox.start(
+            self._number,
+            f"{command[0]!r} on {self.name}",
+            command,
+            environment=variables,
+            stdin=nothing if stdin is None else stdin,
+            stdout=nothing if stdout is None else stdout,
+            stderr=nothing if stderr is None else stderr,
+        )
 
     def run(
         self,

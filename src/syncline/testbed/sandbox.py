@@ -13,21 +13,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from syncline.testbed import kernel
 
-__all__ = ["FAILED", "READY", "SWITCH_PLACE"]
+__all__ = ["FAILED", "PLACES", "PROCESS", "SWITCH_PLACE"]
 
-READY = "ready"
+PROCESS = "process"
+"""The number of process 1, outside its namespace."""
+PLACES = "places"
+"""Of each place: the descriptors in process 1 of its namespaces, that of its network first."""
 FAILED = "failed"
 SWITCH_PLACE = 0
 """The switch is place 0; host i is place i + 1."""
@@ -41,7 +40,6 @@ CONGESTION_CONTROLS = ("cubic", "reno")
 KINDS = ("net", "mnt", "uts", "ipc")
 """Namespaces that every host has of its own, as ``/proc/self/ns`` calls them."""
 HOST_KINDS = kernel.NETWORK | kernel.MOUNTS | kernel.NAMES | kernel.IPC
-SMALL_BYTES = 4096
 
 Place = tuple[int, ...]
 """Descriptors of a place's namespaces."""
@@ -60,7 +58,7 @@ def _step(what: str) -> Iterator[None]:
 
 
 def main() -> int:
-    """Make the cluster's namespaces and serve; see ``syncline.testbed.control`` for the caller."""
+    """Make the cluster's namespaces and keep them until the connection is closed."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     try:
@@ -77,10 +75,11 @@ def main() -> int:
                 _keep_quiet()
             kernel.set_domain_name(settings["domain"])  # which the hosts' namespaces begin with
             places = _make_places(settings["names"], settings["addresses"])
-            paths = [f"/proc/1/fd/{place[0]}" for place in places[1:]]
-            connection.send(json.dumps({READY: paths}).encode())
-            _Server(connection, places, settings["processors"]).serve()
+            connection.send(json.dumps({PLACES: places}).encode())
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
+            connection.recv(1)
             return 0
+        connection.send(json.dumps({PROCESS: first}).encode())
     except _Failure as failure:
         connection.send(json.dumps({FAILED: failure.args}).encode())
         return 1
@@ -162,119 +161,3 @@ def _furnish(name: str, table: str) -> None:
         hosts.write_text(table)
         kernel.mount(str(hosts), "/etc/hosts", flags=kernel.BIND)
         hosts.unlink()
-
-
-class _Server:
-    """Starts commands in places, passes signals on to them, and says how they end."""
-
-    def __init__(
-        self, connection: socket.socket, places: list[Place], processors: list[list[int]]
-    ) -> None:
-        self._connection = connection
-        self._places = places
-        self._processors = processors
-        """Of each host: those that its commands may use."""
-        self._controls: dict[int, socket.socket] = {}
-        """Process -> where its caller listens."""
-        self._selector = selectors.DefaultSelector()
-
-    def serve(self) -> None:
-        """Return when the connection is closed."""
-        woken, wakes = socket.socketpair()
-        wakes.setblocking(False)
-        signal.set_wakeup_fd(wakes.fileno())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._selector.register(woken, selectors.EVENT_READ)
-        self._selector.register(self._connection, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is woken:
-                    woken.recv(SMALL_BYTES)
-                    self._reap()
-                elif key.fileobj is not self._connection:
-                    self._control(key.data)
-                elif not self._accept():
-                    return
-
-    def _accept(self) -> bool:
-        """Start the next command; return False if there will be none."""
-        message, descriptors, _, _ = socket.recv_fds(self._connection, SMALL_BYTES, 5)
-        if not message:
-            return False
-        request, control, *streams = descriptors
-        with os.fdopen(request, "rb") as file:
-            wanted = json.loads(file.read())
-        self._start(wanted, socket.socket(fileno=control), streams)
-        for stream in streams:
-            os.close(stream)
-        return True
-
-    def _start(self, wanted: dict[str, Any], control: socket.socket, streams: list[int]) -> None:
-        number = wanted["place"]
-        place = self._places[number]
-
-        def enter() -> None:
-            for descriptor in place:
-                kernel.setns(descriptor)
-            if number != SWITCH_PLACE:
-                os.sched_setaffinity(0, self._processors[number - 1])
-            os.chdir(wanted["folder"])  # another mount namespace begins at its root
-            # A shell starts what runs in the background with this ignored, and so its children.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-        try:
-            process = subprocess.Popen(
-                wanted["command"],
-                stdin=streams[0],
-                stdout=streams[1],
-                stderr=streams[2],
-                env=wanted["environment"],
-                start_new_session=True,
-                preexec_fn=enter,  # safe: this process has one thread
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            _tell(control, failed=getattr(error, "strerror", None) or str(error))
-            control.close()
-            return
-        process.returncode = 0  # all children are reaped in one place
-        self._controls[process.pid] = control
-        self._selector.register(control, selectors.EVENT_READ, process.pid)
-        _tell(control, started=process.pid)
-
-    def _control(self, process: int) -> None:
-        """Pass on a signal; where the caller has gone, kill."""
-        control = self._controls.get(process)
-        if control is None:
-            return
-        try:
-            message = control.recv(SMALL_BYTES)
-        except ConnectionError:
-            message = b""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process, int(message or signal.SIGKILL))
-        if not message:
-            self._forget(process)
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                process, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if process == 0:
-                return
-            control = self._controls.get(process)
-            if control is not None:  # otherwise it is an orphan that was handed to process 1
-                code = os.waitstatus_to_exitcode(status)
-                _tell(control, ended=code, at_ns=time.monotonic_ns())
-                self._forget(process)
-
-    def _forget(self, process: int) -> None:
-        control = self._controls.pop(process)
-        self._selector.unregister(control)
-        control.close()
-
-
-def _tell(control: socket.socket, **words: Any) -> None:
-    with contextlib.suppress(ConnectionError):  # nobody listens any more
-        control.send(json.dumps(words).encode())

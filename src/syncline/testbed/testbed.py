@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
@@ -145,12 +147,13 @@ class Testbed:
             self.hosts = tuple(
                 Place(sandbox, host + 1, cluster.name_of(host)) for host in range(cluster.hosts)
             )
-            _batch(self.switch, "ip", switch_links(cluster, sandbox.namespaces))
+            _batch(self.switch, "ip", switch_links(cluster, sandbox.networks))
             for number, host in enumerate(self.hosts):
                 _batch(host, "ip", host_links(cluster, number))
                 _batch(host, "tc", shaping(cluster, number, DEVICE))
                 _batch(host, "tc", delaying(cluster, number))
-                _batch(self.switch, "tc", shaping(cluster, number, port_of(number)))
+            ports = (shaping(cluster, host, port_of(host)) for host in range(cluster.hosts))
+            _batch(self.switch, "tc", itertools.chain.from_iterable(ports))
             self._stack = stack.pop_all()
         return self
 
@@ -214,20 +217,25 @@ class Testbed:
         """Return what has passed each host's link so far."""
         answer = self.switch.run([_path("ip"), "-json", "-stats", "link", "show", "type", "veth"])
         ports = {port["ifname"]: port["stats64"] for port in json.loads(answer.stdout)}
+        at_switch = _drops(self.switch)
         return tuple(
             # The switch receives what the host sends.
             Traffic(
-                sent_bytes=ports[port_of(host)]["rx"]["bytes"],
-                received_bytes=ports[port_of(host)]["tx"]["bytes"],
-                dropped_packets=self._drops(self.switch, port_of(host))
-                + self._drops(self.hosts[host], DEVICE),
+                sent_bytes=ports[port_of(number)]["rx"]["bytes"],
+                received_bytes=ports[port_of(number)]["tx"]["bytes"],
+                dropped_packets=at_switch[port_of(number)] + _drops(host)[DEVICE],
             )
-            for host in range(self.cluster.hosts)
+            for number, host in enumerate(self.hosts)
         )
 
-    def _drops(self, place: Place, device: str) -> int:
-        answer = place.run([_path("tc"), "-json", "-stats", "qdisc", "show", "dev", device])
-        return sum(qdisc.get("drops", 0) for qdisc in json.loads(answer.stdout))
+
+def _drops(place: Place) -> Counter[str]:
+    """Return the packets that each device of a place has dropped."""
+    answer = place.run([_path("tc"), "-json", "-stats", "qdisc", "show"])
+    drops: Counter[str] = Counter()
+    for qdisc in json.loads(answer.stdout):
+        drops[qdisc["dev"]] += qdisc.get("drops", 0)
+    return drops
 
 
 def _batch(place: Place, name: str, commands: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
@@ -16,10 +16,9 @@ from syncline.devices import DeviceGroup
 from syncline.groups import Group
 from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
-from syncline.training.checkpoint import Checkpoint, load_checkpoint, settings_of
+from syncline.training.checkpoint import Checkpoint, OptimizerState, load_checkpoint, settings_of
 from syncline.training.config import TrainingConfig
-from syncline.training.data.sampling import seed_from
-from syncline.training.data.spec import Batch
+from syncline.training.data.sampling import Batch, seed_from
 from syncline.training.group import Worker, process_group
 from syncline.training.progress import Snapshot, TrainingProgress
 from syncline.training.replica import Replica
@@ -212,7 +211,7 @@ class _Training:
             epoch=self.epoch,
             step=self.step,
             weights={name: w.cpu() for name, w in replica.module.state_dict().items()},
-            optimizer=replica.optimizer.state_dict(),
+            optimizer=cast("OptimizerState", replica.optimizer.state_dict()),
             random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
             compression_files=files,
         ).save(folder)
