@@ -95,6 +95,11 @@ class LocalProcess:
         """Whether the command has ended."""
         return self._popen.returncode is not None or self._ends_by(0)
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None until that was asked for."""
+        return self._popen.returncode
+
     def send_signal(self, number: int) -> None:
         """Send a signal to the command and all that it has started, as a terminal does."""
         # It runs or was not waited for yet, so no other process group can have its number.

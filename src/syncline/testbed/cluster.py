@@ -21,7 +21,8 @@ PORT = 29500
 """Where the workers of a job meet on host 0; torchrun's own, and free because the host is new."""
 MOST_HOSTS = 100
 MOST_WORKERS = 250
-"""Each is a process of this machine, and takes three of the files that one process may open."""
+"""Each is two processes of this machine, of which one waits for the other, and takes three of the
+files that one process may open."""
 LEAST_RATE_BYTES_PER_S = 1e5 / 8
 LARGEST_RATE_BYTES_PER_S = 1e12 / 8
 SMALLEST_MTU_BYTES, LARGEST_MTU_BYTES = 1280, 65000
@@ -102,13 +103,8 @@ class Cluster(Value, frozen=True, kw_only=True):
     ) -> Self:
         """Return the cluster that quantities with units describe.
 
-        Args:
-            hosts: how many.
-            rate: of every link, such as ``"1gbit"``.
-            hosts_rate: rates of single hosts, such as ``"0:100mbit"``.
-            latency: such as ``"20us"``.
-            workers_per_host: how many workers of a job each host runs.
-            mtu_bytes: largest packet.
+        ``rate`` and ``latency`` are such as ``"1gbit"`` and ``"20us"``, rates of single hosts such
+        as ``"0:100mbit"``.
 
         Raises:
             UserError: a quantity does not parse, is out of range, or a host is named twice.

@@ -91,7 +91,7 @@ class Process(LocalProcess):
         Raises:
             PeerError: it has not ended by then, or the cluster has; either way it does not go on.
         """
-        if not self._ends_by(time.monotonic() + timeout_s):
+        if not (self.ended or self._ends_by(time.monotonic() + timeout_s)):
             self.close()
             raise PeerError(f"{self._what} did not end within {timeout_s:g} s and was killed")
         code = self._reaped()
@@ -233,7 +233,7 @@ class Sandbox:
             raise UserError(f"{what} cannot be run: {reason}; check the command")
         process = Process(self, place, what, command, **settings)
         # Held here, so that one whose handle is dropped goes on running until the cluster ends.
-        self._processes = [p for p in self._processes if not p.ended] + [process]
+        self._processes = [p for p in self._processes if p.code is None] + [process]
         return process
 
 

@@ -203,7 +203,7 @@ class _Training:
             assert not isinstance(self.ddp, BspSgd)
             files = state_names(self.step, worker.workers)
             save_state(folder, self.step, self.ddp.compression_state_dict(), rank=worker.rank)
-            worker.sum(0.0)  # all files are there before the checkpoint names them
+            worker.barrier()  # all files are there before the checkpoint names them
         if worker.rank > 0:
             return
         Checkpoint(
