@@ -27,6 +27,7 @@ __all__ = [
     "machine_name",
     "place_variables",
     "processor_name",
+    "readable",
     "received_signals",
     "restored_signals",
     "run_folder",
@@ -63,6 +64,7 @@ class LocalProcess:
         program: Python code and its arguments, to which the command is added; it becomes or runs
             the command. By default the kernel ties the command to the thread that started it, so
             that thread must outlive it.
+        kept: descriptors that the program is given as they are.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class LocalProcess:
         stdout: int | None = None,
         stderr: int | None = None,
         program: Sequence[str] | None = None,
+        kept: Sequence[int] = (),
     ) -> None:
         starter = program or [TIED, str(os.getpid())]
         self._popen = subprocess.Popen(
@@ -83,6 +86,7 @@ class LocalProcess:
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
+            pass_fds=kept,
         )
         self._ended = os.pidfd_open(self._popen.pid)
 
@@ -132,8 +136,14 @@ class LocalProcess:
         return self._popen.returncode
 
     def _ends_by(self, deadline_s: float) -> bool:
-        wait_s = max(deadline_s - time.monotonic(), 0)
-        return bool(select.select([self._ended], [], [], wait_s)[0])
+        return readable(self._ended, max(deadline_s - time.monotonic(), 0))
+
+
+def readable(descriptor: int, wait_s: float) -> bool:
+    """Return whether a descriptor can be read from within a time, of whatever number it is."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(wait_s * 1e3))
 
 
 def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, str]:

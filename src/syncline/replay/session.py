@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
 from syncline.processes import machine_name, run_folder
-from syncline.replay.job import Answer, Contender, ContestJob, Job, Lap, ProbeJob
+from syncline.replay.job import ContestJob, Job, Lap, Laps, ProbeJob
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report.units import size
 from syncline.simulator.predict import Forecast, predict
@@ -133,8 +133,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
             tell("probing the network", 0, 1)
             gradient_bytes = request.profile.gradient_bytes
             largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
-            network = ask(ProbeJob(largest_bytes=largest_bytes), PROBE_S).network
-            assert network is not None
+            network = ask(ProbeJob(largest_bytes=largest_bytes), Network, PROBE_S)
         # Waiting takes no core from the exchange, so neither slows the other.
         network = msgspec.structs.replace(network, contention=Contention())
         tell("planning", 0, 1)
@@ -147,8 +146,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         iterations = request.rounds * (request.warmup + request.iterations)
         predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
         usual_s = START_S + PATIENCE * predicted_s
-        laps = ask(_contest_job(request, names, plans), usual_s).laps
-        assert laps is not None
+        laps: Laps = ask(_contest_job(request, names, plans), Laps, usual_s)
     entries = tuple(
         _entry(name, plan, forecast, laps[name])
         for name, plan, forecast in zip(names, plans, forecasts, strict=True)
@@ -200,12 +198,12 @@ def require_memory(profile: Profile, workers: int) -> None:
 @contextlib.contextmanager
 def _workers(
     request: ReplayRequest, progress: Progress
-) -> Iterator[Callable[[Job, float], Answer]]:
+) -> Iterator[Callable[[Job, Any, float], Any]]:
     """Start the workers on the hosts of a testbed.
 
     Yields:
-        A function that has them do a job and returns what rank 0 found. Its second argument is how
-        many seconds the job may take where the user has set no deadline.
+        A function that has them do a job and returns what rank 0 found, of the type given. Its last
+        argument is how many seconds the job may take where the user has set no deadline.
     """
     progress("starting the workers", 0, 1)
     cluster, timeout_s = request.cluster, request.timeout_s
@@ -222,10 +220,10 @@ def _workers(
         start_s = timeout_s or START_S
         workers.gather(cluster.workers, timeout_s=start_s, overdue=_overdue(start_s))
 
-        def ask(job: Job, usual_s: float) -> Answer:
+        def ask(job: Job, kind: Any, usual_s: float) -> Any:
             limit_s = timeout_s or usual_s
-            answers: list[Answer] = workers.ask(
-                job, Answer, timeout_s=limit_s, overdue=_overdue(limit_s), progress=progress
+            answers = workers.ask(
+                job, kind | None, timeout_s=limit_s, overdue=_overdue(limit_s), progress=progress
             )
             return answers[0]
 
@@ -237,10 +235,9 @@ def _contest_job(request: ReplayRequest, names: Sequence[str], plans: Sequence[P
     stock = {name for name in request.planners if name == Ddp.NAME}
     return ContestJob(
         profile=request.profile,
-        contenders=tuple(
-            Contender(name=name, plan=None if name in stock else plan)
-            for name, plan in zip(names, plans, strict=True)
-        ),
+        contenders={
+            name: None if name in stock else plan for name, plan in zip(names, plans, strict=True)
+        },
         rounds=request.rounds,
         iterations=request.iterations,
         warmup=request.warmup,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from syncline.errors import PeerError, UserError
-from syncline.processes import LocalProcess, end_of
+from syncline.processes import LocalProcess, end_of, readable
 from syncline.testbed import kernel
 from syncline.testbed.cluster import Cluster
 from syncline.testbed.kernel import refusal, require_tools
@@ -41,8 +40,10 @@ class Completed:
 
 
 ENTER = """
-import ctypes, os, signal, sys
-namespaces, processors, folder, *command = sys.argv[1:]
+import ctypes, os, signal, sys, time
+namespaces, processors, folder, ends, place, *command = sys.argv[1:]
+ends = int(ends)
+os.set_inheritable(ends, False)
 libc = ctypes.CDLL(None, use_errno=True)
 for descriptor in [os.open(path, os.O_RDONLY) for path in namespaces.split()]:
     if libc.setns(descriptor, 0):
@@ -63,6 +64,7 @@ if not child:
         os.write(2, f"{command[0]}: {error.strerror}\\n".encode())
         os._exit(126)
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+os.pwrite(ends, time.monotonic_ns().to_bytes(8, "little"), int(place))
 if code < 0:
     PR_SET_DUMPABLE = 4
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # the command has left its core
@@ -72,7 +74,10 @@ if code < 0:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
 os._exit(code)
 """
-"""Runs a command in the namespaces of a place, and ends as it has ended."""
+"""Runs a command in the namespaces of a place, notes when it ends, and ends likewise.
+
+The order in which commands end is known by these times only: this program ends a little later."""
+TIME_BYTES = 8
 
 
 class Process(LocalProcess):
@@ -83,7 +88,12 @@ class Process(LocalProcess):
     ) -> None:
         self._sandbox = sandbox
         self._what = what
-        super().__init__(command, program=[ENTER, *sandbox.entry(place)], **settings)
+        self._number = sandbox.started = sandbox.started + 1
+        self.ended_at_ns = 0
+        """On the monotonic clock; known once it was waited for."""
+        ends = sandbox.ends.fileno()
+        program = [ENTER, *sandbox.entry(place), str(ends), str(self._number * TIME_BYTES)]
+        super().__init__(command, program=program, kept=[ends], **settings)
 
     def wait(self, timeout_s: float) -> int:
         """Wait for its end; return its exit code, or minus the signal that ended it.
@@ -95,6 +105,9 @@ class Process(LocalProcess):
             self.close()
             raise PeerError(f"{self._what} did not end within {timeout_s:g} s and was killed")
         code = self._reaped()
+        noted = os.pread(self._sandbox.ends.fileno(), TIME_BYTES, self._number * TIME_BYTES)
+        # Nothing was noted where the one that waits was killed, too.
+        self.ended_at_ns = int.from_bytes(noted, "little") or time.monotonic_ns()
         if code != 0:
             self._sandbox.require_alive(self._what)
         return code
@@ -132,6 +145,8 @@ class Sandbox:
         self._cluster = cluster
         self._processors = sorted(os.sched_getaffinity(0))
         self._processes: list[Process] = []
+        self.started = 0
+        """Commands so far."""
 
     def __enter__(self) -> Self:
         require_tools()
@@ -145,7 +160,7 @@ class Sandbox:
             "names": [self._cluster.name_of(h) for h in hosts],
             "addresses": [self._cluster.address_of(h) for h in hosts],
         }
-        self._errors = tempfile.TemporaryFile()
+        self._errors, self.ends = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         with theirs:
             self._process = subprocess.Popen(
                 # -P: a module in the working folder must not take the place of one of Python's.
@@ -194,6 +209,7 @@ class Sandbox:
             self._process.kill()
             self._process.wait()
             self._errors.close()
+            self.ends.close()
 
     @property
     def networks(self) -> list[str]:
@@ -217,7 +233,7 @@ class Sandbox:
         Raises:
             PeerError: it has.
         """
-        if select.select([self.connection], [], [], 0)[0]:
+        if readable(self.connection.fileno(), 0):
             raise PeerError(f"{what} was lost: the emulated cluster was ended from outside")
 
     def start(self, place: int, what: str, command: Sequence[str], **settings: Any) -> Process:

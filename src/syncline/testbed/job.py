@@ -229,7 +229,6 @@ class Job:
     def _end(self, rank: int) -> None:
         process = self._running[rank]
         self._selector.unregister(process)
-        ended_ns = time.monotonic_ns()
         code = process.wait(0)
         del self._running[rank]
         stopped_ns = self._stopped_at_ns
@@ -237,8 +236,8 @@ class Job:
             rank=rank,
             host=rank // self._cluster.workers_per_host,
             code=code,
-            after_s=(ended_ns - self._began_ns) * 1e-9,
-            stopped=stopped_ns is not None,
+            after_s=(process.ended_at_ns - self._began_ns) * 1e-9,
+            stopped=stopped_ns is not None and process.ended_at_ns >= stopped_ns,
         )
         if code != 0 and not self._orders and stopped_ns is None:
             now_s = time.monotonic()
