@@ -230,7 +230,7 @@ class WorkerGroup:
         deadline_s = time.monotonic() + timeout_s
         while len(self._ranks) < ranks:
             processes = [started.process for started in self._started]
-            ready = wait([self._listening, *processes], max(deadline_s - time.monotonic(), 0))
+            ready = _ready([self._listening, *processes], max(deadline_s - time.monotonic(), 0))
             if self._listening in ready:
                 self._accept()
             elif ready:
@@ -322,7 +322,7 @@ class WorkerGroup:
     ) -> Iterator[tuple[int, Reply | Lost]]:
         """Yield what workers report, or that they have ended; nothing after ``wait_s``."""
         started = [s for s in self._started if s.rank is None or s.rank in waiting]
-        ready = wait([*waiting.values(), *(s.process for s in started)], wait_s)
+        ready = _ready([*waiting.values(), *(s.process for s in started)], wait_s)
         spoken = {rank for rank, connection in waiting.items() if connection in ready}
         for rank in spoken:
             try:
@@ -346,6 +346,11 @@ class WorkerGroup:
         start = max(os.fstat(descriptor).st_size - OUTPUT_BYTES, 0)
         text = os.pread(descriptor, OUTPUT_BYTES, start).decode(errors="replace")
         return Lost(code, "\n".join(text.splitlines()[-OUTPUT_LINES:]))
+
+
+def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
+    """Return those that can be read from; an empty list after ``wait_s``."""
+    return wait(sources, wait_s)
 
 
 def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
