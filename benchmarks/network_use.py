@@ -155,6 +155,7 @@ class Steps(TrainingProgress):
     """Notes when the steps of a training were done, in seconds, and in which phase."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._done: list[tuple[float, str]] = []
 
     def step(self, now: Snapshot) -> None:

@@ -245,7 +245,6 @@ def _checkpoints() -> list[bytes]:
         step=7,
         weights=dict(model.state_dict()),
         optimizer=optimizer.state_dict(),
-        schedule=schedule.state_dict(),
         random_states=[[torch.get_rng_state()]],
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -267,7 +266,7 @@ def _resume(file: Path) -> None:
     checkpoint.check(path, config, 10, model)
     model.load_state_dict(checkpoint.weights)
     optimizer = sgd(model, config)
-    optimizer.load_state_dict(checkpoint.optimizer)
+    checkpoint.load_optimizer(optimizer)
     set_random_state(checkpoint.random_states[0], torch.device("cpu"))
     model(torch.randn(4, 3))
     _step(model, optimizer)

@@ -15,9 +15,8 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
 from syncline.processes import ended_by_signals, machine_name
-from syncline.replay.request import ReplayRequest
+from syncline.replay.session import ReplayRequest, require_memory
 from syncline.replay.session import replay as run_replay
-from syncline.replay.session import require_memory
 from syncline.simulator.transformations import with_compute_scale
 from syncline.testbed import Cluster
 from tests.replay.examples import PROFILE, layers

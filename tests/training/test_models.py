@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.training.models import MODELS, model_named
-from syncline.training.models.spec import ImageModel, TextModel
+from syncline.training.models import MODELS, ImageModel, TextModel, model_named
 from syncline.training.models.vision import SMALLEST_FULL_IMAGE, Vgg16
 
 IMAGE_MODELS = [model for model in MODELS.values() if isinstance(model, ImageModel)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 
-from syncline.training.progress import EpochLines, LiveProgress, Snapshot, progress_on
+import pytest
+
+from syncline.training.progress import Snapshot, TrainingProgress
 
 NOW = Snapshot(
     epoch=2,
@@ -25,8 +27,7 @@ class Terminal(io.StringIO):
 
 def test_a_file_gets_one_line_an_epoch() -> None:
     stream = io.StringIO()
-    progress = progress_on(stream)
-    assert isinstance(progress, EpochLines)
+    progress = TrainingProgress(stream)
     progress.step(NOW)
     progress.epoch(NOW, {"test accuracy": 0.5})
     progress.close()
@@ -38,8 +39,7 @@ def test_a_file_gets_one_line_an_epoch() -> None:
 
 def test_a_terminal_gets_a_live_line_and_its_cursor_back() -> None:
     stream = Terminal()
-    progress = progress_on(stream)
-    assert isinstance(progress, LiveProgress)
+    progress = TrainingProgress(stream)
     progress.step(NOW)
     progress.epoch(NOW, {"test accuracy": 0.5})
     progress.close()
@@ -48,3 +48,11 @@ def test_a_terminal_gets_a_live_line_and_its_cursor_back() -> None:
     assert "1234 samples/s" in shown
     assert "profiling" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_other_ranks_show_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    progress = TrainingProgress()
+    progress.step(NOW)
+    progress.epoch(NOW, {"test accuracy": 0.5})
+    progress.close()
+    assert capfd.readouterr() == ("", "")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from syncline.bench.result import MPIS, require_contestants
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError, require_known
 from syncline.groups import Transport
+from syncline.model.document import Value, described
 from syncline.testbed import Cluster
 
 __all__ = [
@@ -34,18 +34,19 @@ LARGEST_BYTES = 1 << 30
 MOST_LOCAL_WORKERS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+Lap = Annotated[float, described("How long a turn should take.", "SECONDS")]
+
+
+class _Request(Value, frozen=True, kw_only=True):
     sizes_bytes: tuple[int, ...]
     """Of the whole vector."""
     workers: tuple[int, ...]
     place: Local | Cluster
     """This host, by shared memory or by TCP, or emulated hosts."""
     rounds: int
-    lap_s: float
-    """How long a turn should take; a collective that takes longer is run once or a few times."""
+    lap_s: Lap
+    """A collective that takes longer is run once or a few times."""
     timeout_s: float
-    """For every turn."""
 
     def require_range(self, what: str, chosen: Sequence[str], *times: str) -> None:
         """Check what requests have in common, and times by name.
@@ -78,8 +79,7 @@ class _Request:
                 raise UserError(f"{name} must be a finite number above 0, found {value}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkRequest(_Request):
+class BenchmarkRequest(_Request, frozen=True, kw_only=True):
     """What to measure beside others.
 
     Raises:
@@ -88,10 +88,12 @@ class BenchmarkRequest(_Request):
 
     collective: Collective
     contestants: tuple[str, ...]
-    rounds: int = LEAST_ROUNDS
-    lap_s: float = 0.05
-    timeout_s: float = 300.0
-    pythons: Mapping[str, Path] = field(default_factory=dict)
+    rounds: Annotated[int, described("Turns of every contestant.")] = LEAST_ROUNDS
+    lap_s: Lap = 0.05
+    timeout_s: Annotated[
+        float, described("Give up when a turn takes longer than this many seconds.")
+    ] = 300.0
+    pythons: Mapping[str, Path] = {}
     """Of each MPI: the interpreter that has its mpi4py."""
 
     def __post_init__(self) -> None:
@@ -133,8 +135,7 @@ def collective_named(name: str) -> Collective:
     return next(collective for collective in PROGRAMS if collective == name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRequest(_Request):
+class TuneRequest(_Request, frozen=True, kw_only=True):
     """What to measure to choose algorithms.
 
     Raises:
@@ -142,11 +143,18 @@ class TuneRequest(_Request):
     """
 
     collectives: tuple[Collective, ...]
-    rounds: int = 7
-    lap_s: float = 0.02
-    timeout_s: float = 60.0
-    deadline_s: float = 900.0
-    """For everything; what has not been measured by then is left as it is built in."""
+    rounds: Annotated[int, described("Turns of every algorithm.")] = 7
+    lap_s: Lap = 0.02
+    timeout_s: Annotated[
+        float, described("Give up when a turn takes longer than this.", "SECONDS")
+    ] = 60.0
+    deadline_s: Annotated[
+        float,
+        described(
+            "Stop after this time; collectives not measured by then keep the built-in choice.",
+            "SECONDS",
+        ),
+    ] = 900.0
 
     def __post_init__(self) -> None:
         for number, collective in enumerate(self.collectives):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import NoneType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import click
 import msgspec
+from msgspec.structs import FieldInfo
+from rich.console import Console
 
 from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import ReadingProgress
 from syncline.errors import FileError, UserError, did_you_mean, quoted, require_known
-from syncline.model.document import read_bytes
+from syncline.model.document import Document, read_bytes
 from syncline.model.exchange import EXCHANGES, Link, Stage
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.profile import Profile
@@ -36,14 +40,22 @@ __all__ = [
     "clip_option",
     "cluster_options",
     "density_of",
+    "field_options",
+    "fields_of",
+    "json_option",
     "network_argument",
     "place_of",
     "place_options",
     "profile_argument",
+    "report_option",
+    "show",
     "stated_workers",
     "with_clipping",
+    "with_options",
     "worker_counts",
 ]
+
+D = TypeVar("D", bound=Document)
 
 INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
 """Link inside a host of which nothing is said: PCIe 3.0 x16, 12 GB/s and 5 us a message."""
@@ -384,6 +396,59 @@ def profile_argument(path: str) -> ProfileArgument:
     return ProfileArgument(trace.known_profile(), trace.notes, trace.workers)
 
 
+def fields_of(of: type[msgspec.Struct]) -> dict[str, FieldInfo]:
+    """Return the fields of a configuration by name."""
+    return {field.name: field for field in msgspec.structs.fields(of)}
+
+
+def field_options(
+    fields: Mapping[str, FieldInfo], *names: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command options for fields, in the order of the names; they describe themselves."""
+    return partial(with_options, options=[_field_option(fields[name]) for name in names])
+
+
+FLAGS = {"learning_rate": "lr"}
+"""Of fields whose option has another name."""
+TYPES: dict[str, Any] = {"density_warmup": str, "dense_below": click.IntRange(min=0)}
+"""Of options where those of their fields do not do."""
+
+
+def _field_option(field: FieldInfo) -> Callable[..., Any]:
+    kind, meta = get_args(field.type)
+    kinds = [each for each in get_args(kind) or [kind] if each is not NoneType]
+    flag = FLAGS.get(field.name, field.name.removesuffix("_s").replace("_", "-"))
+    settings: dict[str, Any] = {"help": meta.description, **(meta.extra or {})}
+    if kind is bool:
+        settings["is_flag"] = True
+        flag = f"{flag}/--no-{flag}" if field.default else flag
+    else:
+        settings["type"] = TYPES.get(field.name, str if isinstance(kinds[0], str) else kinds[0])
+    if field.default not in (None, (), "") and field.default is not False:
+        settings["default"] = field.default  # empty ones are described
+    return click.option(f"--{flag}", field.name, **settings)
+
+
+report_option = click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def show(
+    document: D,
+    print_table: Callable[[Console, D], None],
+    report: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print a measurement as JSON or as a table, and where its report is."""
+    if as_json:
+        click.echo(document.to_json(), nl=False)
+        return
+    print_table(Console(highlight=False), document)
+    if report is not None:
+        click.echo(f"report written to {report}")
+
+
 clip_option = click.option(
     "--clip",
     is_flag=True,
@@ -398,8 +463,7 @@ def with_clipping(profile: Profile, *, clip: bool) -> Profile:
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that :func:`place_of` reads."""
-    return _with_options(
-        command,
+    options = [
         click.option(
             "--place",
             type=click.Choice(PLACES),
@@ -407,13 +471,13 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--hosts", type=int, help="On this many emulated hosts instead."),
         click.option("--rate", help="Rate of every link of theirs, such as 1gbit."),
-    )
+    ]
+    return with_options(command, options)
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that :meth:`Cluster.of` takes."""
-    return _with_options(
-        command,
+    options = [
         click.option("--hosts", type=int, default=2, help="How many hosts."),
         click.option("--rate", help="Rate of every link, such as 1gbit.  [default: not limited]"),
         click.option(
@@ -425,10 +489,13 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--latency", help="Added on the way between two hosts, such as 20us."),
         click.option("--workers-per-host", type=int, default=1, help="Workers on each host."),
         click.option("--mtu", "mtu_bytes", type=int, default=9000, help="Largest packet in bytes."),
-    )
+    ]
+    return with_options(command, options)
 
 
-def _with_options(command: Callable[..., Any], *options: Callable[..., Any]) -> Callable[..., Any]:
+def with_options(
+    command: Callable[..., Any], options: Sequence[Callable[..., Any]]
+) -> Callable[..., Any]:
     """Give a command options, in the order of the help."""
     for option in reversed(options):
         command = option(command)

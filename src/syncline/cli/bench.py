@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
 from syncline.bench.contest import measure_collectives
 from syncline.bench.page import print_benchmark, save_report
@@ -15,11 +14,19 @@ from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
 from syncline.bench.result import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
 from syncline.bench.topk_report import print_selections
 from syncline.bench.topk_report import save_report as save_selections
-from syncline.cli.arguments import place_of, place_options, worker_counts
+from syncline.cli.arguments import (
+    field_options,
+    fields_of,
+    json_option,
+    place_of,
+    place_options,
+    report_option,
+    show,
+    worker_counts,
+)
 from syncline.cli.progress import ProgressBar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
-from syncline.model.document import Document
 from syncline.processes import ended_by_signals
 from syncline.report.page import require_place
 
@@ -37,7 +44,7 @@ what 'syncline emulate' needs.
 """
 WORKERS = (2, 3, 4)
 Number = TypeVar("Number", int, float)
-D = TypeVar("D", bound=Document)
+FIELDS = fields_of(BenchmarkRequest)
 DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
 
 
@@ -67,15 +74,7 @@ def bench() -> None:
     metavar="NAME,...",
     help=f"Who takes part; {OURS}:ALGORITHM forces one of ours, 'all' is every one there is.",
 )
-@click.option("--rounds", type=int, default=5, help="Turns of every contestant.")
-@click.option(
-    "--lap",
-    "lap_s",
-    type=float,
-    default=0.05,
-    metavar="SECONDS",
-    help="How long a turn should take.",
-)
+@field_options(FIELDS, "rounds", "lap_s")
 @click.option(
     "--mpi",
     "mpis",
@@ -83,15 +82,9 @@ def bench() -> None:
     metavar="NAME=PYTHON",
     help="Where an MPI's mpi4py is, such as mpich=env/bin/python; may be repeated.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=300.0,
-    help="Give up when a turn takes longer than this many seconds.",
-)
-@click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@field_options(FIELDS, "timeout_s")
+@report_option
+@json_option
 def collectives(
     collective: Collective,
     sizes: str,
@@ -100,12 +93,10 @@ def collectives(
     hosts: int | None,
     rate: str | None,
     contestants: str,
-    rounds: int,
-    lap_s: float,
     mpis: tuple[str, ...],
-    timeout_s: float,
     report: str | None,
     as_json: bool,
+    **limits: Any,
 ) -> None:
     """Measure collectives: ours, Gloo's and MPI's, in turns."""
     where = place_of(place, hosts, rate)
@@ -115,16 +106,16 @@ def collectives(
         workers=worker_counts(workers, where, WORKERS),
         place=where,
         contestants=_contestants(collective, contestants),
-        rounds=rounds,
-        lap_s=lap_s,
-        timeout_s=timeout_s,
         pythons=dict(map(_mpi, mpis)),
+        **limits,
     )
     if report is not None:
         require_place(Path(report))
     with ended_by_signals(), ProgressBar() as bar:
         benchmark = measure_collectives(request, progress=bar)
-    _show(benchmark, report, save_report, print_benchmark, as_json=as_json)
+    if report is not None:
+        save_report(benchmark, Path(report))
+    show(benchmark, print_benchmark, report, as_json=as_json)
 
 
 def _contestants(collective: Collective, text: str) -> tuple[str, ...]:
@@ -161,8 +152,8 @@ def _mpi(text: str) -> tuple[str, Path]:
     default="cpu",
     help="One core, or a GPU.",
 )
-@click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@report_option
+@json_option
 def topk(
     sizes: str, densities: str, rounds: int, device: str, report: str | None, as_json: bool
 ) -> None:
@@ -179,25 +170,9 @@ def topk(
             device=device,
             progress=bar,
         )
-    _show(measured, report, save_selections, print_selections, as_json=as_json)
-
-
-def _show(
-    measured: D,
-    report: str | None,
-    save: Callable[[D, Path], None],
-    print_table: Callable[[Console, D], None],
-    *,
-    as_json: bool,
-) -> None:
     if report is not None:
-        save(measured, Path(report))
-    if as_json:
-        click.echo(measured.to_json(), nl=False)
-        return
-    print_table(Console(highlight=False), measured)
-    if report is not None:
-        click.echo(f"report written to {report}")
+        save_selections(measured, Path(report))
+    show(measured, print_selections, report, as_json=as_json)
 
 
 def _numbers(text: str, option: str, read: Callable[[str], Number]) -> list[Number]:

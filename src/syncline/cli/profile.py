@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from syncline.cli.train import launched_workers, training_options, workers_here
+from syncline.cli.train import configured, training_options
 from syncline.errors import UserError
 from syncline.model.document import write_atomically
 from syncline.model.network import Network
@@ -18,7 +18,6 @@ from syncline.model.profile import Profile
 from syncline.report.bundle import DOCUMENTS
 from syncline.report.tables import document_table
 from syncline.traces.layer_table import write_layer_table
-from syncline.training.config import TrainingConfig
 
 __all__ = ["profile"]
 
@@ -64,30 +63,25 @@ def profile(
     Under torchrun or 'syncline emulate' the command is one worker of that job and starts none
     itself.
     """
-    # Here, so that other commands need not wait for torch.
-    from syncline.training.data import data_named, default_data
-    from syncline.training.group import started_by_launcher
-    from syncline.training.launch import launch
-    from syncline.training.models import model_named
-    from syncline.training.preflight import preflight
-    from syncline.training.profiling import LAYERS, run_profiling
-
     if iterations < 1:
         raise UserError(f"--iterations must be at least 1, found {iterations}")
-    spec = model_named(model)
-    data = data if data is not None else default_data(spec)
-    data_named(data)
-    options["workers"] = launched_workers(context, options["workers"])
-    folder = Path(output or f"runs/profile-{model}-{data}")
-    config = TrainingConfig.of(
+    overrides = {"batch_size": batch_size}
+    config = configured(
+        context,
         model,
         data,
-        overrides={"batch_size": batch_size},
-        report=str(folder),
+        overrides,
+        prefix="profile-",
+        report=output,
         steps=iterations,
         **options,
     )
-    preflight(config, workers_here=workers_here(config, os.environ))
+    folder = Path(config.report)
+    # Here, so that other commands need not wait for torch.
+    from syncline.training.group import started_by_launcher
+    from syncline.training.launch import launch
+    from syncline.training.profiling import LAYERS, run_profiling
+
     if started_by_launcher(os.environ):
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a worker inside a collective, too
         run_profiling(config)

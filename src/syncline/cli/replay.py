@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from syncline.cli.arguments import (
     clip_option,
     cluster_options,
+    field_options,
+    fields_of,
+    json_option,
     network_argument,
     profile_argument,
+    report_option,
+    show,
     stated_workers,
     with_clipping,
 )
@@ -23,7 +27,7 @@ from syncline.model.plan import Plan
 from syncline.planners import PLANNERS
 from syncline.processes import ended_by_signals
 from syncline.replay.page import save_report
-from syncline.replay.request import ReplayRequest
+from syncline.replay.session import ReplayRequest
 from syncline.replay.session import replay as run_replay
 from syncline.replay.table import print_replay
 from syncline.report.page import require_place
@@ -42,6 +46,9 @@ machine. A time is that of the slowest worker in the steady state. Needs what 's
 needs.
 """
 
+FIELDS = fields_of(ReplayRequest)
+TURNS = ("rounds", "iterations", "warmup")
+
 
 @click.command(epilog=EPILOG)
 @click.argument("profile")
@@ -59,9 +66,7 @@ needs.
     help="A plan to run as well; may be repeated.",
 )
 @cluster_options
-@click.option("--rounds", type=int, default=5, help="Turns of every planner.")
-@click.option("--iterations", type=int, default=8, help="Measured iterations of a turn.")
-@click.option("--warmup", type=int, default=3, help="Iterations before them.")
+@field_options(FIELDS, *TURNS)
 @click.option(
     "--scale-compute",
     type=float,
@@ -75,29 +80,20 @@ needs.
     metavar="NETWORK",
     help="Plan and predict with this file, preset, line or link.  [default: probe the cluster]",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    help="Give up after this many seconds.  [default: 3 times what is predicted, and 2 minutes]",
-)
+@field_options(FIELDS, "timeout_s")
 @clip_option
-@click.option("--report", metavar="DIR|FILE.html", help="Write a report.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@report_option
+@json_option
 def replay(
     profile: str,
     planner: str,
     plan_files: tuple[str, ...],
-    rounds: int,
-    iterations: int,
-    warmup: int,
     scale_compute: float,
     network: str | None,
-    timeout_s: float | None,
     report: str | None,
     as_json: bool,
     clip: bool,
-    **described: Any,
+    **options: Any,
 ) -> None:
     """Try plans for PROFILE on an emulated cluster: measured against predicted.
 
@@ -107,18 +103,16 @@ def replay(
     loaded, notes = with_clipping(read.profile, clip=clip), read.notes
     if scale_compute != 1:
         notes += (f"computing takes {scale_compute:g} times as long as in the profile",)
-    cluster = Cluster.of(**described)
+    limits = {name: options.pop(name) for name in (*TURNS, "timeout_s")}
+    cluster = Cluster.of(**options)
     request = ReplayRequest(
         profile=with_compute_scale(loaded, scale_compute),
         cluster=cluster,
         planners=_planners(planner),
         plans=tuple(map(Plan.load, plan_files)),
         network=None if network is None else _network(network, cluster.workers),
-        rounds=rounds,
-        iterations=iterations,
-        warmup=warmup,
-        timeout_s=timeout_s,
         notes=notes,
+        **limits,
     )
     if report is not None:
         require_place(Path(report))
@@ -126,12 +120,7 @@ def replay(
         outcome = run_replay(request, progress=bar)
     if report is not None:
         save_report(outcome, Path(report))
-    if as_json:
-        click.echo(outcome.replay.to_json(), nl=False)
-        return
-    print_replay(Console(highlight=False), outcome.replay)
-    if report is not None:
-        click.echo(f"report written to {report}")
+    show(outcome.replay, print_replay, report, as_json=as_json)
 
 
 def _network(text: str, workers: int) -> Network:

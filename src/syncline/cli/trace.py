@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from syncline.cli.arguments import NETWORK_HELP, network_argument
+from syncline.cli.arguments import NETWORK_HELP, network_argument, with_options
 from syncline.cli.progress import ReadingProgress
 from syncline.errors import UserError
 from syncline.model.document import write_atomically
@@ -51,43 +52,37 @@ def trace() -> None:
     """
 
 
-_from = click.option("--from", "from_format", help="Read the files as of this format.")
-_clock = click.option(
-    "--clock-hz",
-    type=float,
-    help=f"Cycles a second, where times are cycles (astrasim).  [default: {DEFAULT_CLOCK_HZ:g}]",
-)
-_step = click.option("--step", type=int, help="Take this step only, of a profiler trace (kineto).")
-_sizes = click.option(
-    "--sizes",
-    metavar="FILE",
-    help="Sizes that a profiler trace lacks: a header 'name elements' or 'name bytes', then a line "
-    "for each gradient in the order in which they become ready.",
-)
+_READING = [
+    click.option("--from", "from_format", help="Read the files as of this format."),
+    click.option(
+        "--clock-hz",
+        type=float,
+        help="Cycles a second, where times are cycles (astrasim).  "
+        f"[default: {DEFAULT_CLOCK_HZ:g}]",
+    ),
+    click.option("--step", type=int, help="Take this step only, of a profiler trace (kineto)."),
+    click.option(
+        "--sizes",
+        metavar="FILE",
+        help="Sizes that a profiler trace lacks: a header 'name elements' or 'name bytes', then a "
+        "line for each gradient in the order in which they become ready.",
+    ),
+]
+"""Options that :func:`_read` takes."""
+_reading_options = partial(with_options, options=_READING)
 
 
 @trace.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@_from
-@_clock
-@_step
-@_sizes
+@_reading_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(
-    files: tuple[str, ...],
-    from_format: str | None,
-    clock_hz: float | None,
-    step: int | None,
-    sizes: str | None,
-    as_json: bool,
-) -> None:
+def info(files: tuple[str, ...], as_json: bool, **reading: Any) -> None:
     """Show what a trace holds, and what could not be recovered from it.
 
     Several FILEs are one trace: profiler traces of several ranks, or with their execution traces. A
     profiler trace is also simulated from its own profile and messages, beside what it measured.
     """
-    form, found = _read(files, from_format, _options(clock_hz, step, sizes))
-    _check_clock(clock_hz, form)
+    form, found, _ = _read(files, **reading)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_facts(form, found))).decode())
         return
@@ -104,10 +99,7 @@ def info(
 @click.option("--plan-out", help="Write the messages that were sent here, as a plan.")
 @click.option("--network", help="What messages cost, for formats that hold it.  [default: FILE's]")
 @click.option("--workers", type=int, help="Workers that exchanged the messages, if FILE is silent.")
-@_from
-@_clock
-@_step
-@_sizes
+@_reading_options
 def convert(
     files: tuple[str, ...],
     to_format: str,
@@ -116,16 +108,11 @@ def convert(
     plan_out: str | None,
     network: str | None,
     workers: int | None,
-    from_format: str | None,
-    clock_hz: float | None,
-    step: int | None,
-    sizes: str | None,
+    **reading: Any,
 ) -> None:
     """Convert a trace to another format, and say what that format cannot hold."""
     target = format_named(to_format)
-    options = _options(clock_hz, step, sizes)
-    form, found = _read(files, from_format, options)
-    _check_clock(clock_hz, form, target)
+    _, found, options = _read(files, target, **reading)
     own = found.network(workers) if network_out is not None else None
     if plan_out is not None and found.plan is None:
         raise UserError(
@@ -144,24 +131,31 @@ def convert(
         click.echo(f"  lost: {sentence}")
 
 
-def _options(clock_hz: float | None, step: int | None, sizes: str | None) -> TraceOptions:
-    clock_hz = DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz
-    return TraceOptions(clock_hz=clock_hz, step=step, sizes=sizes)
-
-
 def _read(
-    files: tuple[str, ...], from_format: str | None, options: TraceOptions
-) -> tuple[Format, Trace]:
+    files: tuple[str, ...],
+    target: Format | None = None,
+    *,
+    from_format: str | None,
+    clock_hz: float | None,
+    step: int | None,
+    sizes: str | None,
+) -> tuple[Format, Trace, TraceOptions]:
+    """Return the format of the files, what they hold, and the options for writing it as another.
+
+    Raises:
+        UserError: an option has no meaning for these formats, or they cannot be read.
+    """
     form = None if from_format is None else format_named(from_format)
+    options = TraceOptions(
+        clock_hz=DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz, step=step, sizes=sizes
+    )
     with ReadingProgress() as progress:
-        return read_trace(files, form, options._replace(progress=progress))
-
-
-def _check_clock(clock_hz: float | None, *formats: Format) -> None:
-    if clock_hz is not None and all(form.name != "astrasim" for form in formats):
+        form, found = read_trace(files, form, options._replace(progress=progress))
+    if clock_hz is not None and all(each.name != "astrasim" for each in (form, target or form)):
         raise UserError(
             "--clock-hz is for astrasim workloads, whose times are cycles; leave it out"
         )
+    return form, found, options
 
 
 def _network(found: Trace, named: str | None, workers: int | None) -> Network | None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
-from types import NoneType
-from typing import Any, get_args
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import click
 import msgspec
 from click.core import ParameterSource
 
+from syncline.cli.arguments import field_options, fields_of
 from syncline.errors import UserError
 from syncline.planners import PLANNERS
 from syncline.training.config import TrainingConfig
 from syncline.training.hyperparameters import Hyperparameters
 
-__all__ = ["launched_workers", "train", "training_options", "workers_here"]
+__all__ = ["configured", "train", "training_options"]
 
 EPILOG = f"""\b
 Models:
@@ -75,47 +76,14 @@ OPTIONS = (
     *("timeout_s", "json"),
 )
 """Fields of the configuration and of its hyper-parameters, in the order of the help."""
-FLAGS = {"learning_rate": "--lr", "timeout_s": "--timeout"}
-"""Of fields whose option has another name."""
-FROM_TEXT: dict[str, Any] = {"density_warmup": str, "dense_below": click.IntRange(min=0)}
-"""Types of options where those of their fields do not do."""
+HYPERPARAMETERS = fields_of(Hyperparameters)
+# Their defaults depend on the model.
+FIELDS = fields_of(TrainingConfig) | {
+    name: msgspec.structs.replace(field, default=None) for name, field in HYPERPARAMETERS.items()
+}
 
-HYPERPARAMETERS = {field.name: field for field in msgspec.structs.fields(Hyperparameters)}
-FIELDS = {field.name: field for field in msgspec.structs.fields(TrainingConfig)}
-
-
-def training_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command options for fields of a training's configuration.
-
-    Args:
-        names: of fields, in the order of the help.
-    """
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed(names):
-            command = _option(name)(command)
-        return command
-
-    return add
-
-
-def _option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    field = HYPERPARAMETERS.get(name) or FIELDS[name]
-    kind, meta = get_args(field.type)
-    kinds = [each for each in get_args(kind) or [kind] if each is not NoneType]
-    flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
-    settings: dict[str, Any] = {"help": meta.description}
-    if kind is bool:
-        settings["is_flag"] = True
-        if field.default:
-            flag = f"{flag}/--no-{name.replace('_', '-')}"
-    else:
-        settings["type"] = FROM_TEXT.get(name, str if isinstance(kinds[0], str) else kinds[0])
-    # Defaults of hyper-parameters depend on the model; empty ones are described.
-    shown = name in FIELDS and field.default not in (None, (), "") and field.default is not False
-    if shown:
-        settings["default"] = field.default
-    return click.option(flag, name, **settings)
+training_options = partial(field_options, FIELDS)
+"""Give a command options for fields of a training's configuration, named in the help's order."""
 
 
 @click.command(epilog=EPILOG)
@@ -128,22 +96,13 @@ def train(context: click.Context, /, model: str, data: str | None, **options: An
 
     Without options: ResNet-20 on scanned digits, with two workers on this machine.
     """
-    # Here, so that other commands need not wait for torch.
-    from syncline.training.data import data_named, default_data
-    from syncline.training.group import started_by_launcher
-    from syncline.training.models import model_named
-    from syncline.training.preflight import preflight
-
-    spec = model_named(model)
-    data = data if data is not None else default_data(spec)
-    data_named(data)
-    launched = started_by_launcher(os.environ)
-    options["workers"] = launched_workers(context, options["workers"])
     options["density_warmup"] = _densities(options["density_warmup"])
     overrides = {name: options.pop(name) for name in HYPERPARAMETERS}
-    config = TrainingConfig.of(model, data, overrides=overrides, **options)
-    preflight(config, workers_here=workers_here(config, os.environ))
-    if launched:
+    config = configured(context, model, data, overrides, **options)
+    # Here, so that other commands need not wait for torch.
+    from syncline.training.group import started_by_launcher
+
+    if started_by_launcher(os.environ):
         from syncline.training.worker import run_worker
 
         # Ends a worker inside a collective, too. It has nothing to tidy up.
@@ -155,26 +114,45 @@ def train(context: click.Context, /, model: str, data: str | None, **options: An
         launch(config)
 
 
-def launched_workers(context: click.Context, workers: int) -> int:
-    """Return how many workers there are: of the launcher if there is one, else as asked.
+def configured(
+    context: click.Context,
+    model: str,
+    data: str | None,
+    overrides: Mapping[str, object],
+    *,
+    prefix: str = "",
+    **options: Any,
+) -> TrainingConfig:
+    """Return the configuration of a training of as many workers as asked for, or as launched.
+
+    ``prefix`` is that of the folder which is written to unless another one is named.
 
     Raises:
-        UserError: both were given and differ.
+        UserError: an option, or a file that it names, cannot be used.
     """
+    from syncline.training.data import data_named, default_data
     from syncline.training.group import started_by_launcher
+    from syncline.training.models import model_named
+    from syncline.training.preflight import preflight
 
-    if not started_by_launcher(os.environ):
-        return workers
-    default = context.get_parameter_source("workers") is ParameterSource.DEFAULT
-    return _workers_of_launcher(None if default else workers, os.environ)
-
-
-def workers_here(config: TrainingConfig, environment: Mapping[str, str]) -> int:
-    """Return how many workers of the job run on this host."""
-    from syncline.training.group import started_by_launcher
-
-    launched = started_by_launcher(environment)
-    return int(environment.get("LOCAL_WORLD_SIZE", config.workers)) if launched else config.workers
+    spec = model_named(model)
+    data = data if data is not None else default_data(spec)
+    data_named(data)
+    workers_here = options["workers"]
+    if started_by_launcher(os.environ):
+        started = int(os.environ["WORLD_SIZE"])
+        default = context.get_parameter_source("workers") is ParameterSource.DEFAULT
+        if not default and workers_here != started:
+            raise UserError(
+                f"--workers is {workers_here}, but the launcher (torchrun) started {started}; "
+                "leave --workers out"
+            )
+        options["workers"] = started
+        workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+    options["report"] = options["report"] or f"runs/{prefix}{model}-{data}"
+    config = TrainingConfig.of(model, data, overrides=overrides, **options)
+    preflight(config, workers_here=workers_here)
+    return config
 
 
 def _densities(text: str | None) -> tuple[float, ...]:
@@ -184,13 +162,3 @@ def _densities(text: str | None) -> tuple[float, ...]:
         raise UserError(
             f"--density-warmup takes densities with commas between them, found {text!r}"
         ) from None
-
-
-def _workers_of_launcher(workers: int | None, environment: Mapping[str, str]) -> int:
-    started = int(environment["WORLD_SIZE"])
-    if workers not in (None, started):
-        raise UserError(
-            f"--workers is {workers}, but the launcher (torchrun) started {started}; "
-            "leave --workers out"
-        )
-    return started

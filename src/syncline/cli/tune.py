@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.console import Console
 from syncline.bench.request import Local, TuneRequest, collective_named, parse_sizes
 from syncline.bench.tuning import tune as measure
 from syncline.bench.tuning_report import print_choices, save_choices_page
-from syncline.cli.arguments import place_of, place_options, worker_counts
+from syncline.cli.arguments import field_options, fields_of, place_of, place_options, worker_counts
 from syncline.cli.progress import ProgressBar
 from syncline.collectives import PROGRAMS
 from syncline.errors import FileError, UserError
@@ -53,31 +54,7 @@ WORKERS = (2, 4)
 @click.option(
     "--workers-per-host", type=int, help="Workers on each of the emulated hosts.  [default: 1]"
 )
-@click.option("--rounds", type=int, default=7, help="Turns of every algorithm.")
-@click.option(
-    "--lap",
-    "lap_s",
-    type=float,
-    default=0.02,
-    metavar="SECONDS",
-    help="How long a turn should take.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=60.0,
-    metavar="SECONDS",
-    help="Give up when a turn takes longer than this.",
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=float,
-    default=900.0,
-    metavar="SECONDS",
-    help="Stop after this time; collectives not measured by then keep the built-in choice.",
-)
+@field_options(fields_of(TuneRequest), "rounds", "lap_s", "timeout_s", "deadline_s")
 @click.option(
     "-o",
     "--output",
@@ -90,6 +67,7 @@ WORKERS = (2, 4)
 @click.pass_context
 def tune(
     context: click.Context,
+    /,
     collectives: str,
     sizes: str,
     workers: str | None,
@@ -97,14 +75,11 @@ def tune(
     hosts: int | None,
     rate: str | None,
     workers_per_host: int | None,
-    rounds: int,
-    lap_s: float,
-    timeout_s: float,
-    deadline_s: float,
     output: str | None,
     page: str | None,
     as_json: bool,
     show: bool,
+    **limits: Any,
 ) -> None:
     """Measure which algorithm is fastest for each collective and size, and use it from now on."""
     if page is not None:
@@ -121,10 +96,7 @@ def tune(
         sizes_bytes=parse_sizes(sizes),
         workers=worker_counts(workers, where, WORKERS),
         place=where,
-        rounds=rounds,
-        lap_s=lap_s,
-        timeout_s=timeout_s,
-        deadline_s=deadline_s,
+        **limits,
     )
     if output is not None and len(request.workers) > 1:
         raise UserError(
@@ -143,7 +115,8 @@ def tune(
     if tuned.unfinished:
         what = ", ".join(tuned.unfinished)
         click.echo(
-            f"not measured within {deadline_s:g} s (--deadline), so as built in: {what}", err=True
+            f"not measured within {request.deadline_s:g} s (--deadline), so as built in: {what}",
+            err=True,
         )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "NOT_JSON",
     "Document",
     "Value",
+    "described",
     "open_file",
     "read_bytes",
     "read_document",
@@ -84,6 +85,11 @@ LARGEST_FILE_BYTES = 64 << 20
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the frozen, validated records that documents are made of."""
+
+
+def described(text: str, metavar: str | None = None) -> msgspec.Meta:
+    """Return the annotation that gives a field's option its help, and a name for its value."""
+    return msgspec.Meta(description=text, extra={"metavar": metavar})
 
 
 class Document(Value, frozen=True, kw_only=True):

@@ -63,15 +63,9 @@ class DeviceClock:
         return self._free_ns.setdefault(lane, self._left_ns)
 
     def run(self, duration_ns: int, *, lane: str = "device", not_before_ns: int = 0) -> int:
-        """Put an operation into the queue of a lane.
+        """Put an operation into the queue of a lane; return when it ends, which no host waits for.
 
-        Args:
-            duration_ns: how long it takes.
-            lane: what runs it.
-            not_before_ns: when what it waits for on other lanes has ended.
-
-        Returns:
-            When it ends. The host does not wait for that.
+        ``not_before_ns`` is when what it waits for on other lanes has ended.
         """
         start_ns = max(self.free_ns(lane), not_before_ns)
         if lane == "device":

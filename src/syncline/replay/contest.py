@@ -48,14 +48,7 @@ def train_step(
     norm: Norm | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Take one step as a training loop does.
-
-    Args:
-        model: the wrapped one.
-        optimizer: of its parameters.
-        norm: of all gradients, which is clipped; None if it is not.
-        scaler: of the loss, if it is scaled.
-    """
+    """Take one step as a training loop does: with a norm it is clipped, with a scaler scaled."""
     optimizer.zero_grad()
     loss = model()
     (loss if scaler is None else scaler.scale(loss)).backward()
@@ -209,12 +202,7 @@ def _lap(
 
 
 def stock_ddp(name: str = "ddp", **arguments: Any) -> Contestant:
-    """Return torch's own DistributedDataParallel.
-
-    Args:
-        name: of the contestant.
-        arguments: of torch's class, such as ``bucket_cap_mb=5``.
-    """
+    """Return torch's own DistributedDataParallel, with arguments such as ``bucket_cap_mb=5``."""
 
     def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
         # Parameters are equal; sending them round would cost seconds each time.
@@ -225,11 +213,9 @@ def stock_ddp(name: str = "ddp", **arguments: Any) -> Contestant:
 
 
 def planned(plan: Plan, name: str | None = None) -> Contestant:
-    """Return Syncline's DistributedDataParallel under a plan.
+    """Return Syncline's DistributedDataParallel under a plan, which has the profile's names.
 
-    Args:
-        plan: with the tensors' names in the profile.
-        name: of the contestant; by default the planner's.
+    It is called as the planner unless it is given a name.
     """
 
     def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:

@@ -1,14 +1,13 @@
-"""What a replay asks of its worker processes, and what they answer."""
+"""What a replay asks of its worker processes; rank 0 answers with a network, or with laps."""
 
 from __future__ import annotations
 
 from syncline.model.document import Value
-from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 
-__all__ = ["Answer", "Contender", "ContestJob", "Job", "Lap", "ProbeJob"]
+__all__ = ["ContestJob", "Job", "Lap", "Laps", "ProbeJob"]
 
 
 class Lap(Value, frozen=True, kw_only=True):
@@ -28,12 +27,8 @@ class Lap(Value, frozen=True, kw_only=True):
     """The last iteration of this rank."""
 
 
-class Contender(Value, frozen=True, kw_only=True):
-    """One way to exchange gradients, by its name."""
-
-    name: str
-    plan: Plan | None
-    """None: torch's own DistributedDataParallel."""
+Laps = dict[str, tuple[Lap, ...]]
+"""Of each contender, by name."""
 
 
 class ProbeJob(Value, frozen=True, kw_only=True, tag="probe"):
@@ -47,18 +42,11 @@ class ContestJob(Value, frozen=True, kw_only=True, tag="contest"):
     """Replay a profile under several plans in turns."""
 
     profile: Profile
-    contenders: tuple[Contender, ...]
+    contenders: dict[str, Plan | None]
+    """By name; None: torch's own DistributedDataParallel."""
     rounds: int
     iterations: int
     warmup: int
 
 
 Job = ProbeJob | ContestJob
-
-
-class Answer(Value, frozen=True, kw_only=True):
-    """What rank 0 found; other ranks leave it empty."""
-
-    network: Network | None = None
-    laps: dict[str, tuple[Lap, ...]] | None = None
-    """Of each contender."""

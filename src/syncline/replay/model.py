@@ -41,13 +41,7 @@ def module_names(names: Sequence[str]) -> dict[str, str]:
     belong to the outermost module and so be needed before everything else, gets the part
     ``weight``; a part that is empty, begins with an underscore or is an attribute of every module
     gets an underscore behind it; and so does the parameter, as often as it takes, where another
-    has its name or a submodule has.
-
-    Args:
-        names: all different.
-
-    Returns:
-        A name for each, all different, in the same order.
+    has its name or a submodule has. The names here are as different as those given.
     """
     paths = [[_allowed(part) for part in name.split(".")] for name in names]
     for path in paths:
@@ -110,13 +104,7 @@ VALUES = 7
 
 
 def gradient_value(rank: int, iteration: int, tensor: int) -> float:
-    """Return what every element of a gradient is.
-
-    Args:
-        rank: of the worker.
-        iteration: counted from 0 at each worker.
-        tensor: index of the gradient in ready order.
-    """
+    """Return what every element of a gradient, by its index in ready order, is on a rank."""
     return float(1 + (rank + iteration + tensor) % VALUES)
 
 

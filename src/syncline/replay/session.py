@@ -7,11 +7,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from syncline.errors import UserError
+from syncline.errors import MismatchError, UserError, quoted
+from syncline.model.document import Value, described
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -19,16 +20,15 @@ from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
 from syncline.processes import machine_name, run_folder
-from syncline.replay.job import Answer, Contender, ContestJob, Job, Lap, ProbeJob
-from syncline.replay.request import ReplayRequest
+from syncline.replay.job import ContestJob, Job, Lap, Laps, ProbeJob
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report.units import size
 from syncline.simulator.predict import Forecast, predict
-from syncline.testbed import Testbed
+from syncline.testbed import Cluster, Testbed
 from syncline.testbed.job import worker_environment
 from syncline.workers import START_S, Progress, WorkerGroup, module_command
 
-__all__ = ["ReplayOutcome", "replay", "require_memory"]
+__all__ = ["ReplayOutcome", "ReplayRequest", "replay", "require_memory"]
 
 PATIENCE = 3.0
 """Without a deadline of the user's, a replay may take this many times as long as is predicted, and
@@ -42,6 +42,60 @@ COPIES = 3.5
 being rebuilt, and what a backend needs for itself. Parameters are zeros that take no memory."""
 WORKER_BYTES = 300e6
 """What Python and torch take in each worker."""
+
+
+class ReplayRequest(Value, frozen=True, kw_only=True):
+    """What to replay.
+
+    Raises:
+        UserError: on construction, if there is nothing to compare or a number is out of range.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    planners: tuple[str, ...]
+    """Names of planners; ``ddp`` is torch's own DistributedDataParallel."""
+    plans: tuple[Plan, ...] = ()
+    """Ready plans to run as well, each under its planner's name."""
+    network: Network | None = None
+    """Plan and predict with this; None: probe the emulated cluster first."""
+    rounds: Annotated[int, described("Turns of every planner.")] = 5
+    iterations: Annotated[int, described("Measured iterations of a turn.")] = 8
+    warmup: Annotated[int, described("Iterations before them.")] = 3
+    timeout_s: Annotated[
+        float | None,
+        described(
+            "Give up after this many seconds.  [default: 3 times what is predicted, and 2 minutes]"
+        ),
+    ] = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [*self.planners, *(plan.planner for plan in self.plans)]
+        if not names:
+            raise UserError("nothing to replay: name at least one planner, or give a plan")
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise UserError(f"{quoted(name)} would run twice; name each planner once")
+        for name in self.planners:
+            planner_named(name)
+        for field in ("rounds", "iterations", "warmup"):
+            if getattr(self, field) < 1:
+                raise UserError(f"{field} must be at least 1, found {getattr(self, field)}")
+        if self.cluster.workers < 2:
+            raise UserError("a replay needs at least 2 workers; emulate more hosts or workers")
+        if self.network is not None and self.network.workers != self.cluster.workers:
+            raise MismatchError(
+                f"network {quoted(self.network.name)} is of {self.network.workers} workers, the "
+                f"emulated cluster has {self.cluster.workers}; leave the network out to probe the "
+                "cluster"
+            )
+        if self.timeout_s is not None and not (
+            math.isfinite(self.timeout_s) and self.timeout_s > 0
+        ):
+            raise UserError(
+                f"the timeout must be a finite number of seconds above 0, found {self.timeout_s}"
+            )
 
 
 class ReplayOutcome(NamedTuple):
@@ -79,8 +133,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
             tell("probing the network", 0, 1)
             gradient_bytes = request.profile.gradient_bytes
             largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
-            network = ask(ProbeJob(largest_bytes=largest_bytes), PROBE_S).network
-            assert network is not None
+            network = ask(ProbeJob(largest_bytes=largest_bytes), Network, PROBE_S)
         # Waiting takes no core from the exchange, so neither slows the other.
         network = msgspec.structs.replace(network, contention=Contention())
         tell("planning", 0, 1)
@@ -93,8 +146,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         iterations = request.rounds * (request.warmup + request.iterations)
         predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
         usual_s = START_S + PATIENCE * predicted_s
-        laps = ask(_contest_job(request, names, plans), usual_s).laps
-        assert laps is not None
+        laps: Laps = ask(_contest_job(request, names, plans), Laps, usual_s)
     entries = tuple(
         _entry(name, plan, forecast, laps[name])
         for name, plan, forecast in zip(names, plans, forecasts, strict=True)
@@ -146,12 +198,12 @@ def require_memory(profile: Profile, workers: int) -> None:
 @contextlib.contextmanager
 def _workers(
     request: ReplayRequest, progress: Progress
-) -> Iterator[Callable[[Job, float], Answer]]:
+) -> Iterator[Callable[[Job, Any, float], Any]]:
     """Start the workers on the hosts of a testbed.
 
     Yields:
-        A function that has them do a job and returns what rank 0 found. Its second argument is how
-        many seconds the job may take where the user has set no deadline.
+        A function that has them do a job and returns what rank 0 found, of the type given. Its last
+        argument is how many seconds the job may take where the user has set no deadline.
     """
     progress("starting the workers", 0, 1)
     cluster, timeout_s = request.cluster, request.timeout_s
@@ -168,10 +220,10 @@ def _workers(
         start_s = timeout_s or START_S
         workers.gather(cluster.workers, timeout_s=start_s, overdue=_overdue(start_s))
 
-        def ask(job: Job, usual_s: float) -> Answer:
+        def ask(job: Job, kind: Any, usual_s: float) -> Any:
             limit_s = timeout_s or usual_s
-            answers: list[Answer] = workers.ask(
-                job, Answer, timeout_s=limit_s, overdue=_overdue(limit_s), progress=progress
+            answers = workers.ask(
+                job, kind | None, timeout_s=limit_s, overdue=_overdue(limit_s), progress=progress
             )
             return answers[0]
 
@@ -183,10 +235,9 @@ def _contest_job(request: ReplayRequest, names: Sequence[str], plans: Sequence[P
     stock = {name for name in request.planners if name == Ddp.NAME}
     return ContestJob(
         profile=request.profile,
-        contenders=tuple(
-            Contender(name=name, plan=None if name in stock else plan)
-            for name, plan in zip(names, plans, strict=True)
-        ),
+        contenders={
+            name: None if name in stock else plan for name, plan in zip(names, plans, strict=True)
+        },
         rounds=request.rounds,
         iterations=request.iterations,
         warmup=request.warmup,

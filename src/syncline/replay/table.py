@@ -47,12 +47,7 @@ def print_replay(console: Console, replay: Replay) -> None:
 
 
 def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> RenderableType:
-    """Return what was measured beside what was predicted, the fastest first.
-
-    Args:
-        replay: what was measured.
-        without: columns to leave out.
-    """
+    """Return what was measured beside what was predicted, the fastest first."""
     unit = time_unit(replay)
     title = f"{replay.model} · {replay.cluster} · {measured_how(replay)}"
     below = (

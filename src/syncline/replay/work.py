@@ -42,14 +42,10 @@ def measured_timeline(
     ran: Sequence[Ran],
     messages: Iterable[SentMessage],
 ) -> Timeline:
-    """Return the timeline of one iteration: what lay in it, clipped to it.
+    """Return the timeline of one iteration under the plan ``name``: what lay in it, clipped to it.
 
-    Args:
-        name: of the plan.
-        begun_ns: when the iteration began, on the monotonic clock.
-        ended_ns: when the next one did.
-        ran: what the device did.
-        messages: those of the iteration and of the one before, which may reach into it.
+    It lasts from ``begun_ns`` to ``ended_ns`` on the monotonic clock; messages of the iteration
+    before may reach into it.
     """
     length_ns = max(ended_ns - begun_ns, 0)
     spans = [
@@ -88,10 +84,6 @@ class Computation:
     It runs what the simulator's strategy ``loop`` does: every operation in the profile's order on
     its lane, reading and copying in the loop's own thread. The update is asked for share by share,
     because an optimizer may be stepped parameter by parameter.
-
-    Args:
-        profile: what there is to compute.
-        clock: the device.
     """
 
     def __init__(self, profile: Profile, clock: DeviceClock) -> None:
@@ -134,11 +126,7 @@ class Computation:
         self.ran = []
 
     def forward(self, operation: int) -> None:
-        """Run everything before an operation, and let the host wait until the device is free.
-
-        Args:
-            operation: index in the profile of what comes next.
-        """
+        """Run everything before an operation of the profile; wait until the device is free."""
         self._reach(operation)
         self.clock.wait()
 
@@ -148,10 +136,9 @@ class Computation:
         self._arrived(self._lane(awaited), awaited.name)
 
     def backward(self, operation: int | None) -> None:
-        """Run everything up to an operation, and let the host wait until that one has ended.
+        """Run everything up to an operation of the profile, by default all before the update.
 
-        Args:
-            operation: index in the profile; None: all before the update.
+        The host waits until that one has ended.
         """
         self._is_due = True
         if operation is None:
@@ -164,9 +151,8 @@ class Computation:
     def update(self, size_bytes: int, tensors: int) -> None:
         """Update some parameters, whose gradients have arrived.
 
-        Args:
-            size_bytes: of their gradients; the update's time is shared out by these.
-            tensors: how many they are, which counts where the profile has no bytes at all.
+        The update's time is shared out by the bytes of gradients; where the profile has none at
+        all, by tensors.
         """
         self._arrived("device", "all gradients" if self._is_due else self._next_name())
         whole_bytes = self.profile.gradient_bytes

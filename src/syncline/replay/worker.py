@@ -15,15 +15,16 @@ import torch.distributed as dist
 
 from syncline.errors import PeerError
 from syncline.measure.probe import probe
+from syncline.model.network import Network
 from syncline.replay.contest import planned, run_contest, stock_ddp
-from syncline.replay.job import Answer, Job, ProbeJob
+from syncline.replay.job import Job, Laps, ProbeJob
 from syncline.workers import Progress, leave, serve
 
 __all__ = ["main", "run_job"]
 
 
-def run_job(job: Job, progress: Progress) -> Answer:
-    """Do a worker's part of a job, in the default process group.
+def run_job(job: Job, progress: Progress) -> Network | Laps | None:
+    """Do a worker's part of a job, in the default process group; rank 0 returns what was found.
 
     Raises:
         SynclineError: a plan cannot be run, or another rank failed.
@@ -31,10 +32,13 @@ def run_job(job: Job, progress: Progress) -> Answer:
     first = dist.get_rank() == 0
     if isinstance(job, ProbeJob):
         network = probe(largest_bytes=job.largest_bytes, name="emulated cluster, probed")
-        return Answer(network=network) if first else Answer()
+        return network if first else None
     laps = run_contest(
         job.profile,
-        [stock_ddp(c.name) if c.plan is None else planned(c.plan, c.name) for c in job.contenders],
+        [
+            stock_ddp(name) if plan is None else planned(plan, name)
+            for name, plan in job.contenders.items()
+        ],
         rounds=job.rounds,
         iterations=job.iterations,
         warmup=job.warmup,
@@ -42,7 +46,7 @@ def run_job(job: Job, progress: Progress) -> Answer:
         if first
         else None,
     )
-    return Answer(laps=laps) if first else Answer()
+    return laps if first else None
 
 
 def main(path: str, timeout_s: str) -> None:
@@ -50,7 +54,7 @@ def main(path: str, timeout_s: str) -> None:
     # Hosts that emulate computation by waiting have no use for more.
     torch.set_num_threads(1)
 
-    def act(job: Job, progress: Progress) -> Answer:
+    def act(job: Job, progress: Progress) -> Network | Laps | None:
         try:
             if not dist.is_initialized():
                 dist.init_process_group("gloo", timeout=timedelta(seconds=float(timeout_s)))

@@ -7,20 +7,25 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
 from syncline.errors import FileError, quoted, shortened
 
-__all__ = ["PARTIAL", "damaged", "has_format", "is_plain", "load_archive", "save_archive"]
+__all__ = ["PARTIAL", "converted", "damaged", "is_plain", "load_archive", "save_archive"]
+
+T = TypeVar("T")
+
+VERSION = 1
 
 PARTIAL = ".partial"
 """Suffix of a file that is being written."""
 
 
-def save_archive(path: Path, content: Mapping[str, Any]) -> None:
+def save_archive(path: Path, form: str, content: Mapping[str, Any]) -> None:
     """Write tensors and plain values; an older file is replaced whole or not at all.
 
     Raises:
@@ -29,7 +34,7 @@ def save_archive(path: Path, content: Mapping[str, Any]) -> None:
     partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
         with partial.open("wb") as file:
-            torch.save(dict(content), file)
+            torch.save({"format": form, "version": VERSION, **content}, file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -39,8 +44,8 @@ def save_archive(path: Path, content: Mapping[str, Any]) -> None:
         raise FileError(f"{path}: the checkpoint cannot be written: {error}") from error
 
 
-def load_archive(path: Path) -> Any:
-    """Return what :func:`save_archive` has written.
+def load_archive(path: Path, form: str, kind: type[T]) -> T:
+    """Return what :func:`save_archive` has written with this format, as a structure of ``kind``.
 
     Raises:
         FileError: the file is missing or damaged, or holds anything else.
@@ -57,9 +62,32 @@ def load_archive(path: Path) -> Any:
     if damage is not None:
         raise FileError(f"{path}: damaged: {damage}")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise FileError(f"{path}: not a checkpoint of syncline: {_first_line(error)}") from error
+    found = content.get("format") if isinstance(content, dict) else type(content).__name__
+    if not (isinstance(found, str) and found == form):  # a tensor is compared by element
+        raise FileError(f"{path}: expected a file of format {form!r}, found {quoted(found)}")
+    version = content.get("version", VERSION)
+    if type(version) is not int or version != VERSION:
+        raise FileError(
+            f"{path}: expected version {VERSION} of the checkpoint form, found {quoted(version)}; "
+            "resume with the release that wrote it"
+        )
+    return converted(path, content, kind)
+
+
+def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
+    """Return plain content of a file as a structure.
+
+    Raises:
+        FileError: it has another form.
+    """
+    try:
+        return msgspec.convert(content, kind)
+    # msgspec takes a tensor for a mapping, and fails by an AttributeError.
+    except (msgspec.ValidationError, AttributeError, RecursionError) as error:
+        raise damaged(path, shortened(str(error))) from None
 
 
 def _damage_of(path: Path) -> str | None:
@@ -87,17 +115,6 @@ def damaged(path: Path, problem: str) -> FileError:
     )
 
 
-def has_format(content: object, name: str) -> TypeGuard[dict[Any, Any]]:
-    """Return whether loaded content names this format."""
-    found = content.get("format") if isinstance(content, dict) else None
-    return isinstance(found, str) and found == name  # a tensor is compared element by element
-
-
-def is_plain(value: object) -> TypeGuard[Tensor]:
-    """Return whether a loaded value is a dense tensor on the CPU."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and not value.is_quantized
-    )
+def is_plain(value: Tensor) -> bool:
+    """Return whether a loaded tensor is a dense one on the CPU."""
+    return value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized

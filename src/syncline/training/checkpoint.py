@@ -2,53 +2,64 @@
 
 from __future__ import annotations
 
-import math
+import copy
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from syncline.errors import FileError, MismatchError, UserError, quoted
-from syncline.training.archive import damaged, has_format, is_plain, load_archive, save_archive
+from syncline.errors import MismatchError, UserError, quoted
+from syncline.training.archive import damaged, is_plain, load_archive, save_archive
 from syncline.training.config import TrainingConfig
 from syncline.training.residuals import require_states, state_names
-from syncline.training.wrap import sgd
 
-__all__ = ["FILE_NAME", "Checkpoint", "load_checkpoint", "settings_of"]
+__all__ = ["FILE_NAME", "Checkpoint", "OptimizerState", "load_checkpoint", "settings_of"]
 
 FILE_NAME = "checkpoint.pt"
 FORMAT = "syncline/checkpoint"
-VERSION = 1
 
 SETTINGS = ("model", "data", "workers", "seed", "precision", "accumulate")
 """What must be as it was for a training to go on as if it had never stopped."""
 
-MOST_STEPS = 1 << 62
 FREE_HYPERPARAMETERS = ("epochs",)
 """A training may be made longer; the learning rate then follows the new number of epochs."""
 
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+
+class Group(TypedDict):
+    """Of an optimizer's settings those that change in training."""
+
+    lr: Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+
+
+class OptimizerState(TypedDict):
+    """What is read of an optimizer's ``state_dict``."""
+
+    state: dict[int, dict[str, Tensor | None]]
+    param_groups: Annotated[list[Group], Meta(min_length=1, max_length=1)]
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A training after a number of whole epochs."""
 
     settings: dict[str, Any]
     """See :func:`settings_of`."""
-    epoch: int
+    epoch: Count
     """Epochs done."""
-    step: int
+    step: Count
     """Optimizer steps done."""
     weights: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    schedule: dict[str, Any]
-    random_states: list[list[Tensor]]
-    """Of each rank, the states of its generators."""
-    compression_files: list[str] = field(default_factory=list)
+    optimizer: OptimizerState
+    random_states: list[Annotated[list[Tensor], Meta(min_length=1, max_length=2)]]
+    """Of each rank, the states of its generators: the CPU's and, on a GPU, that GPU's."""
+    compression_files: list[str] = []
     """Of each rank, what compression has left behind; see :mod:`syncline.training.residuals`."""
 
     def save(self, folder: Path) -> None:
@@ -57,9 +68,7 @@ class Checkpoint:
         Raises:
             FileError: the folder cannot be written to.
         """
-        content = {"format": FORMAT, "version": VERSION}
-        content |= {name: getattr(self, name) for name in self.__slots__}
-        save_archive(folder / FILE_NAME, content)
+        save_archive(folder / FILE_NAME, FORMAT, msgspec.structs.asdict(self))
 
     def check(self, path: Path, config: TrainingConfig, classes: int, module: nn.Module) -> None:
         """Make sure that a training with this configuration and model can go on from here.
@@ -81,7 +90,7 @@ class Checkpoint:
                     f"one with {name} {quoted(found)}; give the options of that one, or start anew "
                     "without --resume"
                 )
-        if not all(isinstance(k, str) and is_plain(v) for k, v in self.weights.items()):
+        if not all(map(is_plain, self.weights.values())):
             raise damaged(path, "not all weights are dense tensors")
         forms, stored = _forms(module.state_dict()), _forms(self.weights)
         for name in sorted(forms.keys() | stored.keys()):
@@ -91,7 +100,7 @@ class Checkpoint:
                     f"{stored.get(name)} in the checkpoint (None: it is not there); the checkpoint "
                     "was written by another release"
                 )
-        self._require_whole(path, sgd(module, config))
+        self._require_whole(path, list(module.parameters()))
         require_states(path.parent, self.compression_files)
         if self.epoch >= config.hyper.epochs:
             raise UserError(
@@ -104,42 +113,31 @@ class Checkpoint:
                 "train on"
             )
 
-    def _require_whole(self, path: Path, optimizer: SGD) -> None:
+    def _require_whole(self, path: Path, parameters: list[nn.Parameter]) -> None:
         """Make sure that every part can be loaded, so that none fails when others are loaded.
 
         Raises:
-            FileError: a part is of another form than :meth:`save` writes.
+            FileError: a part does not fit the others, or the model.
         """
-        parameters = optimizer.param_groups[0]["params"]
-        groups: Any = self.optimizer.get("param_groups")
-        states: Any = self.optimizer.get("state")
-        last_step, workers = self.schedule.get("last_epoch"), self.settings.get("workers")
-        problem = None
-        if not (0 <= self.epoch < MOST_STEPS and 0 <= self.step < MOST_STEPS):
-            problem = f"{quoted(self.epoch)} epochs and {quoted(self.step)} steps are done"
-        elif type(last_step) is not int or last_step != self.step:
-            problem = (
-                f"{self.step} steps are done, but {quoted(last_step)} of the learning rate's "
-                "schedule"
-            )
-        elif not (isinstance(groups, list) and _same_settings(groups, optimizer)):
-            problem = "the settings of the optimizer are of another one"
-        elif not isinstance(states, dict) or not all(
-            type(index) is int and 0 <= index < len(parameters) and _is_state(s, parameters[index])
-            for index, s in states.items()
+        if not all(
+            0 <= index < len(parameters)
+            and all(t is None or (is_plain(t) and t.shape == parameters[index].shape) for t in made)
+            for index, made in ((i, s.values()) for i, s in self.optimizer["state"].items())
         ):
-            problem = "the state of the optimizer is of other parameters"
-        elif len(self.random_states) != workers or not all(
-            map(_are_random_states, self.random_states)
-        ):
-            problem = "the states of the random generators are not those of all workers"
-        elif not (
-            all(isinstance(name, str) for name in self.compression_files)
-            and self.compression_files in ([], state_names(self.step, len(self.random_states)))
-        ):
-            problem = f"the files of compression are not those of step {self.step}"
-        if problem is not None:
-            raise damaged(path, problem)
+            raise damaged(path, "the state of the optimizer is of other parameters")
+        ranks = len(self.random_states)
+        if ranks != self.settings.get("workers") or not all(map(_are_random, self.random_states)):
+            raise damaged(path, "the states of the random generators are not those of all workers")
+        if self.compression_files not in ([], state_names(self.step, ranks)):
+            raise damaged(path, f"the files of compression are not those of step {self.step}")
+
+    def load_optimizer(self, optimizer: SGD) -> None:
+        """Give a new optimizer the momentum and the learning rate of the one that was saved."""
+        (group,) = optimizer.state_dict()["param_groups"]
+        (saved,) = self.optimizer["param_groups"]
+        # The optimizer keeps the tensors that it is given, and twins must not share them.
+        state = copy.deepcopy(self.optimizer["state"])
+        optimizer.load_state_dict({"state": state, "param_groups": [{**group, **saved}]})
 
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -147,45 +145,10 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{value.dtype} {tuple(value.shape)}" for name, value in tensors.items()}
 
 
-def _same_settings(groups: list[Any], optimizer: SGD) -> bool:
-    """Return whether saved settings are those of the optimizer, but for the scheduled rate."""
-    (own,) = optimizer.state_dict()["param_groups"]
-    if len(groups) != 1 or not isinstance(groups[0], dict):
-        return False
-    (saved,) = groups
-    if saved.keys() - {"initial_lr"} != own.keys() - {"initial_lr"}:
-        return False
-    rates = [saved.get("lr"), saved.get("initial_lr", 0.0)]
-    same = all(
-        type(saved[name]) is type(value) and saved[name] == value
-        for name, value in own.items()
-        if name not in ("lr", "initial_lr", "params")
-    )
-    indices = saved.get("params")
-    return (
-        same
-        and isinstance(indices, list)
-        and all(type(index) is int for index in indices)
-        and indices == own["params"]
-        and all(type(rate) in (int, float) and math.isfinite(rate) and rate >= 0 for rate in rates)
-    )
-
-
-def _is_state(state: object, parameter: Tensor) -> bool:
-    """Return whether this is the optimizer's state of a parameter."""
-    return isinstance(state, dict) and all(
-        isinstance(name, str)
-        and (value is None or (is_plain(value) and value.shape == parameter.shape))
-        for name, value in state.items()
-    )
-
-
-def _are_random_states(states: object) -> bool:
-    """Return whether torch's generators of a worker take these: the CPU's and maybe a GPU's."""
-    own = torch.get_rng_state()
-    if not (isinstance(states, list) and 1 <= len(states) <= 2 and all(map(is_plain, states))):
-        return False
-    if any(s.dtype != torch.uint8 or s.numel() > own.numel() for s in states):
+def _are_random(states: list[Tensor]) -> bool:
+    """Return whether torch's generators of a worker take these states."""
+    most = torch.get_rng_state().numel()
+    if not all(is_plain(s) and s.dtype == torch.uint8 and s.numel() <= most for s in states):
         return False
     try:
         torch.Generator().set_state(states[0].contiguous())
@@ -202,11 +165,6 @@ def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
     return {**settings, "compression": config.compression_text, "classes": classes}
 
 
-_TYPES: dict[str, type] = {
-    name: get_origin(kind) or kind for name, kind in get_type_hints(Checkpoint).items()
-}
-
-
 def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
     """Read the checkpoint in ``folder``; return its path and what it holds.
 
@@ -214,19 +172,4 @@ def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
         FileError: there is none, or it is damaged, or it is not Syncline's.
     """
     path = folder / FILE_NAME
-    content = load_archive(path)
-    if not has_format(content, FORMAT):
-        found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise FileError(f"{path}: expected a file of format {FORMAT!r}, found {quoted(found)}")
-    if type(content.get("version")) is not int or content["version"] != VERSION:
-        raise FileError(
-            f"{path}: expected version {VERSION} of the checkpoint form, found "
-            f"{quoted(content.get('version'))}; resume with the release that wrote it"
-        )
-    content.setdefault("compression_files", [])  # of releases without compression
-    for name, expected in _TYPES.items():
-        value = content.get(name)
-        if not isinstance(value, expected) or isinstance(value, bool):
-            found = type(value).__name__
-            raise FileError(f"{path}: expected {name} of type {expected.__name__}, found {found}")
-    return path, Checkpoint(**{name: content[name] for name in _TYPES})
+    return path, load_archive(path, FORMAT, Checkpoint)

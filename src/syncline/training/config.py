@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from syncline.errors import UserError, require_known
-from syncline.model.document import Value
+from syncline.model.document import Value, described
 from syncline.model.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
-from syncline.training.hyperparameters import (
-    Hyperparameters,
-    default_hyperparameters,
-    described,
-)
+from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
 __all__ = ["COLLECTIVES", "PRECISIONS", "STRATEGIES", "DeviceName", "Precision", "TrainingConfig"]
 
@@ -256,7 +253,7 @@ class TrainingConfig(Value, frozen=True):
         model: str,
         data: str,
         *,
-        overrides: dict[str, object] | None = None,
+        overrides: Mapping[str, object] | None = None,
         report: str | None = None,
         **options: object,
     ) -> TrainingConfig:

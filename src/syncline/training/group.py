@@ -35,6 +35,10 @@ class Worker:
         enabled = precision == "bf16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
 
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        dist.barrier(device_ids=self.device_ids)  # else NCCL guesses the device, and warns
+
     def sum(self, *values: float) -> list[float]:
         """Return the sums of the values over all workers, on every worker."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -115,9 +119,10 @@ def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[
             f"--workers is {config.workers}, but the launcher started {workers}; leave --workers "
             "out"
         )
-    yield Worker(rank=dist.get_rank(), workers=workers, device=place)
+    worker = Worker(rank=dist.get_rank(), workers=workers, device=place)
+    yield worker
     # Not after an error: leaving waits for peers that may be gone, and the process ends anyway.
     if joins:
         # Together: Gloo can abort a process that a peer leaves behind with its threads running.
-        dist.barrier()
+        worker.barrier()
         dist.destroy_process_group()

@@ -6,21 +6,15 @@ import math
 from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import Meta
 
 from syncline.errors import UserError, require_known
-from syncline.model.document import Value
+from syncline.model.document import Value, described
 
-__all__ = ["SCHEDULES", "Hyperparameters", "ScheduleName", "default_hyperparameters", "described"]
+__all__ = ["SCHEDULES", "Hyperparameters", "ScheduleName", "default_hyperparameters"]
 
 ScheduleName = Literal["constant", "step", "cosine"]
 
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
-
-
-def described(text: str) -> Meta:
-    """Return the annotation that gives a field's option its help."""
-    return Meta(description=text)
 
 
 class Hyperparameters(Value, frozen=True):

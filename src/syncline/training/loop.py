@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
@@ -17,10 +16,9 @@ from syncline.devices import DeviceGroup
 from syncline.groups import Group
 from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
-from syncline.training.checkpoint import Checkpoint, load_checkpoint, settings_of
+from syncline.training.checkpoint import Checkpoint, OptimizerState, load_checkpoint, settings_of
 from syncline.training.config import TrainingConfig
-from syncline.training.data.sampling import seed_from
-from syncline.training.data.spec import Batch
+from syncline.training.data.sampling import Batch, seed_from
 from syncline.training.group import Worker, process_group
 from syncline.training.progress import Snapshot, TrainingProgress
 from syncline.training.replica import Replica
@@ -205,7 +203,7 @@ class _Training:
             assert not isinstance(self.ddp, BspSgd)
             files = state_names(self.step, worker.workers)
             save_state(folder, self.step, self.ddp.compression_state_dict(), rank=worker.rank)
-            worker.sum(0.0)  # all files are there before the checkpoint names them
+            worker.barrier()  # all files are there before the checkpoint names them
         if worker.rank > 0:
             return
         Checkpoint(
@@ -213,8 +211,7 @@ class _Training:
             epoch=self.epoch,
             step=self.step,
             weights={name: w.cpu() for name, w in replica.module.state_dict().items()},
-            optimizer=replica.optimizer.state_dict(),
-            schedule=replica.schedule.state_dict(),
+            optimizer=cast("OptimizerState", replica.optimizer.state_dict()),
             random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
             compression_files=files,
         ).save(folder)
@@ -240,9 +237,8 @@ class _Training:
                 )
             )
         for replica in self.replicas:
-            # The optimizer keeps the tensors that it is given, and twins must not share them.
-            replica.optimizer.load_state_dict(copy.deepcopy(checkpoint.optimizer))
-            # It depends on nothing but the steps done.
+            checkpoint.load_optimizer(replica.optimizer)
+            # The schedule depends on nothing but the steps done.
             replica.schedule.last_epoch = self.step
             replica.schedule._step_count = self.step + 1
             if len(checkpoint.random_states) != worker.workers:

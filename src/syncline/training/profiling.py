@@ -131,7 +131,7 @@ class _Exchange:
         """Of the messages, an iteration each; of the slowest worker, once settled."""
 
     def __call__(self) -> None:
-        dist.barrier()
+        self._worker.barrier()
         for names, parts in self._parts.items():
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parts]
             message = torch.cat([gradient.flatten() for gradient in gradients])

@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-__all__ = ["EpochLines", "LiveProgress", "Snapshot", "TrainingProgress", "progress_on"]
+__all__ = ["Snapshot", "TrainingProgress"]
 
 REFRESH_PER_S = 4
 """Each takes a few milliseconds from the cores that are being timed."""
@@ -36,46 +36,27 @@ class Snapshot:
 
 
 class TrainingProgress:
-    """Shows how training goes; this one, for all ranks but the first, shows nothing."""
+    """Shows how training goes: on a terminal by a live line, anywhere by a line an epoch.
 
-    def step(self, now: Snapshot) -> None:
-        """Show that steps were taken."""
+    Args:
+        stream: where to; None, as on all ranks but the first, shows nothing.
+    """
 
-    def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:
-        """Show that an epoch has ended with these figures of merit."""
-
-    def close(self) -> None:
-        """Restore the terminal."""
-
-
-class EpochLines(TrainingProgress):
-    """Writes one line an epoch: for logs."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:
-        """Write the line."""
-        print(_epoch_line(now, figures), file=self._stream, flush=True)
-
-
-class LiveProgress(TrainingProgress):
-    """Keeps one live line below the lines of the epochs that are done."""
-
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.description}"),
-            console=Console(file=stream),
+            console=Console(file=stream, quiet=stream is None),
             refresh_per_second=REFRESH_PER_S,
+            disable=stream is None or not stream.isatty(),
         )
         self._task = self._progress.add_task("starting", total=None, epoch="")
         self._progress.start()
 
     def step(self, now: Snapshot) -> None:
-        """Redraw the line."""
+        """Show that steps were taken."""
         self._progress.update(
             self._task,
             total=now.steps,
@@ -85,25 +66,16 @@ class LiveProgress(TrainingProgress):
         )
 
     def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:
-        """Print the epoch's line above the live one."""
-        self._progress.console.print(
-            _epoch_line(now, figures), highlight=False, markup=False, soft_wrap=True
-        )
+        """Show that an epoch has ended with these figures of merit."""
+        merit = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        line = f"epoch {now.epoch}/{now.epochs}  step {now.step}  {merit}  {_state(now)}"
+        self._progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Remove the live line and show the cursor again."""
-        self._progress.update(self._task, visible=False)
-        self._progress.stop()
-
-
-def progress_on(stream: TextIO) -> TrainingProgress:
-    """Return live progress where ``stream`` is a terminal, else epoch lines."""
-    return LiveProgress(stream) if stream.isatty() else EpochLines(stream)
-
-
-def _epoch_line(now: Snapshot, figures: Mapping[str, float]) -> str:
-    merit = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-    return f"epoch {now.epoch}/{now.epochs}  step {now.step}  {merit}  {_state(now)}"
+        if not self._progress.disable:
+            self._progress.update(self._task, visible=False)
+            self._progress.stop()
 
 
 def _state(now: Snapshot) -> str:

@@ -19,7 +19,7 @@ from syncline.errors import UserError
 from syncline.parallel.bsp import BspSgd
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
-from syncline.training.data.spec import Batch
+from syncline.training.data.sampling import Batch
 from syncline.training.group import Worker
 from syncline.training.hyperparameters import Hyperparameters
 from syncline.training.task import Memory, Task

@@ -17,14 +17,14 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from syncline.errors import FileError, quoted, shortened
+from syncline.errors import FileError, quoted
 from syncline.model.document import Value
 from syncline.model.recipe import Recipe
 from syncline.sparse.residuals import resharded
 from syncline.training.archive import (
     PARTIAL,
+    converted,
     damaged,
-    has_format,
     is_plain,
     load_archive,
     save_archive,
@@ -49,7 +49,7 @@ def save_state(folder: Path, step: int, state: Mapping[str, Any], *, rank: int) 
         FileError: the folder cannot be written to.
     """
     name = state_names(step, rank + 1)[rank]
-    save_archive(folder / name, {"format": FORMAT, "state": dict(state)})
+    save_archive(folder / name, FORMAT, {"state": dict(state)})
 
 
 def load_state(
@@ -127,22 +127,17 @@ class _Sparse(Value, frozen=True, kw_only=True):
     plan: str | None
 
 
+class _File(msgspec.Struct, frozen=True):
+    state: dict[str, Any]
+
+
 def _read(path: Path) -> dict[str, Any]:
-    content = load_archive(path)
-    if not has_format(content, FORMAT):
-        raise FileError(f"{path}: expected a file of format {FORMAT!r}")
-    state = content.get("state")
-    if not isinstance(state, dict):
-        raise FileError(f"{path}: expected a state, found {type(state).__name__}")
-    for name, value in state.items():
-        if isinstance(value, Tensor):  # msgspec takes it for a mapping
-            raise damaged(path, f"its {quoted(name)} is a tensor")
-    try:
-        read = msgspec.convert(state, _Sparse if "recipe" in state else _Rounded)
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, shortened(str(error))) from None
-    if isinstance(read, _Sparse):
-        for name, tensor in (*read.residuals.items(), *read.velocities.items()):
-            if not is_plain(tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
-                raise damaged(path, f"what is left of {quoted(name)} is no vector of float32")
+    state = load_archive(path, FORMAT, _File).state
+    if "recipe" not in state:
+        converted(path, state, _Rounded)
+        return state
+    read = converted(path, state, _Sparse)
+    for name, tensor in (*read.residuals.items(), *read.velocities.items()):
+        if not is_plain(tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
+            raise damaged(path, f"what is left of {quoted(name)} is no vector of float32")
     return state

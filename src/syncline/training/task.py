@@ -14,7 +14,9 @@ from torch.nn import functional
 from syncline.errors import InternalError
 from syncline.training.config import TrainingConfig
 from syncline.training.data import load_images, load_text
+from syncline.training.data.images import ImageData
 from syncline.training.data.sampling import (
+    Batch,
     StepShape,
     evaluation_shard,
     evaluation_windows,
@@ -25,10 +27,9 @@ from syncline.training.data.sampling import (
     training_windows,
     windows_in_epoch,
 )
-from syncline.training.data.spec import Batch, ImageData, TextData
+from syncline.training.data.text import TextData
 from syncline.training.group import Worker
-from syncline.training.models import model_named
-from syncline.training.models.spec import ImageModel, TextModel
+from syncline.training.models import ImageModel, TextModel, model_named
 
 __all__ = ["ImageTask", "Memory", "Task", "TextTask", "task_of"]
 

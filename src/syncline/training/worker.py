@@ -15,7 +15,7 @@ from syncline.errors import PeerError, SynclineError
 from syncline.measure.exchange import is_lost_peer
 from syncline.training.config import TrainingConfig
 from syncline.training.loop import train
-from syncline.training.progress import progress_on
+from syncline.training.progress import TrainingProgress
 from syncline.training.result import summary_json, summary_text
 from syncline.workers import leave, serve
 
@@ -33,7 +33,7 @@ def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     """
     first = os.environ.get("RANK") == "0"
     with lost_peers_as_errors(config.timeout_s):
-        run = train(config, progress_on(sys.stderr) if first else None, store)
+        run = train(config, TrainingProgress(sys.stderr) if first else None, store)
     if first:
         print(summary_json(config, run) if config.json else summary_text(config, run), flush=True)
 

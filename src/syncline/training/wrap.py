@@ -61,7 +61,7 @@ def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | Device
         joined = DeviceGroup(group, CudaDevice(worker.device))
     yield joined
     # Not after an error: the process ends anyway, and others learn of it by that.
-    dist.barrier()
+    worker.barrier()
     joined.close()
 
 

@@ -20,7 +20,7 @@ from syncline.training.data.images import (
     load_cifar10,
     read_records,
 )
-from syncline.training.models.vision import RESNET20
+from syncline.training.models import MODELS, ImageModel
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,9 @@ RECORDS = st.integers(1, 4).flatmap(
         nps.arrays(np.uint8, (count, 3, 32, 32)),
     )
 )
+
+RESNET20 = MODELS["resnet20"]
+assert isinstance(RESNET20, ImageModel)
 
 
 @settings(max_examples=40, deadline=None)

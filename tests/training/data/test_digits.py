@@ -7,8 +7,7 @@ import torch
 
 from syncline.training.data import load_images
 from syncline.training.data.images import MemoryImages
-from syncline.training.models import MODELS
-from syncline.training.models.spec import ImageModel
+from syncline.training.models import MODELS, ImageModel
 
 
 def image_model(name: str) -> ImageModel:

@@ -10,7 +10,10 @@ from PIL import Image
 
 from syncline.errors import FileError
 from syncline.training.data.imagefolder import load
-from syncline.training.models.vision import RESNET20
+from syncline.training.models import MODELS, ImageModel
+
+RESNET20 = MODELS["resnet20"]
+assert isinstance(RESNET20, ImageModel)
 
 COLOURS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
 

@@ -8,9 +8,11 @@ import pytest
 
 from syncline.errors import FileError, UserError
 from syncline.training.data import DATA, data_named, default_data, load_images, load_text
-from syncline.training.models import MODELS
-from syncline.training.models.language import LSTM
-from syncline.training.models.vision import RESNET20
+from syncline.training.models import MODELS, ImageModel, TextModel
+
+RESNET20, LSTM = MODELS["resnet20"], MODELS["lstm"]
+assert isinstance(RESNET20, ImageModel)
+assert isinstance(LSTM, TextModel)
 
 
 def test_unknown_data_names_the_nearest() -> None:

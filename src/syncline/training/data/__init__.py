@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from syncline.errors import FileError, UserError, require_known
 from syncline.training.data import imagefolder
-from syncline.training.data.images import CIFAR10, DIGITS
-from syncline.training.data.spec import DataSpec, ImageData, ImageDataSpec, TextData, TextDataSpec
-from syncline.training.data.text import PTB, TEXT
-from syncline.training.models.spec import ImageModel, ModelSpec, TextModel
+from syncline.training.data.images import CIFAR10_FILES, ImageData, load_cifar10, load_digits
+from syncline.training.data.text import PTB_FILES, TextData, load_help_text, load_ptb
+from syncline.training.models import ImageModel, ModelSpec, TextModel
 
-__all__ = ["DATA", "data_named", "default_data", "load_images", "load_text", "require_folder"]
+__all__ = ["DATA", "DataSet", "data_named", "default_data", "load_images", "load_text"]
 
-DATA: dict[str, DataSpec] = {
-    spec.name: spec for spec in (DIGITS, CIFAR10, imagefolder.DATA, TEXT, PTB)
+Loader = TypeVar("Loader")
+
+
+class DataSet(NamedTuple, Generic[Loader]):
+    """How to load a data set."""
+
+    load: Loader
+    """(folder) -> data; of images, (folder, model) -> data in a shape that the model takes."""
+    folder: str | None = None
+    """What ``--data-dir`` must hold, for messages; None where the data need no folder."""
+
+
+IMAGES: dict[str, DataSet[Callable[[Path, ImageModel], ImageData]]] = {
+    "digits": DataSet(load_digits),
+    "cifar10": DataSet(load_cifar10, f"{CIFAR10_FILES} (the binary version)"),
+    "imagefolder": DataSet(
+        imagefolder.load, "train/<class>/ and val/<class>/ with .jpg or .png images"
+    ),
 }
+TEXTS: dict[str, DataSet[Callable[[Path], TextData]]] = {
+    "text": DataSet(load_help_text),
+    "ptb": DataSet(load_ptb, ", ".join(PTB_FILES)),
+}
+DATA: dict[str, DataSet[Any]] = {**IMAGES, **TEXTS}
 
 
-def data_named(name: str) -> DataSpec:
+def data_named(name: str) -> DataSet[Any]:
     """Return the data set of that name.
 
     Raises:
@@ -30,7 +52,7 @@ def data_named(name: str) -> DataSpec:
 
 def default_data(model: ModelSpec) -> str:
     """Return the data set that a model is trained on unless one is named: one that is at hand."""
-    return DIGITS.name if isinstance(model, ImageModel) else TEXT.name
+    return "digits" if isinstance(model, ImageModel) else "text"
 
 
 def load_images(name: str, data_dir: str | None, model: ImageModel) -> ImageData:
@@ -40,48 +62,48 @@ def load_images(name: str, data_dir: str | None, model: ImageModel) -> ImageData
         UserError: the data set holds text, or its folder was not named.
         FileError: a file is missing or broken.
     """
-    spec = data_named(name)
-    if not isinstance(spec, ImageDataSpec):
-        raise UserError(_wrong_kind(name, "text", model.name, "images", ImageDataSpec))
-    return spec.load(require_folder(spec, data_dir), model)
+    found, folder = _located(
+        name, data_dir, IMAGES, f"text, but model {model.name!r} is trained on images"
+    )
+    return found.load(folder, model)
 
 
 def load_text(name: str, data_dir: str | None, model: TextModel) -> TextData:
     """Load a text for a model; raises as :func:`load_images` does."""
-    spec = data_named(name)
-    if not isinstance(spec, TextDataSpec):
-        raise UserError(_wrong_kind(name, "images", model.name, "text", TextDataSpec))
-    return spec.load(require_folder(spec, data_dir))
+    found, folder = _located(
+        name, data_dir, TEXTS, f"images, but model {model.name!r} is trained on text"
+    )
+    return found.load(folder)
 
 
-def _wrong_kind(name: str, kind: str, model: str, wanted: str, spec: type[object]) -> str:
-    fitting = ", ".join(n for n, s in DATA.items() if isinstance(s, spec))
-    return f"data set {name!r} holds {kind}, but model {model!r} is trained on {wanted}: {fitting}"
-
-
-def require_folder(spec: DataSpec, data_dir: str | None) -> Path:
-    """Return the folder to read the data from.
+def _located(
+    name: str, data_dir: str | None, fitting: Mapping[str, DataSet[Loader]], otherwise: str
+) -> tuple[DataSet[Loader], Path]:
+    """Return a data set and the folder to read it from.
 
     Raises:
-        UserError: the data set needs a folder and none is named, or the other way round.
+        UserError: it does not fit, or needs a folder and none is named, or the other way round.
         FileError: the folder does not exist.
     """
-    if spec.folder is None:
+    data_named(name)
+    if name not in fitting:
+        raise UserError(f"data set {name!r} holds {otherwise}: {', '.join(fitting)}")
+    found = fitting[name]
+    if found.folder is None:
         if data_dir is not None:
             raise UserError(
-                f"data set {spec.name!r} is read from no folder; leave out --data-dir {data_dir}"
+                f"data set {name!r} is read from no folder; leave out --data-dir {data_dir}"
             )
-        return Path()
+        return found, Path()
     if data_dir is None:
         raise UserError(
-            f"data set {spec.name!r} is read from a folder: name it with --data-dir; "
-            f"it must hold {spec.folder}"
+            f"data set {name!r} is read from a folder: name it with --data-dir; "
+            f"it must hold {found.folder}"
         )
     folder = Path(data_dir)
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
+        what = "a file" if folder.exists() else "nothing"
         raise FileError(
-            f"{folder}: expected the folder of data set {spec.name!r}, with {spec.folder}; "
-            f"found {found}"
+            f"{folder}: expected the folder of data set {name!r}, with {found.folder}; found {what}"
         )
-    return folder
+    return found, folder

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from syncline.errors import FileError, UserError
-from syncline.training.data.sampling import seed_from
-from syncline.training.data.spec import Batch, ImageData, ImageDataSpec
-from syncline.training.models.spec import ImageModel
+from syncline.training.data.images import ImageData
+from syncline.training.data.sampling import Batch, seed_from
+from syncline.training.models import ImageModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["DATA", "FolderImages", "load"]
+__all__ = ["FolderImages", "load"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -162,10 +162,3 @@ def _random(image: Image, size: int, draw: random.Random) -> Image:
     box = (left, top, left + window_width, top + window_height)
     image = image.resize((size, size), Resampling.BILINEAR, box=box)
     return image.transpose(Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else image
-
-
-DATA = ImageDataSpec(
-    name="imagefolder",
-    folder="train/<class>/ and val/<class>/ with .jpg or .png images",
-    load=load,
-)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from syncline.errors import FileError, UserError
-from syncline.training.data.sampling import generator
-from syncline.training.data.spec import Batch, ImageData, ImageDataSpec
-from syncline.training.models.spec import ImageModel
+from syncline.training.data.sampling import Batch, generator
+from syncline.training.models import ImageModel
 
 __all__ = [
-    "CIFAR10",
-    "DIGITS",
+    "CIFAR10_FILES",
     "RECORD_BYTES",
+    "ImageData",
+    "ImageSplit",
     "MemoryImages",
     "load_cifar10",
     "load_digits",
@@ -28,6 +28,33 @@ __all__ = [
 
 CHANNELS = 3
 """What every model takes."""
+
+
+class ImageSplit(Protocol):
+    """The training or the test half of a data set of images."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether making a batch is slow (reads files), so that it pays to make it ahead."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
+        """Return the images of ``indices``, (N,), int64.
+
+        ``augment_seed`` seeds random changes of the images; None changes nothing.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageData:
+    """A data set of labelled images with three channels, all of one size."""
+
+    image_size: int
+    classes: int
+    train: ImageSplit
+    test: ImageSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +100,21 @@ class MemoryImages:
         return Batch(inputs, self.labels[indices])
 
 
-def _enlargement(model: ImageModel, image_size: int) -> int:
-    """Return the whole factor by which images must grow to be large enough for the model."""
-    return max(1, -(-model.smallest_image // image_size))
+Labelled = tuple[Tensor, Tensor]
+"""Pixels, (N, channels, size, size), uint8, and labels, (N,), int64."""
+
+
+def _in_memory(
+    train: Labelled, test: Labelled, model: ImageModel, *, classes: int, **look: Any
+) -> ImageData:
+    """Return data whose images grow by a whole factor to be large enough for the model."""
+    image_size = train[0].shape[-1]
+    enlarge = max(1, -(-model.smallest_image // image_size))
+    first, second = (
+        MemoryImages(pixels=pixels, labels=labels, enlarge=enlarge, **look)
+        for pixels, labels in (train, test)
+    )
+    return ImageData(image_size=image_size * enlarge, classes=classes, train=first, test=second)
 
 
 def random_crops(images: Tensor, padding: int, random: torch.Generator) -> Tensor:
@@ -105,6 +144,7 @@ RECORDS_PER_FILE = 10_000
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"
+CIFAR10_FILES = f"{TRAIN_FILES[0]} to {TRAIN_FILES[-1]} and {TEST_FILE}"
 
 CIFAR10_MEAN = (125.31, 122.95, 113.87)
 """Of the training images, by channel."""
@@ -153,36 +193,18 @@ def load_cifar10(folder: Path, model: ImageModel) -> ImageData:
         FileError: a file is missing, of another size, or has a label above 9.
     """
     parts = [read_records(folder / name, records=RECORDS_PER_FILE) for name in TRAIN_FILES]
-    test = read_records(folder / TEST_FILE, records=RECORDS_PER_FILE)
-    enlarge = _enlargement(model, CIFAR10_IMAGE_SIZE)
-
-    def split(pixels: Tensor, labels: Tensor) -> MemoryImages:
-        return MemoryImages(
-            pixels=pixels,
-            labels=labels,
-            mean=torch.tensor(CIFAR10_MEAN),
-            deviation=torch.tensor(CIFAR10_DEVIATION),
-            enlarge=enlarge,
-            crop_padding=4,
-            flip=True,
-        )
-
-    return ImageData(
-        image_size=CIFAR10_IMAGE_SIZE * enlarge,
+    return _in_memory(
+        (torch.cat([pixels for pixels, _ in parts]), torch.cat([labels for _, labels in parts])),
+        read_records(folder / TEST_FILE, records=RECORDS_PER_FILE),
+        model,
         classes=CIFAR10_CLASSES,
-        train=split(torch.cat([p for p, _ in parts]), torch.cat([label for _, label in parts])),
-        test=split(*test),
+        mean=torch.tensor(CIFAR10_MEAN),
+        deviation=torch.tensor(CIFAR10_DEVIATION),
+        crop_padding=4,
+        flip=True,
     )
 
 
-CIFAR10 = ImageDataSpec(
-    name="cifar10",
-    folder=f"{TRAIN_FILES[0]} to {TRAIN_FILES[-1]} and {TEST_FILE} (the binary version)",
-    load=load_cifar10,
-)
-
-
-DIGITS_IMAGE_SIZE = 8
 DIGITS_CLASSES = 10
 TEST_FRACTION = 0.2
 SPLIT_SEED = 0
@@ -219,24 +241,12 @@ def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
         test[shuffled[: round(len(places) * TEST_FRACTION)]] = True
 
     train_pixels = pixels[~test].float()
-    enlarge = _enlargement(model, DIGITS_IMAGE_SIZE)
-
-    def split(chosen: torch.Tensor) -> MemoryImages:
-        return MemoryImages(
-            pixels=pixels[chosen],
-            labels=labels[chosen],
-            mean=train_pixels.mean().view(1),
-            deviation=train_pixels.std().view(1),
-            enlarge=enlarge,
-            crop_padding=1,
-        )
-
-    return ImageData(
-        image_size=DIGITS_IMAGE_SIZE * enlarge,
+    return _in_memory(
+        (pixels[~test], labels[~test]),
+        (pixels[test], labels[test]),
+        model,
         classes=DIGITS_CLASSES,
-        train=split(~test),
-        test=split(test),
+        mean=train_pixels.mean().view(1),
+        deviation=train_pixels.std().view(1),
+        crop_padding=1,
     )
-
-
-DIGITS = ImageDataSpec(name="digits", load=load_digits)

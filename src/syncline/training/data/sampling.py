@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from syncline.errors import UserError
-from syncline.training.data.spec import Batch
 
 __all__ = [
+    "Batch",
     "StepShape",
     "evaluation_shard",
     "evaluation_windows",
@@ -31,6 +31,15 @@ __all__ = [
     "training_windows",
     "windows_in_epoch",
 ]
+
+
+class Batch(NamedTuple):
+    """Inputs and targets of a forward pass."""
+
+    inputs: Tensor
+    """Images: (N, 3, size, size), float32. Text: (N, T), int64."""
+    targets: Tensor
+    """Images: (N,), int64. Text: (N, T), int64."""
 
 
 def seed_from(*parts: int) -> int:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from syncline.errors import FileError, UserError, quoted
-from syncline.training.data.spec import TextData, TextDataSpec
 
-__all__ = ["PTB", "TEXT", "load_help_text", "load_ptb"]
+__all__ = ["PTB_FILES", "TextData", "load_help_text", "load_ptb"]
 
 VALIDATION_FRACTION = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextData:
+    """A text as one stream of tokens a split; each is (length,), int64."""
+
+    vocabulary: int
+    train: Tensor
+    validation: Tensor
+    test: Tensor | None
+    """Read once, after training; None where the data set has no such split."""
 
 
 def load_help_text(folder: Path) -> TextData:  # noqa: ARG001
@@ -37,9 +48,6 @@ def load_help_text(folder: Path) -> TextData:  # noqa: ARG001
     border = len(stream) - int(len(stream) * VALIDATION_FRACTION)
     train, validation = stream[:border], stream[border:]
     return TextData(vocabulary=len(letters), train=train, validation=validation, test=None)
-
-
-TEXT = TextDataSpec(name="text", load=load_help_text)
 
 
 PTB_FILES = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
@@ -85,6 +93,3 @@ def _words(path: Path) -> list[str]:
     if len(words) == len(lines):
         raise FileError(f"{path}: expected words separated by blanks, found none")
     return words
-
-
-PTB = TextDataSpec(name="ptb", load=load_ptb, folder=", ".join(PTB_FILES))

@@ -2,16 +2,69 @@
 
 from __future__ import annotations
 
-from syncline.errors import require_known
-from syncline.training.models.language import LSTM, TRANSFORMER
-from syncline.training.models.spec import ModelSpec
-from syncline.training.models.vision import ALEXNET, GOOGLENET, RESNET20, RESNET50, VGG16
+from collections.abc import Callable
+from dataclasses import dataclass
 
-__all__ = ["MODELS", "model_named"]
+from torch import nn
+
+from syncline.errors import require_known
+from syncline.training.models.language import WINDOW, LstmLanguageModel, TransformerLanguageModel
+from syncline.training.models.vision import AlexNet, GoogLeNet, ResNet20, ResNet50, Vgg16
+
+__all__ = ["MODELS", "ImageModel", "ModelSpec", "TextModel", "model_named"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageModel:
+    """A classifier of square images with three channels."""
+
+    name: str
+    build: Callable[[int, int], nn.Module]
+    """(image_size, classes) -> module; (N, 3, image_size, image_size) -> (N, classes) logits."""
+    smallest_image: int
+    """Smaller images are enlarged by a whole factor to at least this many pixels a side."""
+    folder_image: int
+    """Pixels a side to which the images of a folder are cropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """A model of the next token of a text."""
+
+    name: str
+    build: Callable[[int], nn.Module]
+    """(vocabulary) -> module; (N, T) tokens -> (N, T, vocabulary) logits.
+
+    With ``carries_state`` the module takes ``(tokens, state)`` and returns ``(logits, state)``.
+    """
+    carries_state: bool
+    """Whether the state after one window is the start of the next."""
+    window: int
+    """Tokens a training window: the length of back-propagation through time."""
+
+
+ModelSpec = ImageModel | TextModel
+
+
+def _image(
+    name: str, build: Callable[[int, int], nn.Module], smallest: int, folder: int
+) -> ImageModel:
+    return ImageModel(name=name, build=build, smallest_image=smallest, folder_image=folder)
+
 
 MODELS: dict[str, ModelSpec] = {
     model.name: model
-    for model in (RESNET20, VGG16, ALEXNET, GOOGLENET, RESNET50, LSTM, TRANSFORMER)
+    for model in (
+        _image("resnet20", lambda _, classes: ResNet20(classes), 8, 32),
+        _image("vgg16", lambda _, classes: Vgg16(classes), 32, 32),
+        _image("alexnet", AlexNet, 32, 224),
+        _image("googlenet", lambda _, classes: GoogLeNet(classes), 32, 224),
+        _image("resnet50", lambda _, classes: ResNet50(classes), 32, 224),
+        TextModel(name="lstm", build=LstmLanguageModel, carries_state=True, window=35),
+        TextModel(
+            name="transformer", build=TransformerLanguageModel, carries_state=False, window=WINDOW
+        ),
+    )
 }
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from syncline.training.models.spec import TextModel
-
-__all__ = ["LSTM", "TRANSFORMER", "LstmLanguageModel", "LstmState", "TransformerLanguageModel"]
+__all__ = ["WINDOW", "LstmLanguageModel", "LstmState", "TransformerLanguageModel"]
 
 LstmState = tuple[Tensor, Tensor]
 """Hidden and cell state, each of shape (layers, N, hidden)."""
@@ -51,14 +49,6 @@ class LstmLanguageModel(nn.Module):
         """
         x, state = self.lstm(self.dropout(self.embedding(tokens)), state)
         return self.head(self.dropout(x)), state
-
-
-LSTM = TextModel(
-    name="lstm",
-    build=LstmLanguageModel,
-    carries_state=True,
-    window=35,
-)
 
 
 WINDOW = 64
@@ -108,11 +98,3 @@ class TransformerLanguageModel(nn.Module):
         x = self.blocks(x, mask=self.mask[:length, :length], is_causal=True)
         logits: Tensor = self.head(self.norm(x))
         return logits
-
-
-TRANSFORMER = TextModel(
-    name="transformer",
-    build=TransformerLanguageModel,
-    carries_state=False,
-    window=WINDOW,
-)

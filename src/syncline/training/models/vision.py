@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncline.training.models.spec import ImageModel
-
-__all__ = [
-    "ALEXNET",
-    "GOOGLENET",
-    "RESNET20",
-    "RESNET50",
-    "VGG16",
-    "AlexNet",
-    "GoogLeNet",
-    "ResNet20",
-    "ResNet50",
-    "Vgg16",
-]
+__all__ = ["AlexNet", "GoogLeNet", "ResNet20", "ResNet50", "Vgg16"]
 
 
 class _Classifier(nn.Module):
-    """Averages features over the image and classifies them with one linear layer."""
+    """Averages features over the image, or over parts of it, and classifies them."""
 
     features: Callable[[Tensor], Tensor]
     """(N, 3, H, W) -> (N, channels, H/s, W/s)."""
-    head: nn.Linear
+    side = 1
+    """Averages over this many parts a side go into the head."""
+    drop: nn.Module = nn.Identity()
+    head: nn.Module
+    """(N, channels * side * side) -> (N, classes)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits; (N, 3, H, W) -> (N, classes)."""
-        x = functional.adaptive_avg_pool2d(self.features(x), 1)
-        logits: Tensor = self.head(torch.flatten(x, 1))
+        x = functional.adaptive_avg_pool2d(self.features(x), self.side)
+        logits: Tensor = self.head(self.drop(torch.flatten(x, 1)))
         return logits
 
     def _initialise(self, mode: Literal["fan_in", "fan_out"]) -> None:
@@ -44,12 +35,29 @@ class _Classifier(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
 
 
+def _stages(
+    block: type[BasicBlock | Bottleneck], width: int, shape: Sequence[tuple[int, int, int]]
+) -> Iterator[nn.Sequential]:
+    """Yield the stages of a ResNet, which takes ``width`` channels.
+
+    ``shape`` has the channels inside a block, the blocks and the stride of the first, by stage.
+    """
+    for channels, blocks, stride in shape:
+        made = []
+        for index in range(blocks):
+            made.append(block(width, channels, stride if index == 0 else 1))
+            width = channels * block.expansion
+        yield nn.Sequential(*made)
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut without parameters.
 
     Where the shape changes, the shortcut takes every ``stride``-th pixel and pads the new channels
     with zeros: option A of the paper, which gives the published 0.27 M parameters.
     """
+
+    expansion = 1
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -81,9 +89,8 @@ class ResNet20(_Classifier):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
-        self.stage1 = _resnet20_stage(16, 16, stride=1)
-        self.stage2 = _resnet20_stage(16, 32, stride=2)
-        self.stage3 = _resnet20_stage(32, 64, stride=2)
+        shape = ((16, 3, 1), (32, 3, 2), (64, 3, 2))
+        self.stage1, self.stage2, self.stage3 = _stages(BasicBlock, 16, shape)
         self.head = nn.Linear(64, classes)
         self._initialise("fan_in")
 
@@ -94,26 +101,6 @@ class ResNet20(_Classifier):
         return features
 
 
-def _resnet20_stage(channels_in: int, channels: int, stride: int) -> nn.Sequential:
-    first = BasicBlock(channels_in, channels, stride)
-    return nn.Sequential(first, *(BasicBlock(channels, channels, 1) for _ in range(2)))
-
-
-RESNET20 = ImageModel(
-    name="resnet20",
-    build=lambda _, classes: ResNet20(classes),
-    smallest_image=8,
-    folder_image=32,
-)
-
-
-EXPANSION = 4
-"""Channels that leave a bottleneck, over those inside it."""
-
-RESNET50_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
-"""(channels inside, blocks, stride of the first block) of each stage."""
-
-
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions beside a shortcut, projected where the shape changes.
 
@@ -121,9 +108,12 @@ class Bottleneck(nn.Module):
     published trace and benchmark of "ResNet-50" uses. The parameters are the same.
     """
 
+    expansion = 4
+    """Channels that leave it, over those inside it."""
+
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
-        channels_out = channels * EXPANSION
+        channels_out = channels * self.expansion
         self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
@@ -155,16 +145,9 @@ class ResNet50(_Classifier):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        stages = []
-        width = 64
-        for inside, blocks, stride in RESNET50_STAGES:
-            stage = []
-            for index in range(blocks):
-                stage.append(Bottleneck(width, inside, stride if index == 0 else 1))
-                width = inside * EXPANSION
-            stages.append(nn.Sequential(*stage))
-        self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(width, classes)
+        shape = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
+        self.stages = nn.Sequential(*_stages(Bottleneck, 64, shape))
+        self.head = nn.Linear(2048, classes)
         self._initialise("fan_out")
 
     def features(self, x: Tensor) -> Tensor:
@@ -172,14 +155,6 @@ class ResNet50(_Classifier):
         x = functional.relu(self.bn1(self.conv1(x)))
         features: Tensor = self.stages(functional.max_pool2d(x, 3, stride=2, padding=1))
         return features
-
-
-RESNET50 = ImageModel(
-    name="resnet50",
-    build=lambda _, classes: ResNet50(classes),
-    smallest_image=32,
-    folder_image=224,
-)
 
 
 VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -212,19 +187,11 @@ class Vgg16(_Classifier):
         self.head = nn.Linear(channels, classes)
 
 
-VGG16 = ImageModel(
-    name="vgg16",
-    build=lambda _, classes: Vgg16(classes),
-    smallest_image=32,
-    folder_image=32,
-)
-
-
 SMALLEST_FULL_IMAGE = 63
 """Below this many pixels a side nothing is left after the third pooling of the full form."""
 
 
-class AlexNet(nn.Module):
+class AlexNet(_Classifier):
     """Five convolutions and three linear layers.
 
     The full form, 61.1 M parameters at 1,000 classes, is for 224x224 images. Images below 63 pixels
@@ -253,30 +220,16 @@ class AlexNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(pool, 2),
         )
-        side = 2 if small else 6
-        self.pool = nn.AdaptiveAvgPool2d(side)
+        self.side = 2 if small else 6
         self.head = nn.Sequential(
             nn.Dropout(),
-            nn.Linear(256 * side * side, 4096),
+            nn.Linear(256 * self.side**2, 4096),
             nn.ReLU(inplace=True),
             nn.Dropout(),
             nn.Linear(4096, 4096),
             nn.ReLU(inplace=True),
             nn.Linear(4096, classes),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, 3, H, W) -> (N, classes)."""
-        logits: Tensor = self.head(torch.flatten(self.pool(self.features(x)), 1))
-        return logits
-
-
-ALEXNET = ImageModel(
-    name="alexnet",
-    build=AlexNet,
-    smallest_image=32,
-    folder_image=224,
-)
 
 
 INCEPTIONS = (
@@ -322,7 +275,7 @@ def _convolved(channels_in: int, channels: int, kernel: int, stride: int = 1) ->
     return nn.Sequential(convolution, nn.ReLU(inplace=True))
 
 
-class GoogLeNet(nn.Module):
+class GoogLeNet(_Classifier):
     """Three convolutions and nine inception modules; 7.0 M parameters at 1,000 classes.
 
     The two auxiliary classifiers are left out: they need images of 224x224.
@@ -350,24 +303,8 @@ class GoogLeNet(nn.Module):
         self.features = nn.Sequential(*layers)
         self.drop = nn.Dropout(0.4)
         self.head = nn.Linear(width, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits; (N, 3, H, W) -> (N, classes)."""
-        x = functional.adaptive_avg_pool2d(self.features(x), 1)
-        logits: Tensor = self.head(self.drop(torch.flatten(x, 1)))
-        return logits
+        self._initialise("fan_in")
 
 
 def _halved() -> nn.MaxPool2d:
     return nn.MaxPool2d(3, 2, ceil_mode=True)
-
-
-GOOGLENET = ImageModel(
-    name="googlenet",
-    build=lambda _, classes: GoogLeNet(classes),
-    smallest_image=32,
-    folder_image=224,
-)
