@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syncline.training.data import load_images
+from syncline.errors import FileError, UserError
+from syncline.training.data import images, load_images
 from syncline.training.data.images import MemoryImages
 from syncline.training.models import MODELS
 from syncline.training.models.spec import ImageModel
@@ -46,3 +47,32 @@ def test_training_images_are_normalised() -> None:
     inputs = data.train.batch(torch.arange(len(data.train)), augment_seed=None).inputs
     assert abs(float(inputs.mean())) < 1e-3
     assert abs(float(inputs.std()) - 1) < 1e-3
+
+
+@pytest.mark.slow
+def test_they_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    expected = sorted(map(list, zip(bunch.target.tolist(), bunch.images.tolist(), strict=True)))
+    data = load_images("digits", None, image_model("resnet20"))
+    found = []
+    for split in (data.train, data.test):
+        assert isinstance(split, MemoryImages)
+        pixels = split.pixels[:, 0].tolist()
+        found += map(list, zip(split.labels.tolist(), pixels, strict=True))
+    assert sorted(found) == expected
+
+
+def test_scikit_learn_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="install it with 'pip install scikit-learn'"):
+        load_images("digits", None, image_model("resnet20"))
+
+
+def test_scikit_learn_keeps_them_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "DIGITS_FILE", ("data", "digits.npz"))
+    with pytest.raises(
+        FileError, match=r"sklearn/data/digits\.npz: no such file; data set 'digits'"
+    ):
+        load_images("digits", None, image_model("resnet20"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,6 +184,8 @@ CIFAR10 = ImageDataSpec(
 )
 
 
+DIGITS_FILE = ("datasets", "data", "digits.csv.gz")
+"""In the folder of scikit-learn: a line an image, its 64 pixels from 0 to 16 and its digit."""
 DIGITS_IMAGE_SIZE = 8
 DIGITS_CLASSES = 10
 TEST_FRACTION = 0.2
@@ -197,19 +201,27 @@ def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
 
     Raises:
         UserError: scikit-learn is not installed.
+        FileError: it does not have the file.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (1998), UCI.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
+    # Importing scikit-learn would take longer than training for a while.
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
         raise UserError(
             "data set 'digits' comes with scikit-learn, which is not installed; "
             "install it with 'pip install scikit-learn'"
-        ) from None
-    bunch = load_digits()
-    pixels = torch.from_numpy(bunch.images).to(torch.uint8)[:, None]
-    labels = torch.from_numpy(bunch.target).long()
+        )
+    path = Path(found.submodule_search_locations[0], *DIGITS_FILE)
+    if not path.is_file():
+        raise FileError(
+            f"{path}: no such file; data set 'digits' is read from there, where scikit-learn 1.4 "
+            "and later have it; install one of them with 'pip install --force-reinstall "
+            "scikit-learn'"
+        )
+    rows = torch.from_numpy(np.loadtxt(path, dtype=np.uint8, delimiter=","))
+    pixels = rows[:, :-1].reshape(-1, 1, DIGITS_IMAGE_SIZE, DIGITS_IMAGE_SIZE)
+    labels = rows[:, -1].long()
 
     random = generator(SPLIT_SEED)
     test = torch.zeros(len(labels), dtype=torch.bool)
