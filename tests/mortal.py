@@ -198,6 +198,11 @@ class Place:
             time.sleep(POLL_S)
 
 
+def script(_: Place, text: str) -> None:
+    """Run a script of a process of its own: its names are those of the main module."""
+    exec(text, vars(sys.modules["__main__"]))
+
+
 def serve() -> None:
     """Fork until the input ends; return in each rank that may die, when its job is done."""
     import torch
