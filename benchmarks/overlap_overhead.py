@@ -251,7 +251,7 @@ def own_code(contestant: Contestant, iterations: int) -> dict[str, dict[str, flo
         ]
         stage = ddp._reducer_buckets.engine
         assert stage is not None
-        threads = {t.name: time.pthread_getcpuclockid(t.ident or 0) for t in stage._engine._threads}
+        threads = {t.name: time.pthread_getcpuclockid(t.ident or 0) for t in stage._engine.threads}
     before = {name: time.clock_gettime(clock) for name, clock in threads.items()}
     with times.watching(watched):
         contestant.train(iterations)

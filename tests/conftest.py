@@ -29,16 +29,16 @@ def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[WorkerPool]:
-    """A pool of worker processes; see :class:`tests.workers.WorkerPool`."""
-    pool = WorkerPool()
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
 def mortals() -> Iterator[Mortals]:
     """Processes for ranks that may die; see :class:`tests.mortal.Mortals`."""
     started = Mortals()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def workers(mortals: Mortals) -> Iterator[WorkerPool]:
+    """A pool of worker processes; see :class:`tests.workers.WorkerPool`."""
+    pool = WorkerPool(mortals)
+    yield pool
+    pool.close()

@@ -1,29 +1,35 @@
-"""Ranks that may die: real processes with the interpreter's own end, started in milliseconds.
+"""Forks of one process that has imported torch: real processes, started in milliseconds.
 
-The workers of :mod:`tests.workers` serve all tests and must live. These are forks of one process
-that has imported torch: each runs one job and then falls off the end of the main script, so that
-exit handlers, exit codes and uncaught exceptions are those of a user's script.
+The workers of :mod:`tests.workers` serve all tests and must live. Ranks that may die run one job
+and then fall off the end of the main script, so that exit handlers, exit codes and uncaught
+exceptions are those of a user's script.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from syncline.workers import leave
 
 DEADLINE_S = 100.0
 """Of a job, which takes seconds unless the machine is loaded."""
 POLL_S = 0.02
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,7 @@ class HangError(AssertionError):
 
 
 class Mortals:
-    """Starts jobs on ranks that may die."""
+    """Starts jobs on ranks that may die, and the workers that serve all tests."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
@@ -66,9 +72,6 @@ class Mortals:
         Raises:
             HangError: a rank had to be shot.
         """
-        server = self._started()
-        assert server.stdin is not None
-        assert server.stdout is not None
         request = {
             "module": job.__module__,
             "job": job.__name__,
@@ -77,11 +80,7 @@ class Mortals:
             "folder": str(folder),
             "deadline_s": deadline_s,
         }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        answer = server.stdout.readline()
-        assert answer, "the server of mortal ranks has died"
-        codes, shot = json.loads(answer)
+        codes, shot = self.ask(request)
         ended = [
             Ended(
                 code=code,
@@ -94,6 +93,36 @@ class Mortals:
             stacks = "\n".join(f"rank {rank}:\n{ended[rank].err}" for rank in range(ranks))
             raise HangError(f"{job.__name__}: ranks {shot} did not end in {deadline_s} s\n{stacks}")
         return ended
+
+    @property
+    def name(self) -> str:
+        """A fork is a process of this host."""
+        return "localhost"
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> Fork:
+        """Fork a worker; ``command`` is what :func:`tests.workers.serve_jobs` is called with."""
+        assert not environment
+        assert stdout is None
+        assert stderr is None
+        return Fork(self, self.ask({"worker": command}))
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Return what the server answers."""
+        server = self._started()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        answer = server.stdout.readline()
+        assert answer, "the server of forks has died"
+        return json.loads(answer)
 
     def close(self) -> None:
         """Stop the server."""
@@ -112,9 +141,41 @@ class Mortals:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "PYTHONPATH": str(ROOT),
+                    # Else a look for GPUs keeps forks from using them.
+                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+                },
             )
         return self._server
+
+
+class Fork:
+    """A worker that was forked, as :class:`syncline.workers.Running` wants it."""
+
+    def __init__(self, server: Mortals, process: int) -> None:
+        self._server, self._process = server, process
+        self._ended = os.pidfd_open(process)
+        self._code: int | None = None
+
+    def fileno(self) -> int:
+        return self._ended
+
+    def terminate(self) -> None:
+        if self._code is None:
+            os.killpg(self._process, signal.SIGTERM)
+
+    def close(self, deadline_s: float) -> int:
+        if self._code is None:
+            select.select([self._ended], [], [], max(deadline_s - time.monotonic(), 0))
+            # The server has not waited for it yet, so no other group can have its number.
+            os.killpg(self._process, signal.SIGKILL)
+            self._code = int(self._server.ask({"end": self._process}))
+            os.close(self._ended)
+        return self._code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,25 +198,55 @@ class Place:
             time.sleep(POLL_S)
 
 
+def script(_: Place, text: str) -> None:
+    """Run a script of a process of its own: its names are those of the main module."""
+    exec(text, vars(sys.modules["__main__"]))
+
+
 def serve() -> None:
-    """Fork ranks until the input ends; return in each rank, when its job is done."""
+    """Fork until the input ends; return in each rank that may die, when its job is done."""
     import torch
     import torch._dynamo
 
     import syncline.parallel.ddp  # noqa: F401
+    from tests.workers import serve_jobs
 
     torch.set_num_threads(1)
     gc.freeze()  # what was imported is no ranks' garbage
     while line := sys.stdin.readline():
         request = json.loads(line)
+        if "end" in request:
+            _, status = os.waitpid(request["end"], 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+            continue
         processes = {}
-        for rank in range(request["ranks"]):
+        for rank in range(request.get("ranks", 1)):
             process = os.fork()
             if process == 0:
+                if "worker" in request:
+                    _become_worker(serve_jobs, *request["worker"])
                 _become(rank, request)
                 return
             processes[process] = rank
-        print(json.dumps(_watch(processes, request["deadline_s"])), flush=True)
+        if "worker" in request:
+            os.setpgid(process, process)  # Ctrl-C reaches the tests alone
+            print(process, flush=True)
+        else:
+            print(json.dumps(_watch(processes, request["deadline_s"])), flush=True)
+
+
+def _become_worker(serve_jobs: Callable[[str, int], None], path: str, rank: str) -> NoReturn:
+    """Serve jobs; end with the server, even if that is killed."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # the server's own output is for its answers
+    try:
+        serve_jobs(path, int(rank))
+    except BaseException:
+        traceback.print_exc()
+        leave(1)
+    leave()
 
 
 def _become(rank: int, request: dict[str, Any]) -> None:

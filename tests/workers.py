@@ -1,7 +1,7 @@
 """Real worker processes with a real process group, kept from test to test.
 
-Starting a Python process with torch takes seconds; the pool starts them once a session. Each job
-gets a fresh process group over a file store, so nothing of one test reaches the next.
+They are forks of a process that has imported torch (see :mod:`tests.mortal`). Each job gets a fresh
+process group over a file store, so nothing of one test reaches the next.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from syncline.errors import SynclineError, UserError
-from syncline.workers import ThisHost, WorkerGroup, serve
+from syncline.workers import WorkerGroup, serve
+from tests.mortal import Mortals
 
 JOB_TIMEOUT_S = 120.0
 GROUP_TIMEOUT_S = 60.0
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +45,14 @@ class WorkerError(AssertionError):
 
 
 class WorkerPool:
-    """Worker processes that run functions of test modules under a process group."""
+    """Worker processes that run functions of test modules under a process group.
 
-    def __init__(self) -> None:
+    Args:
+        forks: starts them.
+    """
+
+    def __init__(self, forks: Mortals) -> None:
+        self._forks = forks
         self._stack = contextlib.ExitStack()
         self._group: WorkerGroup | None = None
         # One folder for as long as the workers live: a FileStore without it ends the process in
@@ -101,10 +106,7 @@ class WorkerPool:
             self._group = self._stack.enter_context(WorkerGroup(self._folder))
         while self._started < workers:
             rank = self._started
-            # Without -P: tests lie in the working folder.
-            command = [sys.executable, "-m", "tests.workers", self._group.path, str(rank)]
-            environment = {"PYTHONPATH": str(ROOT)}
-            self._group.start(ThisHost(), command, environment, rank=rank, shown=True)
+            self._group.start(self._forks, [self._group.path, str(rank)], {}, rank=rank, shown=True)
             self._started += 1
         self._group.gather(self._started)
         return self._group
@@ -115,7 +117,8 @@ class WorkerPool:
         self._group, self._started = None, 0
 
 
-def _serve(path: str, rank: int) -> None:
+def serve_jobs(path: str, rank: int) -> None:
+    """Carry out jobs in this process until the pool is closed."""
     import torch
     import torch.distributed as dist
 
@@ -149,7 +152,3 @@ def _serve(path: str, rank: int) -> None:
                 dist.destroy_process_group()
 
     serve(path, rank, Job, act)
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))

@@ -20,7 +20,7 @@ from syncline.traces.formats import FORMATS
 from tests.bench.examples import BENCHMARK
 from tests.groups.choice_examples import choices
 from tests.replay.examples import replay
-from tests.report.conftest import make_bundle
+from tests.report.examples import make_bundle
 from tests.report.whatif_examples import bundle_of, few, single
 from tests.traces import kineto_seeds
 from tests.traces.seeds import layered_profile

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from syncline.measure.keepalive import keepalive
+from tests.mortal import Mortals, script
 
-DEADLINE_S = 60.0
 LENDING = """
 import os, sys, threading, time
 import torch
@@ -20,17 +20,16 @@ held = [keepalive.keepalive(torch.ones(3))]
 """
 
 
-def output_of(script: str) -> str:
+@pytest.fixture
+def output_of(mortals: Mortals, tmp_path: Path) -> Callable[[str], str]:
     """Run what follows the lending in a process of its own; return what it has printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", LENDING + script],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-    )
-    assert done.stderr == ""
-    return done.stdout
+
+    def run(text: str) -> str:
+        [done] = mortals.run(script, 1, LENDING + text, folder=tmp_path)
+        assert (done.code, done.err) == (0, "")
+        return done.out
+
+    return run
 
 
 def test_what_is_lent_is_the_same_memory() -> None:
@@ -39,7 +38,7 @@ def test_what_is_lent_is_the_same_memory() -> None:
     assert values.tolist() == [0, 1, 1, 0]
 
 
-def test_the_end_waits_for_what_is_returned_late() -> None:
+def test_the_end_waits_for_what_is_returned_late(output_of: Callable[[str], str]) -> None:
     assert (
         output_of(
             """
@@ -61,11 +60,11 @@ keepalive.Finalize(None, ending.set, exitpriority=keepalive.BEFORE_RELEASED)
 
 
 @pytest.mark.slow
-def test_the_end_does_not_wait_for_what_never_comes() -> None:
+def test_the_end_does_not_wait_for_what_never_comes(output_of: Callable[[str], str]) -> None:
     assert output_of("keepalive.PATIENCE_S = 0.01") == ""
 
 
-def test_only_the_lender_waits() -> None:
+def test_only_the_lender_waits(output_of: Callable[[str], str]) -> None:
     said = output_of(
         """
 keepalive.PATIENCE_S = 1e9
@@ -82,7 +81,7 @@ held.clear()
 
 
 @pytest.mark.slow
-def test_what_was_returned_is_forgotten() -> None:
+def test_what_was_returned_is_forgotten(output_of: Callable[[str], str]) -> None:
     said = output_of(
         """
 for _ in range(100):

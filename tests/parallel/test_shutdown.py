@@ -1,7 +1,8 @@
 """Tests of ``syncline.parallel.shutdown``; tests of lost peers are in ``test_faults``."""
 
-import subprocess
-import sys
+from pathlib import Path
+
+from tests.mortal import Mortals, script
 
 ENDS_WITH_A_THREAD_THAT_HOLDS_A_WORK = """
 import threading
@@ -21,12 +22,8 @@ Finalize(None, ended.set, exitpriority=-998)
 """
 
 
-def test_threads_release_what_they_hold_before_the_interpreter_exits():
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDS_WITH_A_THREAD_THAT_HOLDS_A_WORK],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout) == (0, "released\n"), ended.stderr
+def test_threads_release_what_they_hold_before_the_interpreter_exits(
+    mortals: Mortals, tmp_path: Path
+) -> None:
+    [ended] = mortals.run(script, 1, ENDS_WITH_A_THREAD_THAT_HOLDS_A_WORK, folder=tmp_path)
+    assert (ended.code, ended.out) == (0, "released\n"), ended.err

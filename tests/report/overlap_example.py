@@ -14,7 +14,7 @@ from syncline.planners import planner_named
 from syncline.report.bundle import Bundle
 from syncline.simulator.predict import predict
 
-from .conftest import WORKERS, make_bundle, make_network, make_profile
+from .examples import WORKERS, make_bundle, make_network, make_profile
 
 change = msgspec.structs.replace
 

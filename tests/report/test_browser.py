@@ -16,7 +16,7 @@ from syncline.model.timeline import Span, Timeline
 from syncline.report.bundle import Bundle
 from syncline.report.page import render
 
-from .conftest import HOSTILE
+from .examples import HOSTILE
 from .overlap_example import make_overlapped
 
 try:

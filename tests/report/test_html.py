@@ -18,7 +18,7 @@ from syncline.report.bundle import Bundle
 from syncline.report.markup import Column, Html, table, tag, typeset
 from syncline.report.page import render
 
-from .conftest import HOSTILE
+from .examples import HOSTILE
 
 SECTIONS = [
     "timelines",

@@ -22,7 +22,7 @@ from syncline.report.whatif_table import print_what_if
 from syncline.report.whatif_words import bandwidth, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
-from .conftest import HOSTILE
+from .examples import HOSTILE
 from .test_html import _Page, _sections
 from .whatif_examples import few, scaling, single, what_if
 

@@ -15,7 +15,7 @@ from syncline.simulator.study import study
 from syncline.simulator.whatif import Change, WhatIfSimulator, changes
 from syncline.simulator.workers import ALIKE, Workers
 
-from .conftest import make_profile
+from .examples import make_profile
 
 GBIT = 125e6
 PLANNERS_ASKED = tuple(name for name in PLANNERS if name not in ("auto", "p3", "overlap"))

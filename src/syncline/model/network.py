@@ -351,7 +351,10 @@ class Network(Document, frozen=True, kw_only=True):
             "servers": servers,
             "stages": stages,
         }
-        of_link: dict[str, Any] = {"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "latency_s": latency_s}
+        of_link: dict[str, Any] = {
+            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+            "latency_s": latency_s,
+        }
         if jobs is not None and jobs != self.jobs:
             others = self.with_(**asked, **of_link)
             return msgspec.structs.replace(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from syncline.devices import DeviceGroup
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Group
-from syncline.parallel.bsp import BspSgd
+from syncline.groups.group import Pending
+from syncline.parallel.bsp import BspSgd, channel, wrapper
 from syncline.planners import planner_named
 from syncline.planners.base import MergingPlanner
 from tests.devices.host_device import HostDevice
@@ -184,20 +186,39 @@ def layers() -> list[list[str]]:
         return [sorted(model._job.names[index] for index in layer) for layer in members]
 
 
-def sleeping() -> tuple[float, float]:
-    """Compute for 20 ms forward; the other ranks let the root wait for 40 ms more."""
-    with joined() as group:
+def clocked(algorithm: int) -> tuple[float, float, float]:
+    """Train by a clock that moves 20 ms in each forward pass, 1 ms in each wait, and else not.
+
+    Returns:
+        The profile's seconds of communication and of computation, and the median of the waits of
+        an iteration.
+    """
+    clock = SimpleNamespace(now_s=0.0)
+    clock.perf_counter = lambda: clock.now_s
+    waits, wait = [0], Pending.wait
+
+    def waited(self: Pending, timeout_s: float | None = None) -> None:
+        clock.now_s += 0.001
+        waits[-1] += 1
+        wait(self, timeout_s)
+
+    with joined() as group, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pending, "wait", waited)
+        for module in (channel, wrapper):
+            patch.setattr(module, "time", clock)
         module = nn.Linear(3, 2)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        model = BspSgd(module, optimizer, group, algorithm=3)
+        model = BspSgd(module, optimizer, group, algorithm=algorithm)
         for _ in range(8):
+            waits.append(0)
             output = model(torch.ones(1, 3))
-            time.sleep(0.02 + 0.04 * dist.get_rank())
+            clock.now_s += 0.02
             output.sum().backward()
             optimizer.step()
         profile = model.iteration_profile
         assert profile is not None
-        return profile.communication_s, profile.computation_s
+        measured = waits[1 + wrapper.WARM_UP_ITERATIONS :]
+        return profile.communication_s, profile.computation_s, median(measured)
 
 
 def dropped() -> list[bool]:
