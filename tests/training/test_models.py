@@ -112,6 +112,17 @@ def test_resnet20_shortcut_halves_and_pads_with_zeros() -> None:
     assert not y[:, [0, 3]].any()
 
 
+@pytest.mark.parametrize("name", ["alexnet", "googlenet"])
+def test_a_model_with_dropout_drops_in_training_alone(name: str) -> None:
+    model = MODELS[name]
+    assert isinstance(model, ImageModel)
+    network = model.build(model.smallest_image, 10)
+    images = torch.randn(2, 3, model.smallest_image, model.smallest_image)
+    assert not torch.equal(network(images), network(images))
+    network.eval()
+    assert torch.equal(network(images), network(images))
+
+
 def test_unknown_model_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'resnet50'"):
         model_named("resnet-50")

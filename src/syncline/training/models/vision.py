@@ -19,9 +19,13 @@ class _Classifier(nn.Module):
     """(N, 3, H, W) -> (N, channels, H/s, W/s)."""
     side = 1
     """Averages over this many parts a side go into the head."""
-    drop: nn.Module = nn.Identity()
     head: nn.Module
     """(N, channels * side * side) -> (N, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Not in the class, where it would hide a module of this name.
+        self.drop: nn.Module = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits; (N, 3, H, W) -> (N, classes)."""
