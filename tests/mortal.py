@@ -49,6 +49,8 @@ class HangError(AssertionError):
 class Mortals:
     """Starts jobs on ranks that may die, and the workers that serve all tests."""
 
+    name = "localhost"  # a fork is a process of this host
+
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
 
@@ -93,11 +95,6 @@ class Mortals:
             stacks = "\n".join(f"rank {rank}:\n{ended[rank].err}" for rank in range(ranks))
             raise HangError(f"{job.__name__}: ranks {shot} did not end in {deadline_s} s\n{stacks}")
         return ended
-
-    @property
-    def name(self) -> str:
-        """A fork is a process of this host."""
-        return "localhost"
 
     def start(
         self,
