@@ -15,16 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, median, save, spread
-from syncline.model.run import Run
-from syncline.testbed import Cluster, Testbed
+from benchmarks.training import beside_ddp
+from syncline.training.result import BASELINE, DIFFERENCE, SYNCLINE
 
 NAME = "prediction_error"
 SHARED = "shared"
@@ -38,7 +33,6 @@ CASES = {
 """A run measures for 60 to 230 steps, before it trains in turns with stock DDP."""
 TOO_LONG = {("1gbit", "vgg16"), ("100mbit", "vgg16"), ("100mbit", "lstm")}
 """Minutes a run, most of them waiting for the link."""
-DEADLINE_S = 1200.0
 
 
 def main() -> None:
@@ -92,29 +86,19 @@ def said_of(row: dict[str, Any]) -> str:
 
 
 def one(place: str, model: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            str(Path(sys.executable).with_name("syncline")),
-            *("train", "--baseline", "--model", model, "--timeout", "120", "--report", folder),
-            *("--epochs", "1000", *CASES[model]),
-        ]
-        if place == SHARED:
-            alone = [*command, "--workers", "2"]
-            subprocess.run(alone, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        else:
-            with Testbed(Cluster.of(hosts=2, rate=place)) as bed:
-                environment = {"OMP_NUM_THREADS": str((os.cpu_count() or 2) // 2 or 1)}
-                result = bed.run(command, environment=environment, timeout_s=DEADLINE_S)
-            if result.exit_code:
-                raise SystemExit(f"the workers failed: {''.join(result.stderr)}")
-        run = Run.load(Path(folder) / "run.json")
+    here = place == SHARED
+    run = beside_ddp(
+        *("--model", model, *CASES[model], "--epochs", "1000", "--timeout", "120"),
+        *(("--workers", "2") if here else ()),
+        hosts=() if here else ("--hosts", "2", "--rate", place),
+    )
     assert run.measured is not None
     assert run.predicted_s is not None
     assert run.predicted_baseline_s is not None
     rates = {rate.name: rate for rate in run.rates}
-    if "syncline" not in rates:
+    if SYNCLINE not in rates:
         raise SystemExit(f"{model} on {place} was still measuring after its steps; give it more")
-    ours_s, ddp_s = rates["syncline"].iteration_s, rates["torch ddp"].iteration_s
+    ours_s, ddp_s = rates[SYNCLINE].iteration_s, rates[BASELINE].iteration_s
     return {
         "place": place,
         "model": model,
@@ -131,7 +115,7 @@ def one(place: str, model: str) -> dict[str, Any]:
         "ddp_s": ddp_s,
         "speed_up": ddp_s / ours_s,
         "overhead_iterations": run.overhead_iterations,
-        "identical": run.results.get("largest parameter difference") == 0,
+        "identical": run.results.get(DIFFERENCE) == 0,
         "record": json.loads(run.to_json()),
     }
 

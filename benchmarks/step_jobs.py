@@ -50,7 +50,7 @@ class Found:
     network: Network
     all_reduce_s: tuple[float, ...]
     update_s: float
-    """What clipping and unscaling add to an iteration without exchange."""
+    """What clipping and unscaling take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,10 +64,9 @@ class Measured(Value, frozen=True, kw_only=True):
     all_reduce_s: tuple[float, ...]
     """Of one all-reduce of all gradients alone, by the slowest rank."""
     update_s: float = 0.0
-    """What clipping and unscaling add to an iteration without exchange. Nothing of it is emulated.
-    """
+    """What clipping and unscaling take, of which nothing is emulated."""
     network: Network
-    """As probed on these links."""
+    """As probed on these links, with what training does to messages."""
     forecasts: dict[str, Forecast]
     """By contestant."""
     turns: dict[str, tuple[Turn, ...]] = msgspec.field(default_factory=dict)

@@ -12,14 +12,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import median, save, spread
 from syncline.model.run import Run
-from syncline.training.result import BASELINE, SYNCLINE
+from syncline.training.result import BASELINE, DIFFERENCE, SYNCLINE
 
 METRIC = "validation perplexity"
+DEADLINE_S = 1200.0
 
 
 def main() -> None:
@@ -48,18 +50,34 @@ def main() -> None:
 
 def measured(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Train once and return the figures."""
+    steps = ("--steps", str(arguments.steps), "--seed", str(seed))
+    hosts = ("--hosts", str(arguments.hosts), "--rate", arguments.rate)
+    return row_of(beside_ddp("--model", "transformer", "--data", "text", *steps, hosts=hosts), seed)
+
+
+def beside_ddp(*options: str, hosts: Sequence[str] = ()) -> Run:
+    """Train with Syncline and stock DDP in turns, and return the record.
+
+    Args:
+        options: of ``syncline train``.
+        hosts: options of ``syncline emulate``; none: train on this host.
+
+    Raises:
+        CalledProcessError: the training failed.
+    """
+    syncline = str(Path(sys.executable).with_name("syncline"))
     with tempfile.TemporaryDirectory() as folder:
-        syncline = str(Path(sys.executable).with_name("syncline"))
-        job = [syncline, "train", "--model", "transformer", "--data", "text", "--baseline"]
-        job += ["--steps", str(arguments.steps), "--seed", str(seed), "--report", folder]
-        hosts = ["--hosts", str(arguments.hosts), "--rate", arguments.rate]
+        job = [syncline, "train", "--baseline", *options, "--report", folder]
+        # A host has one thread a worker, as its cores are shared.
+        threads = {"OMP_NUM_THREADS": "1"} if hosts else {}
         subprocess.run(
-            [syncline, "emulate", *hosts, "--", *job],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [syncline, "emulate", *hosts, "--", *job] if hosts else job,
+            env={**os.environ, **threads},
             stdout=subprocess.DEVNULL,
             check=True,
+            timeout=DEADLINE_S,
         )
-        return row_of(Run.load(Path(folder) / "run.json"), seed)
+        return Run.load(Path(folder) / "run.json")
 
 
 def row_of(run: Run, seed: int) -> dict[str, Any]:
@@ -86,7 +104,7 @@ def row_of(run: Run, seed: int) -> dict[str, Any]:
         "prediction_error": predicted_s / run.steady.iteration_s - 1,
         "syncline_perplexity": run.results[METRIC],
         "ddp_perplexity": run.results[f"{BASELINE} {METRIC}"],
-        "largest_parameter_difference": run.results["largest parameter difference"],
+        "largest_parameter_difference": run.results[DIFFERENCE],
     }
 
 

@@ -36,18 +36,18 @@ and not for all-reduce, where Table 1 itself says the opposite.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from syncline.errors import UserError
 from syncline.model import collective_costs
 from syncline.model.collective_costs import (
-    BLOCK_COUNTS,
     LineFormula,
     all_reduce_line,
     doubling_rounds,
     pipeline_line,
     require_workers,
 )
-from syncline.model.cost import CostCurve, lower_envelope
+from syncline.model.cost import CostCurve
 from syncline.model.quantities import LARGEST_BYTES
 
 __all__ = [
@@ -248,21 +248,16 @@ def pipeline_curve(
     Raises:
         UserError: the collective is none of the three, there is no worker, or a block has no bytes.
     """
-    require_workers(workers)
-    if workers == 1:
-        return CostCurve.line(0.0, 0.0)
-
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
-
-    def line(blocks: int) -> CostCurve:
-        return pipeline_line(pipeline_steps(collective, workers, blocks), blocks, *costs)
-
-    if block_bytes is None:
-        # The cost of an all-reduce has a kink where there are as many blocks as workers.
-        counts = (*BLOCK_COUNTS, workers)
-        return lower_envelope([line(blocks) for blocks in counts])
+    steps = partial(pipeline_steps, collective)
+    if block_bytes is None or workers == 1:
+        return collective_costs.pipeline_curve(workers, *costs, steps=steps)
+    require_workers(workers)
     if block_bytes < 1:
         raise UserError(f"a block needs at least 1 byte, found {block_bytes}")
+
+    def line(blocks: int) -> CostCurve:
+        return pipeline_line(steps(workers, blocks), blocks, *costs)
 
     def at(blocks: int) -> float:
         return line(blocks).seconds(blocks * block_bytes)

@@ -221,12 +221,18 @@ BLOCK_COUNTS = (1, *(half << i for i in range(20) for half in (2, 3)))
 
 
 def pipeline_curve(
-    workers: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
+    workers: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+    *,
+    steps: Callable[[int, float], tuple[float, float]] = pipeline_steps,
 ) -> CostCurve:
-    """Return the cost of a linear pipeline's all-reduce, in as many equal blocks as cost least.
+    """Return the cost of a linear pipeline's collective, in as many equal blocks as cost least.
 
-    Of 1, 2, 3, 4, 6, 8, 12, ... and as many blocks as there are workers, where the cost has a
-    kink: at most 2.1 % more than with the best number of blocks.
+    Of 1, 2, 3, 4, 6, 8, 12, ... and as many blocks as there are workers, where the cost of an
+    all-reduce has a kink: at most 2.1 % more than with the best number of blocks. ``steps`` is the
+    collective's :func:`pipeline_steps`, by default the all-reduce's.
 
     Raises:
         UserError: there is no worker.
@@ -237,7 +243,7 @@ def pipeline_curve(
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
     return lower_envelope(
         [
-            pipeline_line(pipeline_steps(workers, blocks), blocks, *costs)
+            pipeline_line(steps(workers, blocks), blocks, *costs)
             for blocks in (*BLOCK_COUNTS, workers)
         ]
     )
