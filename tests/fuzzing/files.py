@@ -233,6 +233,7 @@ def _checkpoints() -> list[bytes]:
     from syncline.training.replica import scheduler
     from syncline.training.wrap import sgd
 
+    torch.manual_seed(0)
     config, model = TrainingConfig.of(**CONFIG, workers=1), _model()
     optimizer = sgd(model, config)
     schedule = scheduler(optimizer, 7, config.hyper)
@@ -281,6 +282,7 @@ def _states() -> list[bytes]:
     from syncline.sparse.session import VERSION
     from syncline.training.residuals import save_state
 
+    torch.manual_seed(0)
     common = {"decided": False, "plan": None}
     rounded = {"compression": "bf16", "steps": 7, **common}
     sparse = {

@@ -38,6 +38,8 @@ LONGEST_ERROR = 2000
 """Characters of a message; paths of files are part of it."""
 BATCH = 500
 """Inputs of one process, so that none meets what many before it left behind."""
+MOST_CRASHES = 3
+"""Processes of one kind that may hang or crash before its other inputs are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Finding:
     number: int
     command: str
     text: str
+    content: bytes
 
 
 @dataclass(slots=True)
@@ -87,7 +90,13 @@ def fuzz(
     importlib.import_module("syncline.training.preflight")
     seeds = kind.seeds()
     outcome = Outcome()
-    while outcome.inputs < inputs:
+
+    def found(number: int, command: str, text: str) -> None:
+        content = content_of(kind, seeds, seed, number)
+        outcome.findings.append(Finding(number, command, text, content))
+
+    crashes = 0
+    while outcome.inputs < inputs and crashes < MOST_CRASHES:
         stop = min(outcome.inputs + BATCH, inputs)
 
         def run(
@@ -107,10 +116,12 @@ def fuzz(
             outcome.inputs = number + 1
             outcome.done.update(done)
             outcome.refused.update(refused)
-            outcome.findings += [Finding(number, *each) for each in findings]
+            for command, text in findings:
+                found(number, command, text)
         if ended is not None:
-            outcome.findings.append(Finding(outcome.inputs, "all", f"the process {ended}"))
+            found(outcome.inputs, "all", f"the process {ended}")
             outcome.inputs += 1
+            crashes += 1
     return outcome
 
 

@@ -183,6 +183,7 @@ def test_a_damaged_part_is_refused_before_anything_is_loaded(tmp_path: Path) -> 
             "not all weights are dense",
         ),
         ({"weights": {**weights, 3: torch.zeros(2)}}, r"in `\$.weights`"),
+        ({"random_states": "\ud83d"}, "surrogates not allowed"),
         ({"optimizer": {}}, r"at `\$.optimizer`"),
         (with_groups(), r"at `\$.optimizer.param_groups`"),
         (with_groups({"lr": 0.1}, {"lr": 0.1}), r"at `\$.optimizer.param_groups`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +63,9 @@ def load_archive(path: Path, form: str, kind: type[T]) -> T:
     if damage is not None:
         raise FileError(f"{path}: damaged: {damage}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        # Damage that torch warns about is either refused below or harmless.
+        with warnings.catch_warnings(action="ignore"):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise FileError(f"{path}: not a checkpoint of syncline: {_first_line(error)}") from error
     found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -84,9 +87,17 @@ def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
         FileError: it has another form.
     """
     try:
-        return msgspec.convert(content, kind)
-    # msgspec takes a tensor for a mapping, and fails by an AttributeError.
-    except (msgspec.ValidationError, AttributeError, RecursionError) as error:
+        # A tensor in place of a mapping makes torch warn before it fails.
+        with warnings.catch_warnings(action="ignore"):
+            return msgspec.convert(content, kind)
+    # msgspec takes a tensor for a mapping, and fails by an AttributeError. A pickled text may hold
+    # what UTF-8 cannot encode.
+    except (
+        msgspec.ValidationError,
+        AttributeError,
+        RecursionError,
+        UnicodeEncodeError,
+    ) as error:
         raise damaged(path, shortened(str(error))) from None
 
 
