@@ -181,7 +181,9 @@ class Race:
         if ended.reason:
             raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
         found = [Trained(plans[name], times_s[name], excess_s=0.0) for name in plans]
-        return fit_contention(profile, measured.network, found)
+        fitted = fit_contention(profile, measured.network, found)
+        assert fitted.contention_by_need is not None
+        return msgspec.structs.replace(fitted, contention=fitted.contention_by_need)
 
     def _expecting(self, cell: Cell) -> Callable[[str], float]:
         measured = self._of(cell)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from syncline.measure.segments import ACCUMULATING
 from syncline.model.profile import Gradient, Operation, Phase, Profile
-from syncline.parallel.rank_measurements import last_batch_s
+from syncline.parallel.rank_measurements import RankMeasurements, StageResult, last_batch_s
 
 
 def profile(*operations: tuple[str, Phase, float]) -> Profile:
@@ -37,3 +39,27 @@ def test_of_several_micro_batches_the_last_is_timed() -> None:
         ("b", "backward", 2.0),
     )
     assert last_batch_s(several) == pytest.approx(3.25)
+
+
+class OfTwoRanks(RankMeasurements):
+    """The other rank has measured 2 s."""
+
+    def __init__(self) -> None:
+        pass
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, [2.0, 0.0] if isinstance(value, list) else 2.0]
+
+
+@pytest.mark.parametrize(("own_s", "longest_s"), [([1.0, 1.0, 9.0], 2.0), ([3.0], 3.0), ([], 2.0)])
+def test_a_broadcast_takes_as_long_as_on_the_slowest_rank(
+    own_s: list[float], longest_s: float
+) -> None:
+    assert OfTwoRanks().broadcast_s(StageResult(broadcast_s=own_s)) == longest_s
+
+
+def test_waiting_for_buffers_is_not_computing() -> None:
+    one = profile(("between modules", "forward", 1.5), ("b", "backward", 0.25))
+    # Of 1.75 s alone, 0.5 s were a broadcast: 1.25 s of computing became 2 s.
+    found = OfTwoRanks().busy_excess_s(StageResult(busy_s=[2.0]), one, broadcast_s=0.5)
+    assert found == pytest.approx(0.75)

@@ -63,7 +63,10 @@ class Told:
     def excess_s(self, result: StageResult, _: Any) -> float | None:
         return result.computing_s[-1] if result.computing_s else None
 
-    def busy_excess_s(self, result: StageResult, _: Any) -> float | None:
+    def broadcast_s(self, _: StageResult) -> float:
+        return 0.0
+
+    def busy_excess_s(self, result: StageResult, _: Any, **__: float) -> float | None:
         return result.busy_s[-1] if result.busy_s else None
 
     def profile(self, _: StageResult, __: Network) -> Any:
@@ -170,9 +173,24 @@ def test_what_the_engines_messages_take_from_computing_is_planned_for(norm: Norm
     explored = [stage.plan for stage in stages if stage.name in EXPLORING]
     assert [plan.norm for plan in explored if plan] == [norm, norm]
     assert run._forecasts is not None
-    found = run._forecasts.network.contention
+    found = run._forecasts.network.contention_by_need
+    assert found is not None
     assert found.per_message_s == pytest.approx(5e-3, rel=0.1)
     assert found.fitted
+
+
+@pytest.mark.parametrize(("bytes_per_s", "explored"), [(1e8, True), (1e10, False)])
+def test_the_engine_is_measured_where_overlapping_would_gain_much_if_it_cost_nothing(
+    bytes_per_s: float, explored: bool
+) -> None:
+    """Stock DDP alone says that every message stops computing, so that no plan is worth trying."""
+    network = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1 / bytes_per_s)
+    run = tuning(network=network)
+    script = run.stages()
+    next(script)
+    before = StageResult(iteration_s=[0.45], computing_s=[0.07])
+    found = names(play(script, faster, before=before))
+    assert (found[1:3] == EXPLORING) is explored, found
 
 
 def test_a_gpus_engine_is_not_measured_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,11 +322,14 @@ def test_what_is_not_checked_is_not_compared() -> None:
 def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names_left = iter(["wfbp", "single", "mgwfbp", "merge", "buckets"])
+    # The second forecast is asked for only to see whether the engine is worth measuring.
+    names_left = iter(["wfbp", "", "single", "mgwfbp", "merge", "buckets"])
 
     def next_one(*_: Any, **__: Any) -> Any:
         forecasts = forecast(*_, **__)
         name = next(names_left)
+        if not name:
+            return forecasts._replace(plan=None)
         comparison = msgspec.structs.replace(forecasts.comparison, chosen=name)
         return forecasts._replace(comparison=comparison, plan=PLANNERS[name].plan(PROFILE, NETWORK))
 

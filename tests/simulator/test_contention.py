@@ -138,11 +138,26 @@ def test_few_messages_and_many_tell_what_each_takes_from_computing(
     plans = [ddp, *(in_equal_parts(profile, SLOW, parts) for parts in (4, 12))]
     runs = [measured(profile, under(truth, SLOW), plan) for plan in plans]
     found = fit_contention(profile, SLOW, runs)
-    assert found.contention.per_message_s == pytest.approx(per_message_s, abs=1e-4)
+    assert found.contention_by_need is not None
+    assert found.contention_by_need.per_message_s == pytest.approx(per_message_s, abs=1e-4)
     for run in runs:
         assert predict_iteration_s(profile, found, run.plan) == pytest.approx(
             run.iteration_s, rel=0.01
         )
+
+
+def test_what_the_reducer_and_the_engine_send_is_fitted_apart() -> None:
+    profile, (ddp, *_) = instance()
+    of_reducer, of_engine = Contention(exchange=2.0), Contention(computing=1.5)
+    truth = msgspec.structs.replace(under(of_reducer), contention_by_need=of_engine)
+    plan = in_equal_parts(profile, NETWORK, 6)
+    found = fit_contention(profile, NETWORK, [measured(profile, truth, p) for p in (ddp, plan)])
+    assert found.contention_by_need is not None
+    for fitted, known in ((found.contention, of_reducer), (found.contention_by_need, of_engine)):
+        assert fitted.computing == pytest.approx(known.computing, abs=0.02)
+        assert fitted.exchange == pytest.approx(known.exchange, abs=0.02)
+    only_stock = fit_contention(profile, truth, [measured(profile, truth, ddp)])
+    assert only_stock.contention_by_need == of_engine
 
 
 def test_messages_take_time_from_computing_only_where_they_are_waited_for_by_need() -> None:

@@ -108,6 +108,8 @@ class Network(Document, frozen=True, kw_only=True):
     backend: str = "unknown"
     """The communication library, such as ``"gloo"`` or ``"nccl"``."""
     contention: Contention = Contention()
+    contention_by_need: Contention | None = None
+    """The same under plans that wait by need, whose messages other code sends; None: no other."""
     link: Link | None = None
     """Between two workers, or between two hosts where there are hosts."""
     algorithm: str = "ring"
@@ -171,6 +173,10 @@ class Network(Document, frozen=True, kw_only=True):
                 both = b'{"computing":%b,"exchange":%b}' % (factor, factor)
                 fields["contention"] = msgspec.Raw(both)
         return super()._from_fields(fields, source)
+
+    def contention_under(self, *, by_need: bool) -> Contention:
+        """Return what computing and messages do to each other under a plan that waits so."""
+        return (self.contention_by_need if by_need else None) or self.contention
 
     @classmethod
     def line(

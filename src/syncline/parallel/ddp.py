@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -650,6 +651,11 @@ class DistributedDataParallel(TorchDDP):
         keeping = contextlib.nullcontext() if engine is None else engine.keeping_gradients()
         with telling_lost_peers("before the forward pass"), keeping:
             return super()._pre_forward(*inputs, **kwargs)
+
+    def _sync_buffers(self) -> None:
+        begun_ns = time.perf_counter_ns()
+        super()._sync_buffers()
+        self._wrapped.broadcast_ns += time.perf_counter_ns() - begun_ns
 
     def _lazy_init(self) -> None:
         self._in_torch = True

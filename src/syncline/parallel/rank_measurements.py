@@ -84,7 +84,10 @@ class StageResult:
     computing_s: list[float] = field(default_factory=list)
     """Seconds of forward and backward pass together, of iterations that the reducer has timed."""
     busy_s: list[float] = field(default_factory=list)
-    """Seconds of each iteration in which a processor did not wait for the engine's messages."""
+    """Seconds of each iteration in which a processor waited neither for the engine's messages nor
+    for buffers."""
+    broadcast_s: list[float] = field(default_factory=list)
+    """Seconds of each iteration in which DDP broadcast buffers."""
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did."""
     flushed: str | None = None
@@ -136,15 +139,24 @@ class RankMeasurements:
         noise_s = math.sqrt(2) * typical[1]
         return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
 
-    def busy_excess_s(self, result: StageResult, profile: Profile) -> float | None:
+    def broadcast_s(self, result: StageResult) -> float:
+        """Return how long DDP broadcast buffers, seconds: the longest of the ranks' medians."""
+        everyone: list[float] = self.gather(median(result.broadcast_s or [0.0]))
+        return max(everyone)
+
+    def busy_excess_s(
+        self, result: StageResult, profile: Profile, *, broadcast_s: float
+    ) -> float | None:
         """Return the seconds that a worker computed longer beside the engine's messages than alone.
 
-        The median over the ranks; None if some rank's iterations were not timed.
+        The median over the ranks; None if some rank's iterations were not timed. ``broadcast_s`` is
+        the share of the profile in which it waited for buffers.
         """
         typical = self._typical(result.busy_s)
         if typical is None:
             return None
-        return typical[0] - math.fsum(o.duration_s for o in profile.operations if o.name != WAIT)
+        alone_s = math.fsum(o.duration_s for o in profile.operations if o.name != WAIT)
+        return typical[0] - (alone_s - broadcast_s)
 
     def network(self, iteration_s: float, *, contention: bool = False) -> Network:
         """Probe the network with messages up to the size of all gradients.

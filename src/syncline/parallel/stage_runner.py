@@ -178,11 +178,14 @@ class StageRunner:
     def _end_measured_iteration(self) -> None:
         stage, stamp = self.stage, self._clock.stamp()
         self._stamps.append((self._start, stamp))
+        broadcast_s = self._job.take_broadcast_s()
+        if self._done > stage.warmup:
+            self._result.broadcast_s.append(broadcast_s)
         if stage.plan is None and not stage.observe:
             self._note_computing()
             stamp = self._clock.stamp()
         elif self._buckets.engine is not None and self._job.device.type == "cpu":
-            self._note_busy()
+            self._note_busy(broadcast_s)
         self._start = stamp
         if self._noted is not None:
             self._read_noted(*self._noted)
@@ -217,11 +220,11 @@ class StageRunner:
         if self._done > self.stage.warmup + 1:
             self._result.computing_s.append(pace.computation_s)
 
-    def _note_busy(self) -> None:
+    def _note_busy(self, broadcast_s: float) -> None:
         """Keep how much of the last iteration the processor did not wait for messages."""
         pace = self._buckets.pace(self._clock.between_ns(*self._stamps[-1]) / NS_PER_S)
         if pace is not None and self._done > self.stage.warmup:
-            self._result.busy_s.append(pace.computation_s)
+            self._result.busy_s.append(pace.computation_s - broadcast_s)
 
     def _read_noted(self, finished: ObservedIteration, recorded: Recorded) -> None:
         self._clock.settle()

@@ -62,6 +62,8 @@ RECORDED_ITERATIONS = 3
 EXPLORED_PARTS = (4, 12)
 """Messages, in halves if there is a norm, under which the engine is measured before planning: few
 and many show what each takes from computing."""
+EXPLORED_GAIN = 0.05
+"""Share of an iteration that overlapping must gain, if it cost nothing, to be measured then."""
 TRIALS = 3
 """At most this many plans are tried: another when the one before has taught something."""
 
@@ -73,6 +75,10 @@ class _Trial(NamedTuple):
     """What was expected before the plan was tried; None where the plan was given."""
     excess_s: float | None = None
     """How much longer a worker computed than in the profile, seconds; None: not measured."""
+
+    def measured(self) -> Measured:
+        noise_s = CONFIDENCE * self.rate.noise_s
+        return Measured(self.plan, self.rate.iteration_s, noise_s, self.excess_s)
 
 
 class Tuning:
@@ -98,6 +104,8 @@ class Tuning:
         self.events: list[Event] = []
         self.iteration = 0
         self._compared = COMPARED_ITERATIONS
+        self._broadcast_s = 0.0
+        """What a broadcast of buffers takes where nothing else is under way."""
         self._resumed: tuple[Plan | None] | None = None
         """What a checkpoint says is to run, until it does."""
         self._forecasts: Forecasts | None = None
@@ -182,8 +190,10 @@ class Tuning:
             more = yield Stage(name="baseline", plan=None, warmup=0, iterations=missing)
             more.iteration_s += result.iteration_s
             more.computing_s += result.computing_s
+            more.broadcast_s += result.broadcast_s
             result = more
             self.baseline = self._measurements.rate("stock DDP", result)
+        self._broadcast_s = self._measurements.broadcast_s(result)
         if settings.plan is not None:
             deferred = self._flushes.defers
             trial = yield from self._try(self._flushes.as_it_can_run(settings.plan), None)
@@ -192,11 +202,9 @@ class Tuning:
             yield from self._judge([trial], None)
             return
         profile, network = yield from self._measure(self.baseline)
-        own = _measured(
-            settings.ddp.plan(profile, network),
-            self.baseline,
-            self._measurements.excess_s(result, profile),
-        )
+        excess_s = self._measurements.excess_s(result, profile)
+        stock = _Trial(settings.ddp.plan(profile, network), self.baseline, None, excess_s)
+        own = stock.measured()
         profile, own = as_under_stock(own, profile, network)
         self.profile = profile
         first = self._forecast(profile, network, [own])
@@ -204,7 +212,7 @@ class Tuning:
             self._flushes.say_held_back(settings.planner)
         while True:
             known, measured, trials = self._known, [own], []
-            if self._explores(first):
+            if self._explores(profile, network, first):
                 measured += yield from self._explore(profile, network)
             if len(measured) > 1:
                 first = self._forecast(profile, network, measured)
@@ -299,7 +307,9 @@ class Tuning:
         rate = self._measurements.rate(plan.planner, result)
         excess_s = None
         if self.profile is not None:
-            excess_s = self._measurements.busy_excess_s(result, self.profile)
+            excess_s = self._measurements.busy_excess_s(
+                result, self.profile, broadcast_s=self._broadcast_s
+            )
         return _Trial(plan, rate, forecasts, excess_s)
 
     def _try_best(
@@ -317,7 +327,7 @@ class Tuning:
             if trial is None or settings.planner != Auto.NAME or settings.compression is not None:
                 break
             tried.add(trial.plan.planner)
-            measured.append(_measured(trial.plan, trial.rate, trial.excess_s))
+            measured.append(trial.measured())
             forecasts = self._forecast(profile, network, measured)
             best_s = min(m.iteration_s for m in measured)
             name = forecasts.comparison.chosen
@@ -326,17 +336,23 @@ class Tuning:
                 break
         return trials
 
-    def _explores(self, forecasts: Forecasts) -> bool:
+    def _explores(self, profile: Profile, network: Network, forecasts: Forecasts) -> bool:
         """Whether messages of the engine are to be measured before they are planned.
 
-        On a GPU they take no time from what computes.
+        Stock DDP's messages may overlap so little that they do not tell what overlapping costs. So
+        the engine is also measured where it would gain much if that cost nothing. On a GPU its
+        messages take no time from what computes.
         """
-        return (
-            forecasts.plan is not None
-            and forecasts.plan.wait == "need"
-            and self._settings.compression is None
-            and self._job.device.type == "cpu"
-        )
+        if self._settings.compression is not None or self._job.device.type != "cpu":
+            return False
+        if forecasts.plan is None or forecasts.plan.wait != "need":
+            forecasts = self._forecast(profile, network, [])
+            gain_s = forecasts.predicted_s(Ddp.NAME) - forecasts.predicted_s(
+                forecasts.comparison.chosen
+            )
+            if gain_s < EXPLORED_GAIN * forecasts.predicted_s(Ddp.NAME):
+                return False
+        return forecasts.plan is not None and forecasts.plan.wait == "need"
 
     def _explore(
         self, profile: Profile, network: Network
@@ -354,7 +370,7 @@ class Tuning:
             if trial is None:
                 return []
             if trial.excess_s is not None:
-                found.append(_measured(plan, trial.rate, trial.excess_s))
+                found.append(trial.measured())
         return found
 
     def _learns_norm(self, result: StageResult) -> bool:
@@ -502,11 +518,6 @@ class Tuning:
 def _warmup(plan: Plan | None) -> int:
     """Return how many iterations pass under a plan until one is like all that follow."""
     return DEFERRED if plan is not None and plan.wait == "need" else REBUILT
-
-
-def _measured(plan: Plan, rate: Rate, excess_s: float | None = None) -> Measured:
-    noise_s = CONFIDENCE * rate.noise_s
-    return Measured(plan, rate.iteration_s, noise_s, excess_s)
 
 
 def _mean(one: Rate, other: Rate) -> Rate:

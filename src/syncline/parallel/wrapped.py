@@ -11,7 +11,7 @@ from torch import nn
 from syncline.measure.clock import Clock, clock_for
 from syncline.measure.profiler import dtype_name
 from syncline.model.plan import Tensor
-from syncline.model.quantities import BYTES_PER_ELEMENT
+from syncline.model.quantities import BYTES_PER_ELEMENT, NS_PER_S
 from syncline.parallel.engine.compression import Compressing
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.overlap.guard import Guard
@@ -45,6 +45,8 @@ class Wrapped:
         self.guard: Guard | None = None
         self.why_not_deferred: str | None = None
         """Why all updates are synchronous, if they are."""
+        self.broadcast_ns = 0
+        """How long buffers were broadcast since the last call of ``take_broadcast_s``."""
         self.sample_rate: int | None = None
         """How many iterations pass between two that the reducer measures; None: we choose."""
 
@@ -84,6 +86,11 @@ class Wrapped:
     def updates(self) -> int:
         """How often the optimizers were stepped; all ranks must agree."""
         return sum(optimizer.updates for optimizer in self.optimizers)
+
+    def take_broadcast_s(self) -> float:
+        """Return how long buffers were broadcast since the last call, seconds."""
+        taken_ns, self.broadcast_ns = self.broadcast_ns, 0
+        return taken_ns / NS_PER_S
 
     @property
     def keeps_first_buckets(self) -> bool:

@@ -186,7 +186,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
             # Sparse messages travel one at a time.
             return msgspec.structs.replace(self, in_flight=1).plan(profile, network)
         rivals = list(_plans(profile, network))
-        per_message_s = network.contention.per_message_s
+        contention = network.contention_under(by_need=True)
+        per_message_s = contention.per_message_s
         handling_s = [times * per_message_s for times in HANDLING] if per_message_s else [0.0]
         if profile.norm is None:
             compared = [
@@ -204,7 +205,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         # The search knows nothing of contention, nor of rounds that mix, nor of falling costs.
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         unknown = (
-            network.contention.slows
+            contention.slows
             or per_message_s
             or curve.never_falling() != curve
             or profile.norm is not None

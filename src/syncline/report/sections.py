@@ -193,14 +193,20 @@ def _network_terms(facts: NetworkFacts) -> Html:
     if facts.fit_error_max is not None:
         why = "at the point that it fits worst"
         terms.append(("worst", units.percent(facts.fit_error_max), why))
-    known = ", as fitted to measured iterations" if facts.contention.fitted else ""
-    why = f"how many times slower computing runs while messages are under way{known}; 1: not at all"
-    terms.append(("slowed computing", f"{facts.contention.computing:.2f}", why))
-    why = f"how many times slower messages run while computing{known}; 1: not at all"
-    terms.append(("slowed messages", f"{facts.contention.exchange:.2f}", why))
-    if facts.contention.per_message_s:
-        why = f"how much longer a worker computes for each message with deferred updates{known}"
-        terms.append(("a message", units.duration(facts.contention.per_message_s), why))
+    for contention, where in (
+        (facts.contention, ""),
+        (facts.contention_by_need, " with deferred updates"),
+    ):
+        if contention is None:
+            continue
+        known = ", as fitted to measured iterations" if contention.fitted else ""
+        why = f"how many times slower computing runs while messages are under way{where}{known}"
+        terms.append(("slowed computing", f"{contention.computing:.2f}", f"{why}; 1: not at all"))
+        why = f"how many times slower messages run while computing{where}{known}"
+        terms.append(("slowed messages", f"{contention.exchange:.2f}", f"{why}; 1: not at all"))
+        if contention.per_message_s:
+            why = f"how much longer a worker computes for each message{where}{known}"
+            terms.append(("a message", units.duration(contention.per_message_s), why))
     columns: list[Column[tuple[str, str, str]]] = [
         Column("Term", lambda term: term[0]),
         Column("Value", lambda term: term[1], numeric=True),

@@ -117,6 +117,7 @@ class NetworkFacts(Value, frozen=True):
     beta_s_per_byte: float | None
     gamma_s_per_byte: float | None
     contention: Contention
+    contention_by_need: Contention | None
     fit_error: float | None
     fit_error_max: float | None
     points: tuple[FittedPoint, ...]

@@ -123,17 +123,23 @@ def network_table(network: Network) -> RenderableType:
     if facts.fit_error is not None and facts.fit_error_max is not None:
         worst = units.percent(facts.fit_error_max)
         pairs.append(("fit error", f"{units.percent(facts.fit_error)} mean, {worst} at worst"))
-    known = ", fitted to measured iterations" if facts.contention.fitted else ""
-    each = ""
-    if facts.contention.per_message_s:
-        each = f", {units.duration(facts.contention.per_message_s)} of computing a message"
-    pairs.append(
-        (
-            "contention",
-            f"computing {facts.contention.computing:.2f} and messages "
-            f"{facts.contention.exchange:.2f} times slower at once{each}{known}",
+    for name, contention in (
+        ("contention", facts.contention),
+        ("overlap", facts.contention_by_need),
+    ):
+        if contention is None:
+            continue
+        known = ", fitted to measured iterations" if contention.fitted else ""
+        each = ""
+        if contention.per_message_s:
+            each = f", {units.duration(contention.per_message_s)} of computing a message"
+        pairs.append(
+            (
+                name,
+                f"computing {contention.computing:.2f} and messages "
+                f"{contention.exchange:.2f} times slower at once{each}{known}",
+            )
         )
-    )
     columns: list[Column[FittedPoint]] = [
         Column("size", lambda point: units.size(point.size_bytes), numeric=True),
         Column("measured", lambda point: units.duration(point.time_s), numeric=True),

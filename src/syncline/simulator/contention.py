@@ -87,6 +87,10 @@ def _changed(
 def fit_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> Network:
     """Return the network with the contention that explains measured iterations.
 
+    The engine sends the messages of plans that wait by need, and the reducer all others, so what
+    was measured of each kind is fitted by itself; a kind that was not measured keeps the network's
+    contention.
+
     The profile's operations were timed with nothing under way, and the network's messages with
     nothing computed. Where both overlap, an iteration takes longer than they say. What messages do
     to computing follows from how much longer the passes took; what computing does to messages, from
@@ -102,8 +106,19 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 
     Bisections, one in the other: 200 simulations of each plan.
     """
-    if not measured:
-        return network
+    by_need = [m for m in measured if m.plan.wait == "need"]
+    others = [m for m in measured if m.plan.wait != "need"]
+    if by_need:
+        found = _fitted(profile, network, by_need)
+        network = msgspec.structs.replace(network, contention_by_need=found)
+    if others:
+        found = _fitted(profile, network, others)
+        network = msgspec.structs.replace(network, contention=found)
+    return network
+
+
+def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) -> Contention:
+    """Return the contention that explains measured iterations, all of plans of one kind."""
     timed = [(m.plan, m.excess_s) for m in measured if m.excess_s is not None]
     counts = [len(plan.messages) if plan.wait == "need" else 0 for plan, _ in timed]
     wanted_s = math.fsum(max(excess_s, 0.0) for _, excess_s in timed)
@@ -112,7 +127,7 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
         contention = Contention(
             computing=computing, exchange=exchange, per_message_s=per_message_s, fitted=True
         )
-        return msgspec.structs.replace(network, contention=contention)
+        return msgspec.structs.replace(network, contention=contention, contention_by_need=None)
 
     def excesses_s(computing: float, exchange: float, per_message_s: float) -> list[float]:
         network = with_factors(computing, exchange, per_message_s)
@@ -159,13 +174,13 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
     noise_s = [max(m.noise_s, EXACT * m.iteration_s) for m in measured]
     found = zip(differences(first), noise_s, strict=True)
     if all(abs(seconds) <= noise for seconds, noise in found):
-        return first
+        return first.contention
     if not several:
-        return given(_root(lambda exchange: mean(given(exchange))))
+        return given(_root(lambda exchange: mean(given(exchange)))).contention
     computing, per_message_s = first.contention.computing, first.contention.per_message_s
     return by_messages(
         _root(lambda exchange: mean(with_factors(computing, exchange, per_message_s)))
-    )
+    ).contention
 
 
 def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:

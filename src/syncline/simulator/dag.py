@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.errors import UserError
-from syncline.model.network import Network
+from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import PEERS, Profile
 from syncline.model.quantities import NS_PER_S
@@ -119,8 +119,9 @@ def build(
             f"{iterations} iterations of {len(classes)} different workers are "
             f"{count} tasks; at most {MOST_TASKS} can be simulated"
         )
-    lanes = _add_lanes(dag, network, strategy)
-    handling_s = network.contention.per_message_s * len(plan.messages) if on_need and plan else 0.0
+    contention = network.contention_under(by_need=on_need)
+    lanes = _add_lanes(dag, contention, strategy)
+    handling_s = contention.per_message_s * len(plan.messages) if on_need and plan else 0.0
     _add_tasks(dag, lanes, workers, handling_s)
     connect(dag, profile, plan, strategy)
     _share_links(dag, strategy)
@@ -150,7 +151,7 @@ def side_by_side(dags: Sequence[Dag], offsets_ns: Sequence[int]) -> TaskGraph:
     return graph
 
 
-def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list[int]]:
+def _add_lanes(dag: Dag, contention: Contention, strategy: Strategy) -> dict[str, list[int]]:
     """Add the lanes; return the index of each by name, one for every class of workers."""
     graph = dag.graph
     capacity = {"disk": strategy.loaders}
@@ -171,7 +172,6 @@ def _add_lanes(dag: Dag, network: Network, strategy: Strategy) -> dict[str, list
     for name in dict.fromkeys(task.lane for task in dag.messages):
         in_order = name in ("channel", "startup")
         lanes[name] = [graph.add_lane(name, capacity=capacity.get(name), in_order=in_order)]
-    contention = network.contention
     if contention.slows:
         for wire in ("channel", "push", "pull"):
             for index in range(len(dag.classes) if wire in lanes and "device" in lanes else 0):
