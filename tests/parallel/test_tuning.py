@@ -188,7 +188,7 @@ def test_the_engine_is_measured_where_overlapping_would_gain_much_if_it_cost_not
     run = tuning(network=network)
     script = run.stages()
     next(script)
-    before = StageResult(iteration_s=[0.45], computing_s=[0.07])
+    before = StageResult(iteration_s=[0.25], computing_s=[0.05])
     found = names(play(script, faster, before=before))
     assert (found[1:3] == EXPLORING) is explored, found
 
