@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -38,3 +41,24 @@ def test_too_few_gpus_are_refused_when_asked_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="each of the 2 workers of this host, found 1"):
         pick_device("cuda", 2)
+
+
+FAULTS = """
+import resource, torch
+from syncline.training.group import _keep_freed_memory
+if {kept}:
+    _keep_freed_memory()
+faults = []
+for _ in range(4):
+    torch.ones(16 << 20)  # 64 MiB, freed at once
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[3] - faults[2])
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_freed_memory_is_used_again_without_page_faults(kept: bool) -> None:
+    # A process of its own, whose malloc may be changed.
+    command = [sys.executable, "-c", FAULTS.format(kept=kept)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert (int(ended.stdout) < 100) is kept
