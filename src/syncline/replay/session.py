@@ -135,9 +135,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
             largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
             network = ask(ProbeJob(largest_bytes=largest_bytes), Network, PROBE_S)
         # Waiting takes no core from the exchange, so neither slows the other.
-        network = msgspec.structs.replace(
-            network, contention=Contention(), contention_by_need=None
-        )
+        network = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
         tell("planning", 0, 1)
         plans = (
             *(planner_named(name).plan(request.profile, network) for name in request.planners),
