@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 from syncline.model.document import Document
+from syncline.model.network import Contention, Network
 from syncline.report.bundle import DOCUMENTS, Bundle
+from syncline.report.sections import network_section
 from syncline.report.summary import summarise
 from syncline.report.tables import comparison_table, document_table, plan_table
 
@@ -33,6 +35,19 @@ def test_the_report_itself_has_a_table(bundle: Bundle) -> None:
     text = printed(document_table(summarise(bundle)))
     assert "With the merge plan, resnet18 on 4 workers trains" in text
     assert "Test accuracy" in text
+
+
+def test_what_training_does_to_messages_is_told_for_each_kind_of_plan() -> None:
+    network = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-9)
+    assert "overlap" not in printed(document_table(network))
+    found = Contention(computing=1.25, exchange=1.5, per_message_s=2e-3, fitted=True)
+    both = msgspec.structs.replace(network, contention_by_need=found)
+    (line,) = [x for x in printed(document_table(both), 200).splitlines() if "overlap" in x]
+    assert "computing 1.25 and messages 1.50 times slower at once" in line
+    assert "2.00 ms of computing a message" in line
+    page = str(network_section(both))
+    assert page.count("with deferred updates") == 3
+    assert "1.25" in page
 
 
 def test_planners_are_sorted_and_the_chosen_one_marked(bundle: Bundle) -> None:
