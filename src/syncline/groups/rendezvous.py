@@ -185,8 +185,10 @@ class RollCall:
                 answered, listening, pause_s = call, False, POLL_S
                 prefix = f"{self._name}/{call.identifier}"
                 self._store.set(f"{prefix}/answer/{self._rank}", _text(own))
+            called = False
             if answered is not None:
-                if arrived(self._store, [f"{prefix}/roll"], deadline, self._rank):
+                called = arrived(self._store, [f"{prefix}/roll"], deadline, self._rank)
+                if called:
                     text = self._store.get(f"{prefix}/roll").decode()
                     result = self._decoded(text, _Result, 0)
                     answer = result.answers.get(self._rank)
@@ -199,6 +201,8 @@ class RollCall:
                     listening = self._listens(answered, own, prefix, listening)
             if time.monotonic() >= deadline:
                 if answered is not None:
+                    if not called and self._store.check([f"{prefix}/roll"]):
+                        continue  # it has come since, and may say why there is no group
                     why = self._what_is_missing(answered, prefix)
                 raise PeerError(f"rank {self._rank}: {why}")
 

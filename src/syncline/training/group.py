@@ -18,8 +18,11 @@ from syncline.training.config import DeviceName, Precision, TrainingConfig
 __all__ = ["Worker", "pick_device", "process_group", "started_by_launcher"]
 
 M_TRIM_THRESHOLD = -1
-M_MMAP_MAX = -4
+M_MMAP_THRESHOLD = -3
 """Parameters of mallopt(3)."""
+HEAP_BLOCK_BYTES = 32 << 20
+"""The largest blocks that glibc takes from the heap by itself. Larger ones stay mappings of their
+own: glibc before 2.38 cannot reuse a freed aligned block for one of the same size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ def _keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # other C libraries lack it
         libc.mallopt(M_TRIM_THRESHOLD, -1)
-        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES)
 
 
 @contextmanager
