@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError
-from syncline.groups import Group, watch
+from syncline.groups import Group, rendezvous, watch
 from syncline.groups.meeting import CALLING, HELLO, RETORT, listening_at, listens
 from syncline.groups.messages import take_descriptors
 from syncline.groups.rendezvous import RankCard, RollCall
@@ -117,6 +117,27 @@ def test_another_process_of_the_same_rank_is_named() -> None:
     words = "rank 1: rank 0 has formed the group without this process"
     with pytest.raises(PeerError, match=words):
         Group(store, 1, 2, timeout_s=0.3)
+
+
+def test_a_roll_that_comes_at_the_deadline_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 gives up at the same moment, between this rank's last two looks."""
+    store = dist.HashStore()
+    card = RankCard.own()
+    call = rendezvous._Call(identifier="now", ranks=3, card=None)
+    store.set("default/call", rendezvous._text(call))
+    look = rendezvous.arrived
+
+    def too_early(at: dist.Store, keys: list[str], deadline: float, rank: int) -> bool:
+        found = look(at, keys, deadline, rank)
+        if keys == ["default/now/roll"] and not found:
+            own = rendezvous._Answer(nonce=card.nonce, card=card, error=None)
+            roll = rendezvous._Result(answers={2: own}, error="rank 1 did not join")
+            at.set(keys[0], rendezvous._text(roll))
+        return found
+
+    monkeypatch.setattr(rendezvous, "arrived", too_early)
+    with pytest.raises(PeerError, match="rank 2: rank 1 did not join"):
+        RollCall(store, "default", 2, 3).join(card, time.monotonic())
 
 
 # ---------------------------------------------------------------------- ranks that end
