@@ -345,12 +345,13 @@ class Tuning:
         """
         if self._settings.compression is not None or self._job.device.type != "cpu":
             return False
+        if not self._flushes.defers:  # no plan of the engine can run
+            return False
         if forecasts.plan is None or forecasts.plan.wait != "need":
             forecasts = self._forecast(profile, network, [])
-            gain_s = forecasts.predicted_s(Ddp.NAME) - forecasts.predicted_s(
-                forecasts.comparison.chosen
-            )
-            if gain_s < EXPLORED_GAIN * forecasts.predicted_s(Ddp.NAME):
+            stock_s = forecasts.predicted_s(Ddp.NAME)
+            gain_s = stock_s - forecasts.predicted_s(forecasts.comparison.chosen)
+            if gain_s < EXPLORED_GAIN * stock_s:
                 return False
         return forecasts.plan is not None and forecasts.plan.wait == "need"
 

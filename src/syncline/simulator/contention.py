@@ -118,9 +118,9 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 
 
 def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) -> Contention:
-    """Return the contention that explains measured iterations, all of plans of one kind."""
+    """Return the contention that explains measured iterations, at least one, all of one kind."""
     timed = [(m.plan, m.excess_s) for m in measured if m.excess_s is not None]
-    counts = [len(plan.messages) if plan.wait == "need" else 0 for plan, _ in timed]
+    counts = [len(plan.messages) for plan, _ in timed]
     wanted_s = math.fsum(max(excess_s, 0.0) for _, excess_s in timed)
 
     def with_factors(computing: float, exchange: float, per_message_s: float = 0.0) -> Network:
@@ -169,7 +169,8 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
         pairs = zip(differences(candidate), measured, strict=True)
         return math.fsum(seconds / m.iteration_s for seconds, m in pairs)
 
-    several = len(set(counts) - {0}) > 1 and profile.phase_s(*COMPUTING) > 0
+    by_need = measured[0].plan.wait == "need"
+    several = by_need and len(set(counts)) > 1 and profile.phase_s(*COMPUTING) > 0
     first = by_messages(1.0) if several else given(1.0)
     noise_s = [max(m.noise_s, EXACT * m.iteration_s) for m in measured]
     found = zip(differences(first), noise_s, strict=True)
