@@ -17,21 +17,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "FileError",
-    "InternalError",
-    "MismatchError",
-    "PeerError",
-    "SynclineError",
-    "UserError",
-    "did_you_mean",
-    "printable",
-    "quoted",
-    "require_known",
-    "shortened",
-    "unknown",
-]
-
 
 class SynclineError(Exception):
     """Base of all errors that Syncline raises on purpose."""

@@ -19,21 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-__all__ = [
-    "LocalProcess",
-    "end_of",
-    "ended_by_signals",
-    "exit_code_of",
-    "machine_name",
-    "place_variables",
-    "processor_name",
-    "received_signals",
-    "restored_signals",
-    "run_folder",
-    "stop_on_ctrl_c",
-    "threads_a_worker",
-]
-
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals on which a launcher ends its workers."""
 

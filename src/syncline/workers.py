@@ -28,21 +28,6 @@ from syncline import errors
 from syncline.errors import PeerError, SynclineError
 from syncline.processes import LocalProcess, end_of
 
-__all__ = [
-    "START_S",
-    "Failure",
-    "Host",
-    "Lost",
-    "Progress",
-    "Running",
-    "ThisHost",
-    "WorkerGroup",
-    "error_of",
-    "leave",
-    "module_command",
-    "serve",
-]
-
 START_S = 120.0
 """For all workers to start and connect."""
 SETTLE_S = 0.5

@@ -15,8 +15,6 @@ from torch.distributed.flight_recorder.components.config_manager import JobConfi
 from syncline.backend.flight_recorder import FORM_VERSION
 from syncline.errors import FileError, UserError, quoted, shortened
 
-__all__ = ["analyse", "load", "main", "unfinished"]
-
 Dump = dict[str, Any]
 
 

@@ -17,8 +17,6 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.model.document import write_atomically
 
-__all__ = ["DEFAULT_ENTRIES", "FORM_VERSION", "Dumper", "FlightRecorder", "Record", "from_torch"]
-
 DEFAULT_ENTRIES = 2000
 """As many as NCCL keeps."""
 FORM_VERSION = "2.10"

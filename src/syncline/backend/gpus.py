@@ -19,8 +19,6 @@ from syncline.errors import PeerError, UserError
 from syncline.groups import Group
 from syncline.torch_private import known_groups
 
-__all__ = ["Gpus", "Linear"]
-
 
 class Linear(NamedTuple):
     """A collective that a linear pipeline can run."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from syncline.errors import PeerError
 
-__all__ = ["monitored_barrier"]
-
 SHORTEST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
 """Intervals between polls of the store. The store's own wait could not be interrupted."""
 

@@ -13,18 +13,6 @@ from syncline.errors import UserError
 from syncline.groups import Elements
 from syncline.groups.elements import DTYPES, REDUCTIONS
 
-__all__ = [
-    "MOVED",
-    "NAME",
-    "REDUCED",
-    "as_dense",
-    "copying",
-    "elements_of",
-    "parts_of",
-    "plain",
-    "reduction_of",
-]
-
 NAME = "syncline"
 """Of the backend."""
 

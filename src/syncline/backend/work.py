@@ -23,8 +23,6 @@ from syncline.errors import SynclineError, UserError
 from syncline.groups import Pending
 from syncline.torch_private import RecordFunction, end_range, tree_leaves, untraced
 
-__all__ = ["BackendWork", "Completer", "Future", "profiled"]
-
 Device = int | str | torch.device
 """As futures of torch take them."""
 

@@ -28,8 +28,6 @@ from syncline.processes import machine_name, run_folder
 from syncline.testbed import Cluster
 from syncline.workers import Progress
 
-__all__ = ["TRIALS", "Reported", "measure_collectives", "race", "warmup"]
-
 TRIALS = (1, 10)
 """Most iterations of each turn before the first round. These turns give the number of iterations
 that fill a turn."""

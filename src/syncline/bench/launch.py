@@ -17,8 +17,6 @@ from syncline.testbed import Cluster, Testbed
 from syncline.testbed.cluster import DEVICE
 from syncline.workers import START_S, Host, ThisHost, WorkerGroup, module_command
 
-__all__ = ["Hosts", "Team", "hosts_of", "mpi_team", "torch_team"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:

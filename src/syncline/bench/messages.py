@@ -9,8 +9,6 @@ from syncline.groups import Transport
 from syncline.groups.site import Site
 from syncline.model.document import Value
 
-__all__ = ["LapTimes", "Order", "Ready", "Refused", "Setup"]
-
 
 class Setup(Value, frozen=True, kw_only=True, tag="setup"):
     """The first order: meet the other workers of the team."""

@@ -19,16 +19,6 @@ from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Column, Html, Row, note, section, table, tag, typeset
 from syncline.report.page import page, save_page
 
-__all__ = [
-    "binary_size",
-    "headline",
-    "page_table",
-    "print_benchmark",
-    "render",
-    "save_report",
-    "versions_section",
-]
-
 
 def binary_size(size_bytes: int) -> str:
     """Return a size in powers of 1,024 where it is one: ``"64 KiB"``, ``"1.5 MiB"``, ``"12 B"``."""

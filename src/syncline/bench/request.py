@@ -15,17 +15,6 @@ from syncline.groups import Transport
 from syncline.model.document import Value, described
 from syncline.testbed import Cluster
 
-__all__ = [
-    "PLACES",
-    "BenchmarkRequest",
-    "Local",
-    "TuneRequest",
-    "collective_named",
-    "name_of_place",
-    "parse_sizes",
-    "transport_of",
-]
-
 Local = Literal["shared", "tcp"]
 PLACES: tuple[Local, ...] = ("shared", "tcp")
 LEAST_ROUNDS = 5

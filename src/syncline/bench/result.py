@@ -12,26 +12,6 @@ from syncline.errors import UserError, quoted, require_known
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
 
-__all__ = [
-    "COPY",
-    "ELEMENT_BYTES",
-    "GLOO",
-    "MPIS",
-    "OURS",
-    "TORCH",
-    "ZERO_COPY",
-    "Absent",
-    "Benchmark",
-    "CollectiveTimes",
-    "algorithm_of",
-    "all_contestants",
-    "bus_factor",
-    "require_contestants",
-    "require_rounds",
-    "times_faster",
-    "whole_size",
-]
-
 OURS = "syncline"
 """A group's own choice of the algorithm."""
 ZERO_COPY = "zero-copy"

@@ -15,17 +15,6 @@ from syncline.groups import Choice
 from syncline.groups.choices import BLOCK_BYTES, HIERARCHICAL, Region, choose
 from syncline.groups.site import Hosts
 
-__all__ = [
-    "BLOCKS_BYTES",
-    "MARGIN",
-    "SWITCH",
-    "Candidate",
-    "built_in_candidate",
-    "candidates",
-    "is_beaten",
-    "regions_of",
-]
-
 BLOCKS_BYTES = tuple(kib << 10 for kib in (16, 64, 256, 1024))
 """Sizes of blocks to try: a quarter of a fragment, a fragment, and more."""
 

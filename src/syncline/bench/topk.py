@@ -18,8 +18,6 @@ from syncline.sparse.selection import INSTRUCTIONS, SelectionPart, first_not_fin
 from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
 from syncline.workers import Progress
 
-__all__ = ["Call", "contestants", "measure_selection"]
-
 LEAST_LAP_S = 0.02
 """Calls are repeated until a turn takes this long, so that the resolution of the clock does not
 matter."""

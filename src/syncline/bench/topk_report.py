@@ -18,19 +18,6 @@ from syncline.report.chart import Axis, Line, line_chart
 from syncline.report.markup import Column, Html, section
 from syncline.report.page import page, save_page
 
-__all__ = [
-    "FUSED",
-    "READ",
-    "SELECT",
-    "TORCH",
-    "TORCH_FUSED",
-    "Selections",
-    "Timed",
-    "print_selections",
-    "render",
-    "save_report",
-]
-
 SELECT = "select"
 """The k largest of a vector."""
 FUSED = "fused"

@@ -22,8 +22,6 @@ from syncline.groups.site import Site
 from syncline.processes import machine_name, run_folder
 from syncline.workers import Progress
 
-__all__ = ["HOPELESS", "Tuned", "tune"]
-
 HOPELESS = 4.0
 """An algorithm that takes this many times as long as the fastest in both trials is not measured any
 further."""

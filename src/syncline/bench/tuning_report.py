@@ -24,8 +24,6 @@ from syncline.report.chart import Axis, Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, tag
 from syncline.report.page import page
 
-__all__ = ["RegionRow", "print_choices", "rows_of", "save_choices_page"]
-
 
 class RegionRow(NamedTuple):
     """One region of one collective, in words."""

@@ -29,8 +29,6 @@ from syncline.workers import leave, serve
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["Member", "lap", "main", "sizes_of"]
-
 Vector = NDArray[np.float32]
 Run = Callable[[], object]
 """Does the collective once, and returns when its result is in place."""

@@ -32,29 +32,6 @@ from syncline.model.recipe import SPARSE_DEFAULT, SPARSE_NAMES
 from syncline.testbed import Cluster
 from syncline.traces.formats import TraceOptions, detect, read_trace
 
-__all__ = [
-    "ALGORITHM_ALIASES",
-    "NETWORK_HELP",
-    "ProfileArgument",
-    "algorithm_named",
-    "clip_option",
-    "cluster_options",
-    "density_of",
-    "field_options",
-    "fields_of",
-    "json_option",
-    "network_argument",
-    "place_of",
-    "place_options",
-    "profile_argument",
-    "report_option",
-    "show",
-    "stated_workers",
-    "with_clipping",
-    "with_options",
-    "worker_counts",
-]
-
 D = TypeVar("D", bound=Document)
 
 INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)

@@ -30,8 +30,6 @@ from syncline.errors import UserError
 from syncline.processes import ended_by_signals
 from syncline.report.page import require_place
 
-__all__ = ["bench", "topk"]
-
 EPILOG = """\b
 Examples:
   syncline bench collectives --workers 2,4

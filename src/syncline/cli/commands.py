@@ -9,8 +9,6 @@ import click
 from syncline import __version__
 from syncline.errors import UserError, did_you_mean
 
-__all__ = ["COMMANDS", "cli"]
-
 COMMANDS = (
     "train",
     "profile",

@@ -22,8 +22,6 @@ from syncline.testbed.job import GRACE_S, JobResult, WorkerEnd, name_of
 from syncline.testbed.output import Printer
 from syncline.testbed.testbed import Testbed, Traffic
 
-__all__ = ["emulate"]
-
 EPILOG = """\b
 Examples:
   syncline emulate --hosts 4 --rate 1gbit -- python train.py

@@ -12,8 +12,6 @@ from typing import BinaryIO, cast
 
 from syncline.errors import SynclineError, UserError
 
-__all__ = ["OutputError", "checked_output"]
-
 CLOSED_PIPE = 128 + 13
 """What a shell reports for a command that SIGPIPE ended."""
 

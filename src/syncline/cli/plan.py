@@ -13,8 +13,6 @@ from syncline.model.profile import Profile
 from syncline.planners import PLANNERS, planned, planner_named
 from syncline.report.tables import document_table
 
-__all__ = ["plan"]
-
 
 @click.command(epilog=NETWORK_HELP)
 @click.argument("profile")

@@ -19,8 +19,6 @@ from syncline.report.bundle import DOCUMENTS
 from syncline.report.tables import document_table
 from syncline.traces.layer_table import write_layer_table
 
-__all__ = ["profile"]
-
 ITERATIONS = 100
 
 

@@ -17,8 +17,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["LateBar", "ProgressBar", "ReadingProgress"]
-
 SHOWN_AFTER_S = 2.0
 
 

@@ -34,8 +34,6 @@ from syncline.report.page import require_place
 from syncline.simulator.transformations import with_compute_scale
 from syncline.testbed.cluster import Cluster
 
-__all__ = ["replay"]
-
 EPILOG = """\b
 Examples:
   syncline replay profile.json --hosts 4 --rate 1gbit

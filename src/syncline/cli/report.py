@@ -11,8 +11,6 @@ from syncline.report.bundle import Bundle
 from syncline.report.page import render, save_report
 from syncline.report.summary import summarise
 
-__all__ = ["report"]
-
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))

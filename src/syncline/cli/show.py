@@ -29,8 +29,6 @@ from syncline.report.summary import Summary
 from syncline.report.tables import document_table
 from syncline.report.whatif_table import print_what_if
 
-__all__ = ["show"]
-
 
 def _print_table(console: Console, document: Document) -> None:
     console.print(document_table(document))

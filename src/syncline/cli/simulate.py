@@ -40,8 +40,6 @@ from syncline.simulator.predict import predict
 from syncline.simulator.study import study
 from syncline.simulator.whatif import Change, WhatIfSimulator
 
-__all__ = ["simulate"]
-
 WHAT_IF_HELP = """\b
 What if: every option of this kind takes a list, such as 1gbit,10gbit; all
 combinations are simulated. Worker counts may go on: 4,8,...,2048."""

@@ -24,8 +24,6 @@ from syncline.simulator.strategy import STRATEGIES, strategy_named
 from syncline.simulator.whatif import MOST_POINTS, Change, changes
 from syncline.simulator.workers import Workers, parse_stragglers
 
-__all__ = ["WIRES", "Asked", "tracked"]
-
 WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LARGEST_DEVIATION = 2.0
 

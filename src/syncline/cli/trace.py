@@ -32,8 +32,6 @@ from syncline.traces.formats import (
 )
 from syncline.traces.trace import Trace
 
-__all__ = ["trace"]
-
 
 def _formats_help() -> str:
     width = max(map(len, FORMATS))

@@ -18,8 +18,6 @@ from syncline.planners import PLANNERS
 from syncline.training.config import TrainingConfig
 from syncline.training.hyperparameters import Hyperparameters
 
-__all__ = ["configured", "train", "training_options"]
-
 EPILOG = f"""\b
 Models:
   resnet20     ResNet-20 for small images

@@ -20,8 +20,6 @@ from syncline.groups.choices import choices_folder, choices_path
 from syncline.processes import ended_by_signals
 from syncline.report.page import is_page, made_directory, require_place
 
-__all__ = ["tune"]
-
 EPILOG = """\b
 Examples:
   syncline tune --workers 2,4

@@ -6,8 +6,6 @@ import numpy as np
 
 from syncline.collectives.transfers import Transfers, in_turn
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
-
 
 def all_gather(ranks: int) -> Transfers:
     """Return the all-gather of a block a rank: in each step from another peer.

@@ -9,15 +9,6 @@ from numpy.typing import NDArray
 
 from syncline.collectives.transfers import Transfers, together
 
-__all__ = [
-    "all_reduce",
-    "all_reduce_steps",
-    "broadcast",
-    "broadcast_steps",
-    "reduce",
-    "reduce_steps",
-]
-
 
 def all_reduce(ranks: int, blocks: int) -> Transfers:
     """Return the all-reduce over two binary trees, for any number of ranks.

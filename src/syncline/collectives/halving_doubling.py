@@ -13,16 +13,6 @@ from numpy.typing import NDArray
 from syncline.collectives.minimum_spanning_tree import scatter
 from syncline.collectives.transfers import Transfers, in_turn, together
 
-__all__ = [
-    "doubling_all_gather",
-    "doubling_all_reduce",
-    "exchange_broadcast",
-    "exchange_reduce",
-    "folded_blocks",
-    "halving_doubling_all_reduce",
-    "halving_reduce_scatter",
-]
-
 
 class Fold(NamedTuple):
     """The ranks that take part, and how the others hand in what they have and get what they need.

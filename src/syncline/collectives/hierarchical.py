@@ -9,8 +9,6 @@ from syncline.collectives.schedule import Schedule
 from syncline.collectives.transfers import Transfers, in_turn, together
 from syncline.errors import UserError
 
-__all__ = ["hierarchical"]
-
 
 def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
     """Return the all-reduce of ranks that share hosts.

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from syncline.collectives.transfers import Transfers, together
 
-__all__ = ["all_reduce", "all_reduce_steps", "broadcast", "one_way_steps", "reduce"]
-
 
 def broadcast(ranks: int, blocks: int) -> Transfers:
     """Return the broadcast from rank 0: block after block goes down the chain 0, 1, ... P - 1.

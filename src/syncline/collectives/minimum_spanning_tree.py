@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from syncline.collectives.transfers import Transfers, in_turn, together
 
-__all__ = ["all_reduce", "broadcast", "reduce", "scatter"]
-
 
 def broadcast(ranks: int) -> Transfers:
     """Return the broadcast of one block from rank 0, for any number of ranks.

@@ -7,8 +7,6 @@ import numpy as np
 from syncline.collectives.minimum_spanning_tree import scatter
 from syncline.collectives.transfers import Transfers, in_turn
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
-
 
 def all_reduce(ranks: int) -> Transfers:
     """Return the ring all-reduce, for any number of ranks: both halves below.

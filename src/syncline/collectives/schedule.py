@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from syncline.collectives.transfers import Flags, Indices, Transfers
 from syncline.errors import UserError
 
-__all__ = ["LARGEST_RANKS", "LARGEST_TRANSFERS", "Schedule", "Step", "require_ranks"]
-
 LARGEST_RANKS = 2048
 LARGEST_TRANSFERS = 1 << 24
 """Limits a program and its simulation to a few GiB."""

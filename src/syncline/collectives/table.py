@@ -18,8 +18,6 @@ from syncline.collectives.schedule import Schedule, require_ranks
 from syncline.collectives.transfers import Transfers, together
 from syncline.errors import UserError, require_known
 
-__all__ = ["PROGRAMS", "ROOTED", "Collective", "Fixed", "Pipelined", "best_blocks", "program"]
-
 Collective = Literal["broadcast", "reduce", "all-reduce", "reduce-scatter", "all-gather"]
 
 ROOTED = ("broadcast", "reduce")

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Flags", "Indices", "Transfers", "in_turn", "together"]
-
 Indices = NDArray[np.int32]
 """Shape ``(transfers,)``."""
 Flags = NDArray[np.bool_]

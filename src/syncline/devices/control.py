@@ -12,8 +12,6 @@ import msgspec
 from syncline.errors import PeerError
 from syncline.groups import Elements, Group
 
-__all__ = ["GroupControl", "News", "decoded"]
-
 T = TypeVar("T")
 
 News = Literal["ready", "taken"]

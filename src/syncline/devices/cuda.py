@@ -20,8 +20,6 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from syncline.devices.control import decoded
 from syncline.errors import UserError
 
-__all__ = ["REDUCTIONS", "CudaDevice", "Event", "Stream"]
-
 Stream = torch.cuda.Stream
 """A queue of work that a device runs in order."""
 Event = torch.cuda.Event

@@ -20,8 +20,6 @@ from syncline.devices.pipeline import Pipeline
 from syncline.errors import MismatchError, PeerError, UserError, require_known
 from syncline.groups import Group
 
-__all__ = ["DEFAULT_BLOCK_BYTES", "DEFAULT_WINDOW", "DTYPES", "DeviceGroup", "DeviceWork"]
-
 DEFAULT_BLOCK_BYTES = 4 << 20
 """The paper takes 64 KiB (section 3.2). Here a block also costs both hosts some microseconds of
 Python, which it should take the copy engines as long to hide; not measured yet."""

@@ -21,8 +21,6 @@ from syncline.devices.control import GroupControl, decoded
 from syncline.devices.cuda import CudaDevice, Event, Stream
 from syncline.errors import MismatchError, PeerError
 
-__all__ = ["Inbox", "Outbox", "Pipeline", "slot_of"]
-
 
 class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a rank sends about its end of both links; plain fields, validated on arrival."""

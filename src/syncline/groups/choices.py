@@ -22,27 +22,6 @@ from syncline.groups.site import Hosts, Site
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
 
-__all__ = [
-    "AGAIN",
-    "BUILT_IN",
-    "HIERARCHICAL",
-    "Choice",
-    "Choices",
-    "Chooser",
-    "Region",
-    "Regions",
-    "Timing",
-    "Wanted",
-    "agreed_chooser",
-    "choices_folder",
-    "choices_path",
-    "choose",
-    "chooser_for",
-    "measured_choices",
-    "release",
-    "require_algorithm",
-]
-
 SMALL_SHARED_BYTES = 64 * 1024
 """Up to this size startups cost more than bytes, in shared memory."""
 SMALL_BETWEEN_BYTES = 8 * 1024

@@ -14,8 +14,6 @@ from syncline.errors import UserError
 from syncline.groups.choices import Choice
 from syncline.groups.site import Hosts
 
-__all__ = ["Compiled", "compiled"]
-
 ACTIONS = {"send": 0, "copy": 1, "reduce": 2}
 
 

@@ -6,16 +6,6 @@ from dataclasses import dataclass
 
 from syncline.errors import UserError, did_you_mean, require_known
 
-__all__ = [
-    "COLLECTIVES",
-    "DTYPES",
-    "REDUCTIONS",
-    "SIZES_BYTES",
-    "Elements",
-    "dtype_code",
-    "reduction_code",
-]
-
 SIZES_BYTES = {
     "float32": 4,
     "float64": 8,

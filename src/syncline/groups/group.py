@@ -27,8 +27,6 @@ from syncline.groups.watch import Watch
 
 Transport = Literal["auto", "shared", "ucx"]
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Group", "Pending"]
-
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
 WINDOW, LEAST_WINDOW = 16, 8

@@ -33,8 +33,6 @@ from syncline.groups.messages import (
 )
 from syncline.groups.notes import LOOK_S, Notes, look_s
 
-__all__ = ["Introduced", "Meeting", "listening_at", "listens"]
-
 NONCE_BYTES = 16
 HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
 """A magic number, the caller's rank and its nonce."""

@@ -11,16 +11,6 @@ import socket
 
 from syncline.errors import UserError
 
-__all__ = [
-    "SHUTDOWN",
-    "USED_UP",
-    "announce_shutdown",
-    "out_of_descriptors",
-    "reason_in",
-    "require_descriptors",
-    "take_descriptors",
-]
-
 USED_UP = (errno.EMFILE, errno.ENFILE)
 """The limit of this process, and that of the machine."""
 

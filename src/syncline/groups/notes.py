@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from syncline.errors import PeerError
 
-__all__ = ["LOOK_S", "Notes", "Store", "arrived", "look_s"]
-
 PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
 """Between two polls for a note: at first, and at most. In between, a tenth of the time waited."""
 LOOK_S = 0.25

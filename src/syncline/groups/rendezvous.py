@@ -30,8 +30,6 @@ from syncline.groups.notes import LOOK_S, Notes, Store, arrived
 from syncline.groups.site import Route, Site, machine_identity
 from syncline.model.document import Value
 
-__all__ = ["RankCard", "Reception", "Roll", "RollCall"]
-
 Note = TypeVar("Note", bound=Value)
 REFUSAL_S = 5.0
 """How long a rank that cannot join waits for the others, so that they learn why."""

@@ -18,8 +18,6 @@ from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups.elements import SIZES_BYTES, Elements, dtype_code
 from syncline.groups.meeting import Introduced
 
-__all__ = ["SharedBuffer", "SharedBuffers"]
-
 NOTICE = struct.Struct("<QQ")
 """The number of a buffer and its size in bytes; size 0: its owner has closed it."""
 OWN = -1

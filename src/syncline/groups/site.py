@@ -12,8 +12,6 @@ import msgspec
 from syncline.errors import UserError
 from syncline.model.document import Value
 
-__all__ = ["Hosts", "Route", "Site", "machine_identity"]
-
 Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host."""
 Route = Literal["auto", "ucx"]

@@ -12,8 +12,6 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.groups.notes import Notes
 
-__all__ = ["addresses", "new_worker"]
-
 NAME = "libucp.so.0"
 FAST_DEVICES = Path("/sys/class/infiniband")
 TCP_SETTINGS = {

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from syncline.groups.meeting import Introduced
 from syncline.groups.messages import SHUTDOWN, USED_UP, reason_in, take_descriptors
 
-__all__ = ["Watch"]
-
 MOST_DESCRIPTORS = 1
 
 _NOTHING: tuple[bytes, Sequence[int]] = b"", ()

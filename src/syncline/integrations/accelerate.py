@@ -10,8 +10,6 @@ from torch import nn
 from syncline.errors import UserError
 from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["SynclineKwargs"]
-
 DDP_ARGUMENTS = frozenset(DistributedDataParallelKwargs.__dataclass_fields__)
 
 

@@ -13,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["SynclineStrategy"]
-
 OPTIONS = frozenset({"planner", "plan", "profile", "network", "check", "compression"})
 
 

@@ -12,8 +12,6 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from syncline.errors import UserError
 from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["SynclineCallback"]
-
 
 class SynclineCallback(TrainerCallback):
     """``trainer.add_callback(SynclineCallback(trainer))`` trains with Syncline.

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Clock", "CpuClock", "CudaClock", "clock_for"]
-
 NS_PER_MS = 1_000_000
 
 

@@ -17,18 +17,6 @@ from syncline.errors import PeerError, SynclineError
 from syncline.measure.keepalive import keepalive
 from syncline.torch_private import set_group_count, timeout_of_backend
 
-__all__ = [
-    "describe_error",
-    "gather_json",
-    "gather_numbers",
-    "is_lost_peer",
-    "new_group_like",
-    "rename_new_groups",
-    "share_json",
-    "telling_lost_peers",
-    "timeout_of",
-]
-
 
 def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
     """Return every rank's ``value`` on every rank, in rank order.

@@ -17,8 +17,6 @@ from multiprocessing.util import Finalize
 
 import torch
 
-__all__ = ["BEFORE_RELEASED", "keepalive"]
-
 PATIENCE_S = 1.0
 """The exit waits this long at most: a thread that waits for a peer releases nothing."""
 POLL_S = 0.001

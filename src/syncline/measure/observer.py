@@ -25,17 +25,6 @@ from syncline.torch_private import (
     sequence_number_of,
 )
 
-__all__ = [
-    "AutogradGraph",
-    "Moment",
-    "ObservedEvent",
-    "ObservedIteration",
-    "Observer",
-    "read_graph",
-    "sequence_number",
-    "tensors_in",
-]
-
 
 class Moment(Enum):
     """Kinds of events."""

@@ -19,8 +19,6 @@ from syncline.model.fit import fit_cost_curve, fit_pipelined, relative_line
 from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.sparse_costs import SparseSpeeds
 
-__all__ = ["between_powers", "probe", "probe_sizes"]
-
 SMALLEST_BYTES = 256
 LARGEST_BYTES = 64 * 1024 * 1024
 DENSE_FROM_BYTES = 1024 * 1024

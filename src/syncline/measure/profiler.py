@@ -26,8 +26,6 @@ from syncline.measure.statistics import median
 from syncline.model.profile import Gradient, Operation, Phase, Profile
 from syncline.model.quantities import NS_PER_S
 
-__all__ = ["dtype_name", "profile", "profile_from_trace", "trainable_parameters", "unpack_seconds"]
-
 
 def profile(
     model: nn.Module,

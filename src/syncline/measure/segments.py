@@ -11,9 +11,6 @@ from syncline.measure.observer import AutogradGraph, Moment, ObservedEvent, Obse
 from syncline.measure.statistics import median
 from syncline.model.profile import COMPUTING, Phase
 
-__all__ = ["ACCUMULATING", "Segment", "SegmentTrace", "median_trace", "read_iteration"]
-
-
 ACCUMULATING = "(earlier micro-batches)"
 """What lies between the forward passes of an iteration's first and last micro-batch."""
 LEAST_LEFT = 0.7

@@ -11,8 +11,6 @@ import torch
 from syncline import _native
 from syncline.model.sparse_costs import SparseSpeeds
 
-__all__ = ["sparse_speeds"]
-
 ELEMENTS = 1 << 22
 """Gradient, residual and average of so many take 50 MB, more than most caches, as a model's do."""
 DRAWN = 1 << 16

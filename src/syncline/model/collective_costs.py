@@ -19,21 +19,6 @@ from syncline.errors import UserError, require_known
 from syncline.model.cost import CostCurve, lower_envelope
 from syncline.model.quantities import LARGEST_WORKERS
 
-__all__ = [
-    "ALL_REDUCE_ALGORITHMS",
-    "BLOCK_COUNTS",
-    "SERVER_ALGORITHMS",
-    "LineFormula",
-    "all_reduce_line",
-    "doubling_rounds",
-    "folded_rounds",
-    "pipeline_curve",
-    "pipeline_line",
-    "pipeline_steps",
-    "require_workers",
-    "server_line",
-]
-
 
 def require_workers(workers: int) -> None:
     """Raise :class:`UserError` for no worker, or an absurd number of them."""

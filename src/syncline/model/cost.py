@@ -17,8 +17,6 @@ from syncline.errors import UserError
 from syncline.model.document import Value
 from syncline.model.quantities import LARGEST_BYTES, require_finite
 
-__all__ = ["CostCurve", "CostSegment", "Measurement", "lower_envelope"]
-
 
 class Measurement(Value, frozen=True, kw_only=True):
     """One measured size of a collective."""

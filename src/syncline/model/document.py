@@ -18,17 +18,6 @@ import msgspec
 
 from syncline.errors import FileError, quoted, shortened
 
-__all__ = [
-    "NOT_JSON",
-    "Document",
-    "Value",
-    "described",
-    "open_file",
-    "read_bytes",
-    "read_document",
-    "write_atomically",
-]
-
 
 def open_file(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a regular file or a pipe for reading, unbuffered.

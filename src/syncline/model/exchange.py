@@ -36,20 +36,6 @@ from syncline.model.sparse_costs import (
     sparse_line,
 )
 
-__all__ = [
-    "DENSE_ALGORITHMS",
-    "EXCHANGES",
-    "Exchange",
-    "Link",
-    "Stage",
-    "all_reduce_curve",
-    "difference",
-    "hierarchical_all_reduce",
-    "hosts_for",
-    "require_exchange",
-    "rescaled",
-]
-
 
 class Link(Value, frozen=True, kw_only=True):
     """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""

@@ -17,8 +17,6 @@ from syncline.model.cost import CostCurve, CostSegment, Measurement
 HIDDEN_UP_TO_BYTES = 1024 * 1024
 """Up to this size the startup is a visible part of the cost."""
 
-__all__ = ["Fit", "fit_cost_curve", "fit_pipelined", "relative_line"]
-
 MOST_SIZES = 4096
 """Time and memory grow with the square of the number of sizes: 4,096 take some seconds."""
 POINTS_PER_SEGMENT = 2

@@ -9,8 +9,6 @@ from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.quantities import NS_PER_S, require_finite
 
-__all__ = ["Comparison", "Prediction", "Sharing", "Suggestion", "of_planner"]
-
 LEAST_GAIN = 1.05
 """Least speed-up at which a lossy exchange is worth mentioning."""
 TEN = 10.0

@@ -24,22 +24,6 @@ from syncline.model.quantities import (
     require_time,
 )
 
-__all__ = [
-    "COMPUTING",
-    "PEERS",
-    "STREAMS",
-    "WAIT",
-    "Baseline",
-    "Gradient",
-    "Norm",
-    "Operation",
-    "Phase",
-    "Profile",
-    "Resource",
-    "Tensor",
-    "require_tensors",
-]
-
 Norm = Literal["1", "2", "inf"]
 """The order p of a norm ``(sum |x|^p)^(1/p)``; ``inf`` is the largest absolute value."""
 

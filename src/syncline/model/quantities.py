@@ -9,24 +9,6 @@ from fractions import Fraction
 
 from syncline.errors import UserError, quoted, require_known
 
-__all__ = [
-    "BYTES_PER_ELEMENT",
-    "LARGEST_BYTES",
-    "LARGEST_CONTENTION",
-    "LARGEST_IN_FLIGHT",
-    "LARGEST_JOBS",
-    "LARGEST_WORKERS",
-    "LONGEST_NS",
-    "NS_PER_S",
-    "bytes_per_element",
-    "parse_bandwidth",
-    "parse_duration",
-    "parse_workers",
-    "require_count",
-    "require_finite",
-    "require_time",
-]
-
 LARGEST_BYTES = 1 << 62
 """Bytes of all gradients together."""
 LARGEST_CONTENTION = 100.0

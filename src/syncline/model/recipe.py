@@ -12,17 +12,6 @@ import msgspec
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value
 
-__all__ = [
-    "PAPER_WARMUP",
-    "SPARSE_DEFAULT",
-    "SPARSE_NAMES",
-    "Compression",
-    "Recipe",
-    "Rounded",
-    "SparseAlgorithm",
-    "compression_name",
-]
-
 SparseAlgorithm = Literal["top-k", "gtop-k-naive", "gtop-k", "gtop-k-butterfly"]
 SelectionUnit = Literal["layer", "message", "model"]
 Wire = Literal["float32", "bfloat16", "float16"]

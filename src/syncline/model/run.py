@@ -13,8 +13,6 @@ from syncline.model.prediction import Suggestion
 from syncline.model.quantities import require_finite
 from syncline.model.recipe import Compression
 
-__all__ = ["Decision", "Event", "Rate", "Run", "Sent"]
-
 Decision = Literal["planned", "ddp", "reverted", "undecided"]
 """``planned``: the plan runs; ``ddp``: no plan was predicted to gain; ``reverted``: a plan was
 tried, lost and was dropped; ``undecided``: training ended before the measurement did."""

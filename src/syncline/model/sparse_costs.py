@@ -35,16 +35,6 @@ from syncline.model.cost import CostCurve
 from syncline.model.document import Value
 from syncline.model.quantities import require_finite
 
-__all__ = [
-    "INDEX_BYTES",
-    "SPARSE_ALGORITHMS",
-    "SparseSpeeds",
-    "SparseWork",
-    "coded_index_bytes",
-    "computing_line",
-    "sparse_line",
-]
-
 INDEX_BYTES = VALUE_BYTES = 4
 """Of an index as it is, and of a value."""
 CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16

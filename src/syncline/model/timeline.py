@@ -12,24 +12,6 @@ from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
 from syncline.model.profile import PEERS, Phase
 
-__all__ = [
-    "COMMUNICATION",
-    "COMPUTE",
-    "NOT_COMPUTING",
-    "Interval",
-    "Row",
-    "Span",
-    "SpanKind",
-    "Timeline",
-    "busy_ns",
-    "difference",
-    "exposed_intervals",
-    "merged",
-    "rows",
-    "union",
-]
-
-
 SpanKind = Phase | Literal["message", "wait"]
 """What runs; ``wait`` is computation that waits for messages, or communication with other workers
 that is no gradient message."""

@@ -18,18 +18,6 @@ from syncline.model.quantities import (
     require_time,
 )
 
-__all__ = [
-    "BOUND_SHARE",
-    "Bottleneck",
-    "Bound",
-    "Crossing",
-    "PathPart",
-    "Point",
-    "Setting",
-    "Split",
-    "WhatIf",
-]
-
 BOUND_SHARE = 0.05
 """Least share of an iteration that something other than computing must take to count as its
 limit."""

@@ -20,8 +20,6 @@ from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.rank_measurements import Settings
 from syncline.torch_private import device_types, ignored_by_ddp
 
-__all__ = ["require_same", "require_same_ranks", "require_same_training"]
-
 COMPARED_ARGUMENTS = (
     *("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb"),
     *("gradient_as_bucket_view", "init_sync"),

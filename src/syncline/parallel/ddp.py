@@ -59,8 +59,6 @@ from syncline.torch_private import (
     reducer_parameters,
 )
 
-__all__ = ["DistributedDataParallel"]
-
 
 def _why_not_compiled(module: nn.Module) -> str:
     """Say why a model that is compiled as a whole makes synchronous steps, and what to do."""

@@ -20,8 +20,6 @@ from syncline.planners.ddp import Ddp
 from syncline.simulator.contention import Measured, fit_contention
 from syncline.simulator.predict import predict
 
-__all__ = ["Forecasts", "forecast"]
-
 
 class Forecasts(NamedTuple):
     """Predictions of all planners, and the plan to try next."""

@@ -11,8 +11,6 @@ from torch import nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["GradientHooks", "accumulator", "thawed", "weakly"]
-
 
 def accumulator(parameter: nn.Parameter) -> Node:
     """Return the node that accumulates a parameter's gradient, also of one that is frozen now."""

@@ -11,8 +11,6 @@ from torch import nn
 
 from syncline.torch_private import storage_use_count
 
-__all__ = ["GradientViews"]
-
 
 class GradientViews:
     """Keeps the promise of DDP's default that every gradient has memory of its own.

@@ -6,8 +6,6 @@ import logging
 
 import torch.distributed as dist
 
-__all__ = ["logger", "warn"]
-
 logger = logging.getLogger("syncline")
 
 

@@ -32,8 +32,6 @@ from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.ddp import Ddp
 from syncline.planners.wfbp import Single
 
-__all__ = ["RankMeasurements", "Settings", "Stage", "StageResult", "last_batch_s"]
-
 PROBE_ITERATIONS = 2.0
 """Iterations that the sweeps of the network probe may take."""
 PROBE_S = 0.5

@@ -17,8 +17,6 @@ from syncline.parallel.wrapped import Wrapped
 from syncline.planners.ddp import Ddp
 from syncline.torch_private import bucket_sizes
 
-__all__ = ["machine_line", "record_of"]
-
 MIN_STEADY = 5
 """Fewest steady iterations that make a rate."""
 

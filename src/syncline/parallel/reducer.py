@@ -31,8 +31,6 @@ from syncline.torch_private import (
     remake_reducer,
 )
 
-__all__ = ["ReducerBuckets"]
-
 
 class ReducerBuckets:
     """Changes and reads the reducer of a wrapped module.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from syncline.parallel.engine.engine import Engine
     from syncline.parallel.overlap.deferral import Deferral
 
-__all__ = ["finish_on_shutdown", "let_gloo_finish"]
-
 SILENCE_S = 10.0
 """A process that ends waits for the others up to its group's timeout; it says so after this."""
 PATIENCE_AFTER_ERROR_S = 5.0

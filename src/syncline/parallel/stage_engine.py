@@ -33,8 +33,6 @@ from syncline.parallel.wrapped import Wrapped
 from syncline.sparse.gradients import flat
 from syncline.torch_private import has_final_buckets, queue_callback
 
-__all__ = ["StageEngine"]
-
 
 class _Backward(Enum):
     """Who exchanges the backward pass that runs."""

@@ -21,8 +21,6 @@ from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch, PaceSample
 from syncline.parallel.wrapped import Wrapped
 
-__all__ = ["Forward", "StageRunner"]
-
 TURNS = 3
 """Observed iterations take turns: quiet, lean, detailed."""
 HISTORY = 1000

@@ -38,8 +38,6 @@ from syncline.planners.ddp import Ddp
 from syncline.planners.halves import in_equal_parts
 from syncline.simulator.contention import Measured, as_under_stock
 
-__all__ = ["Tuning"]
-
 Stages = Generator[Stage, StageResult, None]
 
 WARMUP = 3

@@ -13,8 +13,6 @@ from syncline.model.run import Rate
 from syncline.parallel.rank_measurements import StageResult
 from syncline.parallel.wrapped import Wrapped
 
-__all__ = ["PACE_EVERY", "WINDOW", "DriftWatch", "FlushWatch", "LossWatch", "PaceSample"]
-
 PACE_EVERY = 5
 """In the steady state, one iteration in this many is timed by the reducer's own timers."""
 WINDOW = 50

@@ -19,8 +19,6 @@ from syncline.planners.ddp import Ddp
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import why_no_buckets
 
-__all__ = ["Wrapped"]
-
 
 class Wrapped:
     """The exchanged parameters, their group, and what the user has asked for.

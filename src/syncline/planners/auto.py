@@ -21,8 +21,6 @@ from syncline.planners.merge import Merge
 from syncline.planners.overlap import candidates
 from syncline.simulator.predict import Forecast, predict, predict_iteration_s
 
-__all__ = ["CONFIDENCE", "Auto", "as_trained", "choose", "suggestion"]
-
 SUGGESTED_DENSITY = 0.001
 """The density at which gTop-k's models converge as without it (gTop-k, section IV.B)."""
 

@@ -11,8 +11,6 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 
-__all__ = ["MergingPlanner", "Planner"]
-
 
 class Planner(Value, frozen=True, kw_only=True):
     """A way to cut the gradients into messages and to order them.

@@ -12,8 +12,6 @@ from syncline.model.quantities import LARGEST_IN_FLIGHT
 from syncline.planners.base import Planner
 from syncline.planners.slices import plan_by_urgency, slices
 
-__all__ = ["ByteScheduler"]
-
 
 class ByteScheduler(Planner, frozen=True, kw_only=True):
     """Cut large tensors; send the ready piece that is needed first, while credit lasts.

@@ -21,8 +21,6 @@ from syncline.planners.overlap import candidates
 from syncline.planners.wfbp import Single
 from syncline.simulator.predict import predict
 
-__all__ = ["CompressedChoice", "choose_compressed", "compressed", "compressing", "uncut"]
-
 
 class CompressedChoice(NamedTuple):
     """What was compared, and what is taken."""

@@ -9,8 +9,6 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "DEFAULT_FIRST_BUCKET_BYTES", "Ddp"]
-
 DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
 DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
 

@@ -10,8 +10,6 @@ from syncline.model.profile import Profile
 from syncline.planners.base import Planner
 from syncline.planners.slices import Slice, plan_of, whole_tensors
 
-__all__ = ["Dear"]
-
 
 class Dear(Planner, frozen=True, kw_only=True):
     """Reduce-scatter in the backward pass, all-gather in the next forward pass.

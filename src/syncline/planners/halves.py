@@ -17,15 +17,6 @@ from syncline.model.quantities import NS_PER_S
 from syncline.planners.ddp import Ddp
 from syncline.planners.slices import Slice, plan_of, whole_tensors
 
-__all__ = [
-    "NEXT_TO_NOTHING",
-    "HalvesRound",
-    "Order",
-    "in_equal_parts",
-    "plan_in_halves",
-    "with_fewer_groups",
-]
-
 GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """Numbers of groups of equal size that the search begins with."""
 DEFAULT_BUDGET = 60_000

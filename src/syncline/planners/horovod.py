@@ -12,8 +12,6 @@ from syncline.model.quantities import NS_PER_S, require_time
 from syncline.planners.base import MergingPlanner, Planner
 from syncline.planners.slices import plan_of, whole_tensors
 
-__all__ = ["FIRST_THRESHOLD_BYTES", "Buckets", "Horovod"]
-
 FIRST_THRESHOLD_BYTES = 64 * 1024 * 1024
 """Of Horovod's first releases."""
 

@@ -9,8 +9,6 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["Merge"]
-
 
 class Merge(MergingPlanner, frozen=True, kw_only=True):
     """Merge so that the last message finishes as early as any merging allows.

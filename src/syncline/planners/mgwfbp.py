@@ -9,8 +9,6 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["MgWfbp", "find_merged_layers"]
-
 
 class MgWfbp(MergingPlanner, frozen=True, kw_only=True):
     """Merge a tensor into the next when that finishes the pair no later.

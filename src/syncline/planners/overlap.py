@@ -21,8 +21,6 @@ from syncline.planners.table import CANDIDATES, PUBLISHED
 from syncline.simulator.bound import lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
 
-__all__ = ["RIVALS", "Overlap", "Round", "candidates"]
-
 RIVALS: tuple[Planner, ...] = PUBLISHED
 """Planners whose plans the search starts from; the best of them is taken if it finds none better.
 """

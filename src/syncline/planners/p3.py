@@ -10,8 +10,6 @@ from syncline.model.profile import Profile
 from syncline.planners.base import Planner
 from syncline.planners.slices import plan_by_urgency, slices
 
-__all__ = ["P3"]
-
 
 class P3(Planner, frozen=True, kw_only=True):
     """Cut tensors into slices; of those that are ready, send the one that is needed first.

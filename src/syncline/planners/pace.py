@@ -15,8 +15,6 @@ from syncline.planners.base import Planner
 from syncline.planners.slices import ByteLayout, Slice, plan_of, whole_tensors
 from syncline.simulator.bound import terms
 
-__all__ = ["MOST_TENSORS", "Pace", "preemptive_order"]
-
 
 def preemptive_order(
     ready_ns: Sequence[int], cost_ns: Sequence[int], tail_ns: Sequence[int]

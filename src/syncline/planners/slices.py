@@ -17,17 +17,6 @@ from syncline.model.profile import Profile
 from syncline.model.quantities import bytes_per_element
 from syncline.simulator.bound import terms
 
-__all__ = [
-    "MOST_SLICES",
-    "ByteLayout",
-    "Slice",
-    "most_urgent_first",
-    "plan_by_urgency",
-    "plan_of",
-    "slices",
-    "whole_tensors",
-]
-
 MOST_SLICES = 1 << 17
 """Slices that a plan may hold: more would take minutes to plan and to simulate."""
 

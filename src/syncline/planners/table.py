@@ -14,8 +14,6 @@ from syncline.planners.pace import Pace
 from syncline.planners.tictac import TicTac
 from syncline.planners.wfbp import Single, Wfbp
 
-__all__ = ["CANDIDATES", "PUBLISHED", "SCHEDULERS"]
-
 CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(), Merge())
 """What ``auto`` chooses from in any training: their messages are the buckets of DDP's reducer."""
 

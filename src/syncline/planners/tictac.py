@@ -10,8 +10,6 @@ from syncline.model.profile import Profile
 from syncline.planners.base import Planner
 from syncline.planners.slices import plan_by_urgency, whole_tensors
 
-__all__ = ["TicTac"]
-
 
 class TicTac(Planner, frozen=True, kw_only=True):
     """Send the ready tensor that the next forward pass needs first.

@@ -8,8 +8,6 @@ from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["Single", "Wfbp"]
-
 
 class Wfbp(MergingPlanner, frozen=True, kw_only=True):
     """Send every gradient by itself. Source: MG-WFBP, section 2.3."""

@@ -19,8 +19,6 @@ from collections.abc import Callable
 
 from syncline.model.quantities import NS_PER_S
 
-__all__ = ["BLOCKED_NS", "CATCH_UP_NS", "DeviceClock"]
-
 BLOCKED_NS = 300_000
 """A host that gave up its core and took longer than this, 0.3 ms, had to wait. Less is the cost of
 a hook, which a device with work in its queue does not notice; and one that lost its core to another

@@ -29,9 +29,6 @@ from syncline.replay.job import Lap
 from syncline.replay.model import Replayed, ReplayedOptimizer, renamed_plan
 from syncline.replay.work import SentMessage, measured_timeline
 
-__all__ = ["Contestant", "LapProgress", "planned", "run_contest", "stock_ddp", "train_step"]
-
-
 CPU = torch.device("cpu")
 LONGEST_START = 100
 """Iterations after which a contestant must be ready for its warm-up."""

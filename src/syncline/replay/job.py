@@ -7,8 +7,6 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import Timeline
 
-__all__ = ["ContestJob", "Job", "Lap", "Laps", "ProbeJob"]
-
 
 class Lap(Value, frozen=True, kw_only=True):
     """One contestant's iterations in one round."""

@@ -18,15 +18,6 @@ from syncline.model.profile import Profile
 from syncline.replay.clock import DeviceClock
 from syncline.replay.work import Computation
 
-__all__ = [
-    "OWN_ATTRIBUTES",
-    "Replayed",
-    "ReplayedOptimizer",
-    "gradient_value",
-    "module_names",
-    "renamed_plan",
-]
-
 OWN_ATTRIBUTES = ("clock", "gradient_names", "optimizer", "profile", "work")
 """Public attributes of :class:`~syncline.replay.model.Replayed`; the others have underscores."""
 RESERVED = frozenset([*dir(nn.Module()), *OWN_ATTRIBUTES])

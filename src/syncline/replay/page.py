@@ -25,8 +25,6 @@ from syncline.report.timelines import timelines_section
 from syncline.report.verdict import KeyFigure
 from syncline.traces.chrome import to_chrome_trace
 
-__all__ = ["render", "replay_picture", "save_report"]
-
 
 def save_report(outcome: ReplayOutcome, target: Path) -> None:
     """Write the page alone to a file that ends in ``.html``, or all files to a directory.

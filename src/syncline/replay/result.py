@@ -10,8 +10,6 @@ from syncline.model.document import Document, Value
 from syncline.model.plan import Wait
 from syncline.model.quantities import require_time
 
-__all__ = ["PlanTimes", "Replay"]
-
 
 class PlanTimes(Value, frozen=True, kw_only=True):
     """One plan, measured and predicted."""

@@ -28,8 +28,6 @@ from syncline.testbed import Cluster, Testbed
 from syncline.testbed.job import worker_environment
 from syncline.workers import START_S, Progress, WorkerGroup, module_command
 
-__all__ = ["ReplayOutcome", "ReplayRequest", "replay", "require_memory"]
-
 PATIENCE = 3.0
 """Without a deadline of the user's, a replay may take this many times as long as is predicted, and
 :data:`~syncline.workers.START_S` more."""

@@ -11,8 +11,6 @@ from syncline.replay.result import PlanTimes, Replay
 from syncline.report import terminal, units
 from syncline.report.markup import Column
 
-__all__ = ["headline", "measured_how", "plan_cells", "print_replay", "replay_table", "time_unit"]
-
 
 def headline(replay: Replay) -> str:
     """Return who was the fastest, in a sentence without its full stop."""

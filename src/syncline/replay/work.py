@@ -9,8 +9,6 @@ from syncline.model.profile import PEERS, Operation, Profile
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.replay.clock import DeviceClock
 
-__all__ = ["Computation", "Ran", "SentMessage", "measured_timeline"]
-
 
 class Ran(NamedTuple):
     """What a lane of the emulated device did, in ns of the monotonic clock."""

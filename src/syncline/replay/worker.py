@@ -20,8 +20,6 @@ from syncline.replay.contest import planned, run_contest, stock_ddp
 from syncline.replay.job import Job, Laps, ProbeJob
 from syncline.workers import Progress, leave, serve
 
-__all__ = ["main", "run_job"]
-
 
 def run_job(job: Job, progress: Progress) -> Network | Laps | None:
     """Do a worker's part of a job, in the default process group; rank 0 returns what was found.

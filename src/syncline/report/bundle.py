@@ -16,8 +16,6 @@ from syncline.model.run import Run
 from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
 
-__all__ = ["DOCUMENTS", "Bundle"]
-
 DOCUMENTS: dict[str, tuple[str, type[Document]]] = {
     "run": ("run.json", Run),
     "profile": ("profile.json", Profile),

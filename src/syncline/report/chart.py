@@ -11,18 +11,6 @@ from syncline.model.network import Network
 from syncline.report import units
 from syncline.report.markup import Html, tag
 
-__all__ = [
-    "MOST_TICKS",
-    "Axis",
-    "Bar",
-    "Line",
-    "Mark",
-    "bar_chart",
-    "fit_plot",
-    "line_chart",
-    "picture",
-]
-
 MOST_TICKS = 6
 TICK_SHARE = 0.12
 """Least distance of two ticks of :meth:`Axis.of`, as a share of the axis."""

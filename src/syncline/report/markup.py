@@ -8,23 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = [
-    "Column",
-    "Html",
-    "Row",
-    "bar",
-    "embedded_json",
-    "escaped",
-    "folded",
-    "legend",
-    "note",
-    "section",
-    "stacked_bar",
-    "table",
-    "tag",
-    "typeset",
-]
-
 VOID = {"br", "col", "meta", "link"}
 _MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[pnµm]?s|%|[kMGT]?B(?:/s)?|[kMG]?bit/s|samples/s)(?!\w))")

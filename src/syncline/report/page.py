@@ -33,18 +33,6 @@ from syncline.report.whatif_section import path_section, points_section
 from syncline.report.whatif_words import what_if_bundle
 from syncline.traces.chrome import to_chrome_trace
 
-__all__ = [
-    "is_page",
-    "made_directory",
-    "page",
-    "render",
-    "require_place",
-    "save",
-    "save_page",
-    "save_report",
-    "save_what_if",
-]
-
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 SCRIPTS = ("view.js", "draw.js", "page.js")
 

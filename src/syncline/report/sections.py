@@ -37,17 +37,6 @@ from syncline.report.summary import (
 )
 from syncline.report.verdict import KeyFigure, figure_text
 
-__all__ = [
-    "checks_section",
-    "events_section",
-    "figures_section",
-    "largest_section",
-    "messages_section",
-    "network_section",
-    "planners_section",
-    "profile_section",
-]
-
 
 def figures_section(figures: Sequence[KeyFigure]) -> Html | None:
     """Return the row of key figures."""

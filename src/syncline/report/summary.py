@@ -17,17 +17,6 @@ from syncline.model.timeline import NOT_COMPUTING, Timeline, busy_ns, exposed_in
 from syncline.report.bundle import Bundle
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, number, verdict
 
-__all__ = [
-    "FittedPoint",
-    "NetworkFacts",
-    "PlannerRow",
-    "Summary",
-    "network_facts",
-    "planner_table",
-    "summarise",
-    "timeline_facts",
-]
-
 T = TypeVar("T", bound=Value)
 
 LARGEST = 10

@@ -30,8 +30,6 @@ from syncline.report.summary import (
 from syncline.report.verdict import figure_text
 from syncline.report.whatif_table import what_if_table
 
-__all__ = ["comparison_table", "document_table", "plan_table", "profile_table", "timeline_table"]
-
 LIMIT = 12
 """Rows of the tables that could be long, so that a file takes no more than a screen."""
 MOST_POINTS = 20

@@ -14,18 +14,6 @@ from syncline.errors import printable
 from syncline.report import units
 from syncline.report.markup import Column, Row
 
-__all__ = [
-    "below",
-    "facts",
-    "left_out",
-    "plain",
-    "table",
-    "text",
-    "title",
-    "widen",
-    "width",
-]
-
 THIN_SPACE = "\u2009"
 """Between thousands; the one unprintable character that steers no terminal."""
 

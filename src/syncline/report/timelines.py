@@ -12,8 +12,6 @@ from syncline.report import units
 from syncline.report.markup import Column, Html, embedded_json, folded, legend, note, table, tag
 from syncline.report.summary import timeline_facts
 
-__all__ = ["KINDS", "timeline_data", "timelines_section"]
-
 KINDS: dict[str, str] = {
     "data": "reading data",
     "copy": "copy to the device",

@@ -5,18 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = [
-    "TimeUnit",
-    "byte_time",
-    "counted",
-    "duration",
-    "percent",
-    "plain",
-    "rate",
-    "size",
-    "with_noise",
-]
-
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"), (1e-12, "ps"))
 # Decimal multiples, as link rates and model sizes are usually quoted.
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

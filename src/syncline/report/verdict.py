@@ -13,8 +13,6 @@ from syncline.report import units
 from syncline.report.bundle import Bundle
 from syncline.report.whatif_words import notable_settings, setting_text
 
-__all__ = ["KeyFigure", "Verdict", "figure_text", "key_figures", "number", "verdict"]
-
 RESULTS_SHOWN = 2
 """Results of the training among the key figures; all of them are in report.json."""
 

@@ -15,9 +15,6 @@ from syncline.report.markup import Html, folded, legend, note, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
-__all__ = ["Panel", "PlannerGroup", "coloured", "curves_section"]
-
-
 ALIKE = 0.005
 """Planners whose iterations differ by less than this share everywhere are one line."""
 COLOURS = 6

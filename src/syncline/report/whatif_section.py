@@ -26,8 +26,6 @@ from syncline.report.markup import (
 from syncline.report.timelines import KINDS
 from syncline.report.whatif_words import BOUNDS, PARTS, REFERENCE, notable_settings, setting_text
 
-__all__ = ["path_section", "points_section"]
-
 LONGEST = 8
 """Parts of the critical path in the table."""
 MOST_DRAWN = 600

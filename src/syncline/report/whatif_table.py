@@ -24,8 +24,6 @@ from syncline.report.whatif_words import (
     value_text,
 )
 
-__all__ = ["print_what_if", "what_if_table"]
-
 FEW = 3
 """As many planners have columns of their own where there is room."""
 MOST_CROSSINGS = 12

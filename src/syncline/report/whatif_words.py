@@ -11,20 +11,6 @@ from syncline.model.whatif import Crossing, Point, Setting, WhatIf
 from syncline.report import units
 from syncline.report.bundle import Bundle
 
-__all__ = [
-    "BOUNDS",
-    "PARTS",
-    "REFERENCE",
-    "SETTINGS",
-    "bandwidth",
-    "crossing_text",
-    "notable_settings",
-    "point_comparison",
-    "setting_text",
-    "value_text",
-    "what_if_bundle",
-]
-
 REFERENCE = (
     "Speed-up and efficiency are relative to one worker of the same profile without communication: "
     "efficiency is its time over that of the iteration, speed-up is efficiency times workers."

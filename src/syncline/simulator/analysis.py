@@ -25,8 +25,6 @@ from syncline.simulator.dag import Dag
 from syncline.simulator.graph import TaskGraph, Times
 from syncline.simulator.steady import Steady
 
-__all__ = ["PathStep", "critical_path", "critical_tasks", "path_parts", "ready_ns", "waits"]
-
 NONE = -1
 
 

@@ -23,8 +23,6 @@ from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.whatif import Change, Planned, WhatIfSimulator
 from syncline.simulator.workers import ALIKE
 
-__all__ = ["LADDER_GBIT_S", "bottleneck", "layers_of"]
-
 Number = TypeVar("Number", int, float)
 
 LADDER_GBIT_S = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0)

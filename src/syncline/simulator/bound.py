@@ -16,8 +16,6 @@ from syncline.simulator.steady import steady_state
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.workers import ALIKE
 
-__all__ = ["Terms", "least_s_per_byte", "lower_bound_ns", "network_bound_ns", "terms"]
-
 
 class Terms(NamedTuple):
     """One round of gradients, on a clock that starts with the backward pass.

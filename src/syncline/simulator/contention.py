@@ -16,8 +16,6 @@ from syncline.model.profile import COMPUTING, WAIT, Operation, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.predict import DEFAULT_STRATEGY, predict_iteration_s, simulate_plan
 
-__all__ = ["LARGEST", "Measured", "as_under_stock", "fit_contention"]
-
 Floats = NDArray[np.float64]
 
 LARGEST = 4.0

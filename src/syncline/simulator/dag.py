@@ -30,8 +30,6 @@ from syncline.simulator.messages import MessageTask, message_tasks
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass, Workers
 
-__all__ = ["Dag", "TaskIndices", "build", "connect", "side_by_side"]
-
 TaskIndices = NDArray[np.int64]
 
 

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncline import _native
 
-__all__ = ["Lane", "TaskGraph", "Times"]
-
 Times = NDArray[np.int64]
 """Nanoseconds from 0, one a task; shape ``(tasks,)``."""
 

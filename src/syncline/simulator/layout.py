@@ -8,8 +8,6 @@ from typing import NamedTuple
 from syncline.model.profile import Profile
 from syncline.simulator.strategy import Strategy
 
-__all__ = ["IterationLayout", "Slot", "layout_of", "runs_in_turn"]
-
 
 class Slot(NamedTuple):
     """A task that each worker runs once an iteration."""

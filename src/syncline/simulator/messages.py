@@ -19,8 +19,6 @@ from syncline.model.quantities import LONGEST_NS, NS_PER_S
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import WorkerClass
 
-__all__ = ["MessageTask", "message_costs_ns", "message_tasks"]
-
 
 class MessageTask(NamedTuple):
     """A part of a message that occupies a resource."""

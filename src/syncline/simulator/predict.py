@@ -33,16 +33,6 @@ from syncline.simulator.strategy import STRATEGIES, Strategy
 from syncline.simulator.transformations import as_planned
 from syncline.simulator.workers import ALIKE, Workers
 
-__all__ = [
-    "DEFAULT_STRATEGY",
-    "Forecast",
-    "predict",
-    "predict_computation_s",
-    "predict_iteration_s",
-    "prediction_of",
-    "simulate_plan",
-]
-
 DEFAULT_STRATEGY = STRATEGIES["loop"]
 SHOWN_CLASSES = 4
 """Workers that a timeline shows where they differ, the slowest first."""

@@ -18,8 +18,6 @@ from syncline.simulator.graph import Times
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.workers import ALIKE, Workers
 
-__all__ = ["Steady", "steady_state"]
-
 FIRST_ITERATIONS = 4
 MOST_ITERATIONS = 64
 AGREEING = 3

@@ -7,8 +7,6 @@ from typing import Literal
 from syncline.errors import UserError, quoted, require_known
 from syncline.model.document import Value
 
-__all__ = ["STRATEGIES", "Strategy", "strategy_named"]
-
 
 class Strategy(Value, frozen=True, kw_only=True):
     """Which tasks of an iteration may overlap, and with what.

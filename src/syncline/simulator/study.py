@@ -21,8 +21,6 @@ from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.simulator.bottleneck import bottleneck
 from syncline.simulator.whatif import Change, WhatIfSimulator
 
-__all__ = ["AXES", "chosen_index", "crossings", "series", "study"]
-
 SweepAxis = Literal["workers", "bandwidth_bytes_per_s"]
 AXES: tuple[SweepAxis, ...] = ("workers", "bandwidth_bytes_per_s")
 NOTICEABLE = 1e-3

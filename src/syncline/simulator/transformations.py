@@ -11,8 +11,6 @@ from syncline.model.profile import STREAMS, Operation, Profile
 from syncline.model.quantities import bytes_per_element
 from syncline.simulator.strategy import Strategy
 
-__all__ = ["as_planned", "with_compute_scale", "with_wire", "without_loading"]
-
 SLOWEST_SCALE = 1000.0
 """Largest factor on computing, and its inverse."""
 

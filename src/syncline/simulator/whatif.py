@@ -39,15 +39,6 @@ from syncline.simulator.transformations import (
 )
 from syncline.simulator.workers import ALIKE, Workers
 
-__all__ = [
-    "MOST_POINTS",
-    "Change",
-    "Planned",
-    "WhatIfSimulator",
-    "changes",
-    "exchanges",
-]
-
 MOST_POINTS = 5000
 """Points of one sweep."""
 ELEMENT_BYTES = 4

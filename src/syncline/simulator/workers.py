@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from syncline.errors import UserError
 from syncline.model.document import Value
 
-__all__ = ["ALIKE", "WorkerClass", "Workers", "parse_stragglers"]
-
 SLOWEST = 1000.0
 """Largest factor by which a worker may be slower, and its inverse by which it may be faster."""
 

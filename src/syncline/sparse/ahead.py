@@ -16,8 +16,6 @@ from syncline.errors import UserError
 from syncline.sparse.gradients import shaped
 from syncline.sparse.residuals import Residuals
 
-__all__ = ["StepAhead"]
-
 Places = list[tuple[nn.Parameter, torch.Tensor]]
 """Parameters that are ahead, each with its true value."""
 

@@ -17,8 +17,6 @@ from syncline.sparse.exchange import (
 )
 from syncline.sparse.vector import SparseVector, merged, total
 
-__all__ = ["ALGORITHMS", "all_gather", "butterfly", "naive", "summed", "top_k", "tree"]
-
 
 def all_gather(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], list[Content]]:
     """Return every rank's content, in the order of ranks.

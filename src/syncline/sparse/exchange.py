@@ -14,20 +14,6 @@ from typing import NamedTuple
 from syncline.errors import UserError
 from syncline.sparse.vector import Precision, Quota, SparseVector, merged, rounded
 
-__all__ = [
-    "NOT_FINITE",
-    "OVERFLOW",
-    "UNREADABLE",
-    "Algorithm",
-    "Content",
-    "ExchangeOutcome",
-    "ExchangeStep",
-    "Refusal",
-    "Share",
-    "join",
-    "refusal_error",
-]
-
 
 class Refusal(NamedTuple):
     """Why there is no exchange. It is sent in place of a vector, and so reaches all ranks."""

@@ -10,16 +10,6 @@ from torch import Tensor, nn
 
 from syncline.errors import UserError
 
-__all__ = [
-    "NamedGradient",
-    "device_of",
-    "exchanged_parameters",
-    "flat",
-    "require_exchangeable",
-    "shaped",
-    "unwrapped",
-]
-
 
 class NamedGradient(NamedTuple):
     """A parameter's gradient, contiguous float32 on the CPU or a GPU."""

@@ -21,8 +21,6 @@ from syncline.sparse.serial_executor import SerialExecutor
 from syncline.sparse.session import Scaler, Session
 from syncline.torch_private import current_graph_task, queue_callback
 
-__all__ = ["GTopKState"]
-
 PATIENCE = 2
 """An exchange may take this many timeouts of the group. Its own waits then fail first, with errors
 that name the peer."""

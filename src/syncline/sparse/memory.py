@@ -13,8 +13,6 @@ from torch import Tensor
 from syncline.sparse.selection import SelectionPart, first_not_finite, select
 from syncline.sparse.vector import SparseVector, joined
 
-__all__ = ["HostMemory", "Memory", "Tracked", "Unit"]
-
 
 class Tracked(NamedTuple):
     """Residual and gradient of a parameter; each of shape (elements,), float32."""

@@ -14,8 +14,6 @@ from syncline.sparse.gradients import NamedGradient
 from syncline.sparse.memory import Memory, Tracked
 from syncline.sparse.vector import SparseVector
 
-__all__ = ["Residuals", "resharded"]
-
 Tensors = dict[str, Tensor]
 
 

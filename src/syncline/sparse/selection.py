@@ -9,8 +9,6 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.sparse.vector import SparseVector
 
-__all__ = ["INSTRUCTIONS", "SelectionPart", "first_not_finite", "require_selectable", "select"]
-
 INSTRUCTIONS = {"widest": -1, "portable": 0, "avx2": 1, "avx512": 2}
 """Sets of vector instructions, by the native core's number. All give the same bits."""
 WIDEST = INSTRUCTIONS["widest"]

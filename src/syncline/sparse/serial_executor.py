@@ -10,8 +10,6 @@ from queue import SimpleQueue
 
 from syncline.errors import InternalError, PeerError
 
-__all__ = ["SerialExecutor"]
-
 Job = Callable[[], None]
 
 

@@ -38,8 +38,6 @@ from syncline.sparse.torch_memory import memory_of
 from syncline.sparse.vector import Quota, SparseVector, rounded
 from syncline.sparse.wire import WireFormat
 
-__all__ = ["Scaler", "Session"]
-
 VERSION = 1
 TOLERANCE = 2.0**-18
 """Relative to the sum of magnitudes: sums of up to 64 ranks in float32, each rounded a few

@@ -25,8 +25,6 @@ from syncline.sparse.exchange import (
 from syncline.sparse.wire import WireFormat
 from syncline.torch_private import device_types
 
-__all__ = ["SparseTransport", "own_group", "ring_bytes", "serves_the_cpu"]
-
 
 class SparseTransport:
     """Sends and receives for one rank of a process group that nothing else uses meanwhile."""

@@ -21,8 +21,6 @@ from syncline.torch_private import (
     foreach_zero_,
 )
 
-__all__ = ["CudaMemory", "TorchMemory", "largest", "magnitudes", "memory_of"]
-
 
 class TorchMemory(Memory):
     """Memory of any device, by operations of torch on the current stream.

@@ -12,20 +12,6 @@ from numpy.typing import NDArray
 from syncline import _native
 from syncline.errors import InternalError
 
-__all__ = [
-    "PRECISIONS",
-    "Precision",
-    "Quota",
-    "SparseVector",
-    "from_wire",
-    "joined",
-    "merged",
-    "rounded",
-    "to_wire",
-    "total",
-    "value_bytes",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseVector:

@@ -32,8 +32,6 @@ from syncline.sparse.vector import (
     value_bytes,
 )
 
-__all__ = ["HEADER_BYTES", "WireFormat"]
-
 HEADER = struct.Struct("<4sBBBBIIIQ")
 HEADER_BYTES = HEADER.size
 MAGIC = b"SLsv"

@@ -13,8 +13,6 @@ from syncline.errors import UserError
 from syncline.model.document import Value
 from syncline.model.quantities import parse_bandwidth, parse_duration
 
-__all__ = ["DEVICE", "MOST_HOSTS", "PORT", "Cluster", "bit_rate"]
-
 DEVICE = "eth0"
 """The network device of every host."""
 PORT = 29500

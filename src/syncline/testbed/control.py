@@ -22,8 +22,6 @@ from syncline.testbed.cluster import Cluster
 from syncline.testbed.kernel import refusal, require_tools
 from syncline.testbed.sandbox import FAILED, READY, SMALL_BYTES
 
-__all__ = ["START_S", "Completed", "Place", "Process", "Sandbox", "absent_because", "lost"]
-
 START_S = 30.0
 """For the kernel to make and remove namespaces and processes; it takes far below a second."""
 

@@ -15,17 +15,6 @@ from syncline.testbed.cluster import DEVICE, PORT, Cluster
 from syncline.testbed.control import Place, Process
 from syncline.testbed.output import Lines
 
-__all__ = [
-    "GRACE_S",
-    "Job",
-    "JobResult",
-    "Notice",
-    "Output",
-    "WorkerEnd",
-    "name_of",
-    "worker_environment",
-]
-
 TIMED_OUT = 124
 """Exit code of a job that was stopped for its time, as of timeout(1)."""
 

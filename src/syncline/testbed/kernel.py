@@ -15,28 +15,6 @@ from pathlib import Path
 
 from syncline.errors import UserError
 
-__all__ = [
-    "BIND",
-    "IPC",
-    "MOUNTS",
-    "NAMES",
-    "NETWORK",
-    "PRIVATE",
-    "PROCESSES",
-    "RECURSIVE",
-    "RESTRICTED",
-    "USERS",
-    "die_with_parent",
-    "may_make_namespaces",
-    "mount",
-    "refusal",
-    "require_tools",
-    "set_domain_name",
-    "setns",
-    "tool",
-    "unshare",
-]
-
 # <linux/sched.h>; os has these only since Python 3.12.
 MOUNTS = 0x00020000
 NAMES = 0x04000000

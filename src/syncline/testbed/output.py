@@ -8,8 +8,6 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["Lines", "Printer"]
-
 LONGEST_LINE_BYTES = 1 << 16
 """What comes without an end of line is passed on in parts of this size."""
 REDRAW_S = 1.0

@@ -25,8 +25,6 @@ from typing import Any
 
 from syncline.testbed import kernel
 
-__all__ = ["FAILED", "READY", "SWITCH_PLACE"]
-
 READY = "ready"
 FAILED = "failed"
 SWITCH_PLACE = 0

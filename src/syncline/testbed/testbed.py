@@ -20,8 +20,6 @@ from syncline.testbed.job import GRACE_S, Job, JobResult, Notice, Output, worker
 from syncline.testbed.kernel import tool
 from syncline.testbed.sandbox import SWITCH_PLACE
 
-__all__ = ["SWITCH", "Testbed", "Traffic", "delaying", "host_links", "shaping", "switch_links"]
-
 SWITCH = "switch"
 """The bridge that joins all hosts."""
 PREFIX_LENGTH = 24

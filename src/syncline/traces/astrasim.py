@@ -22,8 +22,6 @@ from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
 from syncline.traces.trace import Trace, Written, bytes_in, in_file, model_of, seconds_in
 
-__all__ = ["DEFAULT_CLOCK_HZ", "is_astrasim", "read_astrasim", "write_astrasim"]
-
 DEFAULT_CLOCK_HZ = 1e9
 """Cycles a second of the simulated accelerator: one a nanosecond, as ASTRA-sim's own clock."""
 POLICIES = (

@@ -43,8 +43,6 @@ from syncline.traces.trace import (
     sized_gradient,
 )
 
-__all__ = ["Graph", "read_chakra", "write_chakra"]
-
 SCHEMA = "0.0.4"
 OURS = "syncline"
 """The metadata attribute that marks a file of our own; its value is the form's version."""

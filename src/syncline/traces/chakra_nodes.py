@@ -21,19 +21,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from syncline.errors import FileError
 from syncline.model.quantities import LONGEST_NS
 
-__all__ = [
-    "AttributeValue",
-    "CollectiveType",
-    "Metadata",
-    "Node",
-    "NodeType",
-    "delimited",
-    "encode",
-    "is_metadata",
-    "messages",
-    "read_nodes",
-]
-
 LONGEST_MESSAGE_BYTES = 1 << 26
 """Bounds the memory that a broken length can take."""
 MOST_NODES = 1_000_000

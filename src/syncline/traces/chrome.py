@@ -15,8 +15,6 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import NOT_COMPUTING, Span, Timeline, rows
 
-__all__ = ["Flow", "flows", "to_chrome_trace"]
-
 
 class Flow(NamedTuple):
     """An arrow from one span to another, which began when the first was over, or later."""

@@ -31,8 +31,6 @@ from syncline.traces.kineto_steps import (
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
 from syncline.traces.trace import Trace
 
-__all__ = ["ExecutionTrace", "SizedNode", "TracedIteration", "read_execution_trace"]
-
 SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\.\d+\.\d+\.\d+)?$")
 KNOWN = "1.0.x and 1.1.x"
 MODEL = "execution trace"

@@ -28,16 +28,6 @@ from syncline.traces.reading import ReadProgress, open_trace
 from syncline.traces.sizes import read_sizes
 from syncline.traces.trace import Trace, Written, in_file
 
-__all__ = [
-    "FORMATS",
-    "Format",
-    "TraceOptions",
-    "detect",
-    "format_named",
-    "read_trace",
-    "write_trace",
-]
-
 HEAD_BYTES = 1 << 16
 KINETO = "kineto"
 EXECUTION_TRACE = "execution-trace"

@@ -36,8 +36,6 @@ from syncline.traces.reading import ReadProgress
 from syncline.traces.sizes import GradientSizes
 from syncline.traces.trace import Trace, in_file, model_of
 
-__all__ = ["KinetoTrace", "read_kineto", "with_waiting"]
-
 
 class KinetoTrace(NamedTuple):
     """The steps of a training job, of one rank or several."""

@@ -36,8 +36,6 @@ from syncline.traces.kineto_steps import (
     is_accumulation,
 )
 
-__all__ = ["take_apart"]
-
 HOST_COPY = re.compile(r"HtoD|DtoH|Host -> Device|Device -> Host", re.IGNORECASE)
 COMMUNICATION = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
 """Kernels that exchange data with other workers."""

@@ -21,8 +21,6 @@ from syncline.model.quantities import LARGEST_WORKERS, LONGEST_NS
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
 from syncline.traces.trace import in_file
 
-__all__ = ["CollectivePayload", "DeviceTask", "HostOp", "KinetoEvents", "LaunchCall", "read_events"]
-
 HOST_OPS = frozenset({"cpu_op", "operator"})
 ANNOTATIONS = frozenset({"user_annotation"})
 CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"})

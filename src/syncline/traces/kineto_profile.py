@@ -25,15 +25,6 @@ from syncline.traces.kineto_steps import (
     message_parts,
 )
 
-__all__ = [
-    "TracedExchange",
-    "exchange_of",
-    "make_profile",
-    "make_timeline",
-    "same_shape",
-]
-
-
 LISTED = 8
 """How many gradients without a size a note lists."""
 LACKING: dict[Holds, str] = {

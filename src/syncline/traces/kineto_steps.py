@@ -20,21 +20,6 @@ from syncline.model.profile import Phase, Resource
 from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 
-__all__ = [
-    "Holds",
-    "MeasuredCollective",
-    "Outline",
-    "ReadyPoint",
-    "StepTasks",
-    "TracedTask",
-    "element_dtype",
-    "elements_of",
-    "find_collectives",
-    "is_accumulation",
-    "message_parts",
-    "outline_steps",
-]
-
 STEP = re.compile(r"ProfilerStep#(\d+)")
 LOADER = re.compile(r"enumerate\(DataLoader\)#.*__next__")
 WAITING_LOADER = re.compile(r"enumerate\(DataLoader\)#_MultiProcessing")

@@ -29,8 +29,6 @@ from syncline.traces.trace import (
     seconds_in,
 )
 
-__all__ = ["HEADER", "is_layer_table", "layer_rows", "read_layer_table", "write_layer_table"]
-
 US = 1e-6
 HEADER = ("Id", "Name", "Forward", "Backward", "Comm.", "Size")
 DATA = "data"

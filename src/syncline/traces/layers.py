@@ -14,8 +14,6 @@ from syncline.errors import UserError
 from syncline.model.profile import Gradient, Operation, Phase, Profile
 from syncline.traces.trace import Names, bare_profile, sized_gradient
 
-__all__ = ["MOST_LAYERS", "Layer", "LayerTable", "layers_of", "profile_of"]
-
 MOST_LAYERS = 100_000
 """More rows than that are no layers of a model."""
 

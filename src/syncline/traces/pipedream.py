@@ -32,8 +32,6 @@ from syncline.traces.trace import (
     sized_gradient,
 )
 
-__all__ = ["is_pipedream", "read_pipedream"]
-
 MS = 1e-3
 SEPARATOR = " -- "
 FIRST = "forward_compute_time="

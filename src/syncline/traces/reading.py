@@ -28,8 +28,6 @@ from typing import Any, BinaryIO, NamedTuple
 from syncline.errors import FileError, quoted
 from syncline.model.document import open_file
 
-__all__ = ["JsonElement", "ReadProgress", "json_elements", "open_trace", "text_lines"]
-
 ReadProgress = Callable[[int, int | None], None]
 """Called with the bytes of the file read so far and, if known, in all (both as on disk)."""
 

@@ -23,8 +23,6 @@ from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
 from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
 from syncline.traces.reading import open_trace, text_lines
 
-__all__ = ["GradientSize", "GradientSizes", "read_sizes"]
-
 HEADER = "expected the header 'name elements' or 'name bytes'"
 
 

@@ -23,21 +23,6 @@ from syncline.model.profile import Gradient, Operation, Profile
 from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.model.timeline import Timeline
 
-__all__ = [
-    "Names",
-    "Trace",
-    "Written",
-    "bare_profile",
-    "bytes_in",
-    "in_file",
-    "in_order",
-    "measured_points",
-    "message_s",
-    "model_of",
-    "seconds_in",
-    "sized_gradient",
-]
-
 MOST_POINTS = 48
 """Different sizes that a fit takes, whose time grows with their third power."""
 

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from syncline.errors import FileError, quoted, shortened
 
-__all__ = ["PARTIAL", "converted", "damaged", "is_plain", "load_archive", "save_archive"]
-
 T = TypeVar("T")
 
 VERSION = 1

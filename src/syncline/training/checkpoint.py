@@ -19,8 +19,6 @@ from syncline.training.archive import damaged, is_plain, load_archive, save_arch
 from syncline.training.config import TrainingConfig
 from syncline.training.residuals import require_states, state_names
 
-__all__ = ["FILE_NAME", "Checkpoint", "OptimizerState", "load_checkpoint", "settings_of"]
-
 FILE_NAME = "checkpoint.pt"
 FORMAT = "syncline/checkpoint"
 

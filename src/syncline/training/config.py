@@ -12,8 +12,6 @@ from syncline.model.document import Value, described
 from syncline.model.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
 from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
-__all__ = ["COLLECTIVES", "PRECISIONS", "STRATEGIES", "DeviceName", "Precision", "TrainingConfig"]
-
 Precision = Literal["float32", "bf16"]
 Strategy = Literal["ddp", "bsp-1", "bsp-2", "bsp-3"]
 DeviceName = Literal["auto", "cpu", "cuda"]

@@ -15,8 +15,6 @@ import torch.distributed as dist
 from syncline.errors import UserError
 from syncline.training.config import DeviceName, Precision, TrainingConfig
 
-__all__ = ["Worker", "pick_device", "process_group", "started_by_launcher"]
-
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 """Parameters of mallopt(3)."""

@@ -10,8 +10,6 @@ import msgspec
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value, described
 
-__all__ = ["SCHEDULES", "Hyperparameters", "ScheduleName", "default_hyperparameters"]
-
 ScheduleName = Literal["constant", "step", "cosine"]
 
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)

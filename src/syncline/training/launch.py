@@ -14,8 +14,6 @@ from syncline.processes import ended_by_signals, place_variables, run_folder, th
 from syncline.training.config import TrainingConfig
 from syncline.workers import ThisHost, WorkerGroup, module_command
 
-__all__ = ["launch"]
-
 ADVICE = "all workers were stopped; start again, with --resume if there is a checkpoint"
 
 

@@ -30,8 +30,6 @@ from syncline.training.wrap import bsp_group, sgd, wrapped
 if TYPE_CHECKING:
     from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["train"]
-
 
 def train(
     config: TrainingConfig, progress: TrainingProgress | None = None, store: str | None = None

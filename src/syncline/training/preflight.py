@@ -16,8 +16,6 @@ from syncline.training.group import pick_device
 from syncline.training.task import task_of
 from syncline.training.wrap import merging_planner
 
-__all__ = ["preflight"]
-
 
 def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     """Check everything that can be checked without training.

@@ -38,8 +38,6 @@ from syncline.training.worker import lost_peers_as_errors, main
 from syncline.training.wrap import sgd
 from syncline.workers import leave
 
-__all__ = ["LAYERS", "run_profiling"]
-
 OBSERVED = 3
 """One iteration in so many gives durations; the others, the share of single operations and what
 observing costs (:func:`syncline.measure.profiler.profile`)."""

@@ -9,8 +9,6 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-__all__ = ["Snapshot", "TrainingProgress"]
-
 REFRESH_PER_S = 4
 """Each takes a few milliseconds from the cores that are being timed."""
 

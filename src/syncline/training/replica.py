@@ -24,15 +24,6 @@ from syncline.training.group import Worker
 from syncline.training.hyperparameters import Hyperparameters
 from syncline.training.task import Memory, Task
 
-__all__ = [
-    "Replica",
-    "StepTime",
-    "learning_rate_factor",
-    "random_state",
-    "scheduler",
-    "set_random_state",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:

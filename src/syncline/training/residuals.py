@@ -30,8 +30,6 @@ from syncline.training.archive import (
     save_archive,
 )
 
-__all__ = ["drop_states", "load_state", "require_states", "save_state", "state_names"]
-
 OWN_NAME = re.compile(r"checkpoint\.pt\.partial|compression-[0-9]+-[0-9]+\.pt(\.partial)?")
 """Files that only this module and :mod:`syncline.training.checkpoint` write."""
 FORMAT = "syncline/compression"

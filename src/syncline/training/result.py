@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     from syncline.parallel.bsp import BspSgd
     from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = [
-    "BASELINE",
-    "COMMUNICATION",
-    "COMPUTATION",
-    "DIFFERENCE",
-    "SETTLING",
-    "SYNCLINE",
-    "iteration_profile",
-    "rate_named",
-    "rates",
-    "record",
-    "speed_ratio",
-    "summary_json",
-    "summary_text",
-]
-
 SYNCLINE = "syncline"
 """Name of the rate of the model under Syncline's DistributedDataParallel."""
 

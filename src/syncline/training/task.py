@@ -31,8 +31,6 @@ from syncline.training.data.text import TextData
 from syncline.training.group import Worker
 from syncline.training.models import ImageModel, TextModel, model_named
 
-__all__ = ["ImageTask", "Memory", "Task", "TextTask", "task_of"]
-
 EVALUATION_BATCH = 128
 """Images a forward pass in evaluation, where no gradients take memory."""
 

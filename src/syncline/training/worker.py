@@ -19,8 +19,6 @@ from syncline.training.progress import TrainingProgress
 from syncline.training.result import summary_json, summary_text
 from syncline.workers import leave, serve
 
-__all__ = ["lost_peers_as_errors", "main", "run_worker"]
-
 
 def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     """Train as one worker; rank 0 shows how it goes and prints the summary.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from syncline.parallel.bsp import BspSgd
     from syncline.parallel.ddp import DistributedDataParallel
 
-__all__ = ["bsp_group", "merging_planner", "sgd", "wrapped"]
-
 
 def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
     """Return the optimizer of a module."""

@@ -13,8 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from syncline.errors import UserError
 from syncline.parallel.bsp.channel import Channel, Gradients, Values
 
-__all__ = ["Algorithm", "AllReduce", "Job"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

@@ -16,8 +16,6 @@ from syncline.devices.device_group import DeviceWork, Kind
 from syncline.errors import UserError, require_known
 from syncline.groups import Choice, Elements, Group, Pending
 
-__all__ = ["BLOCK_BYTES", "FAMILIES", "ROOT", "Channel", "Gradients", "Values"]
-
 ROOT = 0
 """The rank that owns the weights in Algorithms 1 and 2."""
 

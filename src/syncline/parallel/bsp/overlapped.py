@@ -14,8 +14,6 @@ from torch.overrides import TorchFunctionMode
 from syncline.parallel.bsp.algorithm import Algorithm, Job
 from syncline.torch_private import tree_leaves
 
-__all__ = ["LayerOrder", "Overlapped"]
-
 
 class Overlapped(Algorithm):
     """BSP-SGD that overlaps communication with computation.

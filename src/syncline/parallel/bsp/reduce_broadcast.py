@@ -15,8 +15,6 @@ from syncline.model.profile import Gradient, Operation, Profile
 from syncline.parallel.bsp.algorithm import Algorithm, Job
 from syncline.planners.base import MergingPlanner
 
-__all__ = ["Observation", "ReduceBroadcast"]
-
 
 class ReduceBroadcast(Algorithm):
     """BSP-SGD with a reduce and a broadcast.

@@ -29,8 +29,6 @@ from syncline.parallel.record import machine_line
 from syncline.planners.base import MergingPlanner
 from syncline.torch_private import queue_callback, tree_leaves
 
-__all__ = ["BspSgd", "IterationProfile"]
-
 WARM_UP_ITERATIONS = 3
 """The first iterations allocate, and learn the order of the layers; the profile excludes them."""
 

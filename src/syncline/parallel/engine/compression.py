@@ -27,8 +27,6 @@ from syncline.sparse.sparse_transport import SparseTransport, own_group, ring_by
 from syncline.sparse.torch_memory import memory_of
 from syncline.torch_private import ignored_by_ddp
 
-__all__ = ["Compressing", "Compressor", "require_compression"]
-
 
 class _Rounding:
     """Exchanges every element in 16 bits, in place of a :class:`Session`.

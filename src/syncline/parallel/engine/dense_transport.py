@@ -15,15 +15,6 @@ from syncline.parallel.engine.layout import Shares
 from syncline.parallel.engine.ring import Ring
 from syncline.torch_private import all_gather_base
 
-__all__ = [
-    "CudaDenseTransport",
-    "DenseTransport",
-    "RingDenseTransport",
-    "Work",
-    "bucket_elements",
-    "transport_for",
-]
-
 
 def bucket_elements(bucket: GradBucket) -> torch.Tensor:
     """Return a bucket's flat buffer with one entry for each element of its gradients.

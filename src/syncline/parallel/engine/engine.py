@@ -37,8 +37,6 @@ from syncline.parallel.engine.norms import ShareNorms
 from syncline.parallel.engine.pacing import Pacing
 from syncline.parallel.engine.recording import MessageTimes
 
-__all__ = ["Engine"]
-
 SLACK_S = 30.0
 """A wait of the training thread ends at most this long after the group's own timeout: the backend
 should report first, as it knows which peer it was."""

@@ -9,17 +9,6 @@ from typing import Any, Self
 
 from syncline.model.plan import Message, Plan
 
-__all__ = [
-    "BucketLayout",
-    "BucketSlice",
-    "Shares",
-    "difference_from_plan",
-    "needs_engine",
-    "shares_of",
-    "sum_shares",
-    "unbucketable",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class BucketSlice:

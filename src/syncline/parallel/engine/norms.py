@@ -12,8 +12,6 @@ from syncline.model.profile import Norm
 from syncline.parallel.engine.layout import BucketLayout, sum_shares
 from syncline.torch_private import foreach_norm
 
-__all__ = ["ORDERS", "ShareNorms"]
-
 ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
 """The order of each norm, as torch has it."""
 ROW = 256

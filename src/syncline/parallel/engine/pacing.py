@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-__all__ = ["LEAD_S", "Pacing"]
-
 LEAD_S = 0.003
 """A message is sent at least this long before its predecessor is expected to be complete: about as
 long as starting one takes, from the engine's threads to the last rank."""

@@ -18,17 +18,6 @@ from syncline.model.plan import Plan
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.parallel.engine.dense_transport import bucket_elements
 
-__all__ = [
-    "BucketRecorder",
-    "BucketStamps",
-    "EngineTimes",
-    "GateTimes",
-    "MessageTimes",
-    "Recorded",
-    "recorded_timeline",
-    "timeline_of",
-]
-
 
 class MessageTimes(NamedTuple):
     """The times of one message of the plan, in ns of the host's ``perf_counter``."""

@@ -18,8 +18,6 @@ import torch.distributed as dist
 from syncline.measure.keepalive import keepalive
 from syncline.parallel.engine.layout import Shares
 
-__all__ = ["Ring"]
-
 SEGMENT_BYTES = 1024 * 1024
 """The next segment of a share is under way while one is added."""
 TAGS = 1 << 20

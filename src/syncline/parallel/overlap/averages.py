@@ -16,8 +16,6 @@ from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.pending import is_pending, owner_of
 from syncline.torch_private import disable_dynamo, eval_frame_callback
 
-__all__ = ["average", "average_with_torch"]
-
 PLAIN = (torch.Tensor, nn.Parameter)
 """The classes of averages that can be made pending."""
 

@@ -27,8 +27,6 @@ from syncline.parallel.overlap.trial import (
 )
 from syncline.torch_private import foreach_copy_
 
-__all__ = ["StepCheck", "kind_of"]
-
 RIVAL_SCALE = 1e3
 """The size of the rivals' gradients; the canaries' own are about 1."""
 CYCLE = 8

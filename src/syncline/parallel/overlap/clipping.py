@@ -24,8 +24,6 @@ from syncline.torch_private import (
     unscale_,
 )
 
-__all__ = ["CLIPPING", "Change", "Owned", "Owner", "clipped", "make_changes"]
-
 
 class Change(NamedTuple):
     """An operation on each element of a gradient, by itself, that is due."""

@@ -30,8 +30,6 @@ from syncline.parallel.overlap.pending import (
 from syncline.sparse.gradients import flat
 from syncline.torch_private import foreach_zero_
 
-__all__ = ["Deferral"]
-
 KEPT_GATES = 4096
 """Gates whose times are kept: an iteration has at most one for each module."""
 

@@ -29,8 +29,6 @@ from syncline.torch_private import (
     is_made_by_torch,
 )
 
-__all__ = ["DeferredOptimizer", "innermost"]
-
 CurrentDeferral = Callable[[], Deferral | None]
 
 _MARK = "_syncline_overlap"

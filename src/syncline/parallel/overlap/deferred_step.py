@@ -26,8 +26,6 @@ from syncline.torch_private import (
     tracing_state,
 )
 
-__all__ = ["DeferredStep", "TorchState", "foreign_hooks", "step_of"]
-
 
 class DeferredStep:
     """One call of ``step``: the hyper-parameters and torch's switches as they were then.

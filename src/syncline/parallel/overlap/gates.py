@@ -14,8 +14,6 @@ from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.pending import finish_all
 from syncline.torch_private import compiled_call, is_compiled, set_compiled_call
 
-__all__ = ["Gates"]
-
 
 class Gates:
     """Gates on every module that holds exchanged parameters, between :meth:`attach` and detach.

@@ -42,8 +42,6 @@ from syncline.torch_private import (
     without_torch_function,
 )
 
-__all__ = ["Guard", "KeptParameter", "lift"]
-
 _TWIN = "_syncline_twin"
 """Of a guarded tensor: its twin."""
 _OBJECT = "_syncline_object"

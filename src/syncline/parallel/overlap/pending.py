@@ -29,25 +29,6 @@ from syncline.torch_private import (
     without_torch_function,
 )
 
-__all__ = [
-    "CLASS",
-    "PendingAverage",
-    "PendingGradient",
-    "PendingParameter",
-    "PendingState",
-    "finish",
-    "finish_all",
-    "getter",
-    "hand_over",
-    "is_pending",
-    "own_class",
-    "owner_of",
-    "release",
-    "suspend",
-    "suspend_average",
-    "tensors_in",
-]
-
 _OWNER = "_syncline_owner"
 _INDEX = "_syncline_index"
 CLASS = "_syncline_class"

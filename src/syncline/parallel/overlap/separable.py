@@ -24,8 +24,6 @@ from syncline.parallel.overlap.deferred_step import foreign_hooks
 from syncline.parallel.overlap.trial import Trial, own_attributes, trial
 from syncline.torch_private import COMPILED_FROM
 
-__all__ = ["STEP_COMPILED", "find_shared", "separability", "why_not_separable"]
-
 STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
 WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
 """Modules whose wrappers around ``step`` call it once and leave its meaning alone. That of

@@ -16,22 +16,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = [
-    "PLAIN",
-    "Trial",
-    "calls_closure_first",
-    "corner",
-    "failed",
-    "kind_of_parameter",
-    "move_groups",
-    "moving",
-    "normal",
-    "own_attributes",
-    "same",
-    "small",
-    "trial",
-]
-
 MOST_PARAMETERS = 8
 """Parameters that a group of a twin has at most, where kinds do not need more."""
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)

@@ -21,8 +21,6 @@ from syncline.training.models import ImageModel
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["FolderImages", "load"]
-
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 MEAN = (0.485, 0.456, 0.406)

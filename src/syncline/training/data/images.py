@@ -13,19 +13,6 @@ from syncline.errors import FileError, UserError
 from syncline.training.data.sampling import Batch, generator
 from syncline.training.models import ImageModel
 
-__all__ = [
-    "CIFAR10_FILES",
-    "RECORD_BYTES",
-    "ImageData",
-    "ImageSplit",
-    "MemoryImages",
-    "load_cifar10",
-    "load_digits",
-    "random_crops",
-    "random_flips",
-    "read_records",
-]
-
 CHANNELS = 3
 """What every model takes."""
 

@@ -18,20 +18,6 @@ from torch import Tensor
 
 from syncline.errors import UserError
 
-__all__ = [
-    "Batch",
-    "StepShape",
-    "evaluation_shard",
-    "evaluation_windows",
-    "generator",
-    "made_ahead",
-    "seed_from",
-    "steps_in_epoch",
-    "training_shard",
-    "training_windows",
-    "windows_in_epoch",
-]
-
 
 class Batch(NamedTuple):
     """Inputs and targets of a forward pass."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from syncline.errors import FileError, UserError, quoted
 
-__all__ = ["PTB_FILES", "TextData", "load_help_text", "load_ptb"]
-
 VALIDATION_FRACTION = 0.1
 
 

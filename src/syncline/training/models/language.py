@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WINDOW", "LstmLanguageModel", "LstmState", "TransformerLanguageModel"]
-
 LstmState = tuple[Tensor, Tensor]
 """Hidden and cell state, each of shape (layers, N, hidden)."""
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["AlexNet", "GoogLeNet", "ResNet20", "ResNet50", "Vgg16"]
-
 
 class _Classifier(nn.Module):
     """Averages features over the image, or over parts of it, and classifies them."""
