@@ -27,8 +27,8 @@ SHARED = "shared"
 PLACES = (SHARED, "1gbit", "100mbit")
 CASES = {
     "resnet20": ["--data", "digits", "--batch-size", "64", "--steps", "400"],
-    "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "200"],
-    "lstm": ["--data", "text", "--batch-size", "32", "--steps", "300"],
+    "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "320"],
+    "lstm": ["--data", "text", "--batch-size", "32", "--steps", "360"],
 }
 """A run measures for 60 to 300 steps, before it trains in turns with stock DDP."""
 TOO_LONG = {("1gbit", "vgg16"), ("100mbit", "vgg16"), ("100mbit", "lstm")}

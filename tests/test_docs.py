@@ -193,10 +193,10 @@ def test_the_stages_are_those_of_the_script() -> None:
     rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("training.md"), 4)}
     compared = tuning.COMPARED_ITERATIONS
     span = f"{compared} to {tuning.MOST_COMPARED_ITERATIONS}"
-    baseline, profiling = tuning.WARMUP + compared, 2 + tuning.PROFILED_ITERATIONS + 1
+    baseline, profiling = (tuning.WARMUP + n for n in (compared, tuning.PROFILED_ITERATIONS + 1))
     trial, recording = 2 + compared, 2 + tuning.RECORDED_ITERATIONS + 1
     assert rows["baseline"] == f"{tuning.WARMUP} + {span}"
-    assert rows["profiling"] == f"2 + {tuning.PROFILED_ITERATIONS} + 1"
+    assert rows["profiling"] == f"{tuning.WARMUP} + {tuning.PROFILED_ITERATIONS} + 1"
     assert rows["trying ..."] == f"2 + {span}"
     assert rows["checking again"] == f"2 + {span}"
     assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS} + 1"

@@ -28,8 +28,8 @@ def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: s
         assert result["differences"] == []
         assert result["decision"] == "planned", result["reason"]
         assert result["phases"] == [
-            "baseline",
             "profiling",
+            "baseline",
             "trying wfbp",
             "recording",
             "steady",
@@ -245,7 +245,7 @@ def test_a_wrapper_is_converted(workers: WorkerPool, options: dict[str, object])
 
 def test_join_with_uneven_inputs(workers: WorkerPool) -> None:
     for result in workers.run(jobs.joins_uneven_inputs, 2):
-        assert result == {"before": "baseline", "after": "steady", "differences": []}
+        assert result == {"before": "profiling", "after": "steady", "differences": []}
 
 
 def test_what_the_user_attached_stays(workers: WorkerPool) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
-from syncline.model.profile import Baseline, Norm, Profile
+from syncline.model.profile import COMPUTING, Baseline, Norm, Profile
 from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
@@ -48,8 +48,10 @@ DEFERRED = REBUILT + 1
 COMPARED_ITERATIONS = 16
 """Iterations of the baseline and of a trial, at least."""
 COMPARED_S = 1.5
+COMPARED_NOISE = 0.005
 MOST_COMPARED_ITERATIONS = 48
-"""Short iterations vary more: they are compared over this time, up to so many."""
+"""Short or uneven iterations are compared over this time, and until the standard error of their
+median would be this share of it, up to so many."""
 PROFILED_ITERATIONS = 18
 OTHER_ORDER = (
     "gradients become ready in another order than the plan's. Activation checkpointing may change "
@@ -177,32 +179,27 @@ class Tuning:
         if settings.compression is not None and not settings.check:
             yield from self._compress_unchecked(settings.compression)
             return
-        result = yield Stage(
-            name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS
-        )
-        self.baseline = self._measurements.rate("stock DDP", result)
-        wanted = round(COMPARED_S / max(self.baseline.iteration_s, 1e-6))
-        self._compared = min(max(wanted, COMPARED_ITERATIONS), MOST_COMPARED_ITERATIONS)
-        if self._compared > COMPARED_ITERATIONS:
-            missing = self._compared - COMPARED_ITERATIONS
-            more = yield Stage(name="baseline", plan=None, warmup=0, iterations=missing)
-            more.iteration_s += result.iteration_s
-            more.computing_s += result.computing_s
-            more.broadcast_s += result.broadcast_s
-            result = more
-            self.baseline = self._measurements.rate("stock DDP", result)
-        self._broadcast_s = self._measurements.broadcast_s(result)
         if settings.plan is not None:
+            yield from self._measure_baseline()
             deferred = self._flushes.defers
             trial = yield from self._try(self._flushes.as_it_can_run(settings.plan), None)
             if self._flushes.defers != deferred:
                 trial = yield from self._try(self._flushes.as_it_can_run(settings.plan), None)
             yield from self._judge([trial], None)
             return
-        profile, network = yield from self._measure(self.baseline)
+        # Stock DDP comes last: a program's first second is slower than the rest of it.
+        profile, network = yield from self._measure()
+        result = yield from self._measure_baseline()
+        assert self.baseline is not None
+        if profile.baseline is None:
+            stock = Baseline(
+                iteration_s=self.baseline.iteration_s,
+                noise_s=self.baseline.noise_s,
+                iterations=self.baseline.iterations,
+            )
+            profile = msgspec.structs.replace(profile, baseline=stock)
         excess_s = self._measurements.excess_s(result, profile)
-        stock = _Trial(settings.ddp.plan(profile, network), self.baseline, None, excess_s)
-        own = stock.measured()
+        own = _Trial(settings.ddp.plan(profile, network), self.baseline, None, excess_s).measured()
         profile, own = as_under_stock(own, profile, network)
         self.profile = profile
         first = self._forecast(profile, network, [own])
@@ -251,7 +248,7 @@ class Tuning:
             "planned", forecasts.comparison.reason, plan=forecasts.plan, forecasts=forecasts
         )
 
-    def _measure(self, baseline: Rate) -> Generator[Stage, StageResult, tuple[Profile, Network]]:
+    def _measure(self) -> Generator[Stage, StageResult, tuple[Profile, Network]]:
         """Profile the computation undisturbed by communication, and probe the network."""
         profile, network = self._settings.profile, self._settings.network
         if profile is None:
@@ -259,24 +256,41 @@ class Tuning:
             result = yield Stage(
                 name="profiling",
                 plan=self._measurements.everything_at_once(),
-                warmup=REBUILT,
+                warmup=WARMUP,
                 iterations=PROFILED_ITERATIONS,
                 observe=True,
             )
-            network = network or self._measurements.network(baseline.iteration_s)
+            # All ranks must probe for equally long.
+            iteration_s = self._measurements.rate("profiling", result).iteration_s
+            network = network or self._measurements.network(iteration_s)
             profile = self._measurements.profile(result, network)
             profile = msgspec.structs.replace(profile, norm=self._norm)
         elif network is None:
-            network = self._measurements.network(baseline.iteration_s)
-        if profile.baseline is None:
-            measured = Baseline(
-                iteration_s=baseline.iteration_s,
-                noise_s=baseline.noise_s,
-                iterations=baseline.iterations,
-            )
-            profile = msgspec.structs.replace(profile, baseline=measured)
+            network = self._measurements.network(profile.phase_s(*COMPUTING))
         self.profile, self.network = profile, network
         return profile, network
+
+    def _measure_baseline(self) -> Generator[Stage, StageResult, StageResult]:
+        """Train under DDP's own buckets."""
+        result = yield Stage(
+            name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS
+        )
+        self.baseline = self._measurements.rate("stock DDP", result)
+        iteration_s = max(self.baseline.iteration_s, 1e-6)
+        # The error falls with the square root of the number of iterations.
+        noise = self.baseline.noise_s / iteration_s / COMPARED_NOISE
+        wanted = round(max(COMPARED_S / iteration_s, COMPARED_ITERATIONS * noise**2))
+        self._compared = min(max(wanted, COMPARED_ITERATIONS), MOST_COMPARED_ITERATIONS)
+        if self._compared > COMPARED_ITERATIONS:
+            missing = self._compared - COMPARED_ITERATIONS
+            more = yield Stage(name="baseline", plan=None, warmup=0, iterations=missing)
+            more.iteration_s += result.iteration_s
+            more.computing_s += result.computing_s
+            more.broadcast_s += result.broadcast_s
+            result = more
+            self.baseline = self._measurements.rate("stock DDP", result)
+        self._broadcast_s = self._measurements.broadcast_s(result)
+        return result
 
     def _forecast(self, profile: Profile, network: Network, measured: list[Measured]) -> Forecasts:
         return Forecasts.from_shared(
