@@ -1,8 +1,8 @@
 """The nodes of a Chakra execution trace, as protocol buffers.
 
 A file is a length-delimited sequence: one ``GlobalMetadata``, then a ``Node`` each. Field numbers
-are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``. Inputs and outputs (the values of
-tensors) are not in the schema here, so the ``protobuf`` package passes over them.
+are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``. The schema here leaves out inputs
+and outputs (the values of tensors), so the ``protobuf`` package skips them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Node(NamedTuple):
 
     @property
     def title(self) -> str:
-        """How errors call it."""
+        """Its name in errors."""
         return f"node {self.id} {self.name[:60]!r}"
 
     @property
@@ -114,15 +114,15 @@ SCHEMA = {
         *(("sfixed32_val", 23, "sfixed32"), ("sfixed64_val", 25, "sfixed64")),
         *(("bool_val", 27, "bool"), ("string_val", 29, "bytes")),
     ),
-    "GlobalMetadata": (("version", 1, "bytes"), ("attr", 2, "message")),
+    "GlobalMetadata": (("version", 1, "bytes"), ("attr", 2, "repeated message")),
     "Node": (
         *(("id", 1, "uint64"), ("name", 2, "bytes"), ("type", 3, "uint64")),
-        *(("ctrl_deps", 4, "numbers"), ("data_deps", 5, "numbers")),
-        *(("duration_micros", 7, "uint64"), ("attr", 10, "message")),
+        *(("ctrl_deps", 4, "repeated uint64"), ("data_deps", 5, "repeated uint64")),
+        *(("duration_micros", 7, "uint64"), ("attr", 10, "repeated message")),
     ),
 }
-"""The fields that are read: name, number, type. Strings are bytes, for they may be broken UTF-8;
-the node's type is a number, for it may be unknown."""
+"""The fields that are read: name, number, type. Strings are bytes, as they may be broken UTF-8; the
+node's type is a number, as it may be unknown."""
 NODE_FIELDS = {number for _, number, _ in SCHEMA["Node"]}
 
 
@@ -135,19 +135,16 @@ def _classes() -> dict[str, Any]:
     for message, fields in SCHEMA.items():
         made = file.message_type.add(name=message)
         for name, number, kind in fields:
-            field = made.field.add(name=name, number=number, label=field_type.LABEL_OPTIONAL)
-            if kind == "numbers":
-                field.label = field_type.LABEL_REPEATED
-                field.type = field_type.TYPE_UINT64
+            *repeated, of = kind.split()
+            label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
+            of_type = field_type.Type.Value(f"TYPE_{of.upper()}")
+            field = made.field.add(name=name, number=number, label=label, type=of_type)
+            if kind == "repeated uint64":
                 field.options.packed = True
-            elif kind == "message":
-                field.label = field_type.LABEL_REPEATED
-                field.type = field_type.TYPE_MESSAGE
+            elif kind == "repeated message":
                 field.type_name = ".chakra.AttributeProto"
-            else:
-                field.type = field_type.Type.Value(f"TYPE_{kind.upper()}")
-                if name.endswith("_val"):
-                    field.oneof_index = 0
+            elif name.endswith("_val"):
+                field.oneof_index = 0
         if message == "AttributeProto":
             made.oneof_decl.add(name="value")
     pool = descriptor_pool.DescriptorPool()
@@ -184,22 +181,17 @@ def messages(stream: BinaryIO, source: str) -> Iterator[tuple[int, bytes]]:
         FileError: a length is broken or longer than 64 MiB, or the file ends within a message.
     """
     position = 0
-    while True:
-        size = shift = 0
+    while length := stream.read(1):
         start = position
-        while True:
+        while length[-1] > 0x7F:
+            if len(length) == 5:
+                raise FileError(f"{source}: byte {start}: the length of a message is broken")
             byte = stream.read(1)
             if not byte:
-                if shift == 0:
-                    return
                 raise _truncated(source, start)
-            position += 1
-            size |= (byte[0] & 0x7F) << shift
-            shift += 7
-            if byte[0] < 0x80:
-                break
-            if shift > 28:
-                raise FileError(f"{source}: byte {start}: the length of a message is broken")
+            length += byte
+        position += len(length)
+        size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(length))
         if size > LONGEST_MESSAGE_BYTES:
             raise FileError(
                 f"{source}: byte {start}: a message of {size} bytes; at most "
@@ -301,15 +293,14 @@ def encode(message: Metadata | Node) -> bytes:
 
     Integers become ``int64``, except for ``is_cpu_op``, which is a ``bool``.
     """
-    classes = _classes()
     attributes = [
-        classes["AttributeProto"](**{"name": name.encode(), **_field_of(name, value)})
+        {"name": name.encode(), **_field_of(name, value)}
         for name, value in message.attributes.items()
     ]
     if isinstance(message, Metadata):
-        made = classes["GlobalMetadata"](version=message.version.encode(), attr=attributes)
+        made = _classes()["GlobalMetadata"](version=message.version.encode(), attr=attributes)
     else:
-        made = classes["Node"](
+        made = _classes()["Node"](
             id=message.id,
             name=message.name.encode(),
             type=message.type,

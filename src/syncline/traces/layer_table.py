@@ -1,10 +1,10 @@
 """The papers' layer table: dag-model, section VI and Table VI.
 
-A row a layer: id, name, forward, backward and communication time in microseconds, and the bytes of
-its gradient. A file holds the table of one iteration after another (100 in the published data
-set); ids that begin anew begin an iteration. The row ``data`` is reading the batch. Columns are
-separated by tabs or blanks; names may hold blanks where tabs separate. The header row may be there,
-once or before every iteration.
+Each row is a layer: id, name, forward, backward and communication time in microseconds, and the
+bytes of its gradient. A file holds the tables of iterations, one after another (100 in the
+published data set); an iteration begins where the first id comes again. The row ``data`` is reading
+the batch. Columns are separated by tabs or blanks; names may hold blanks where tabs separate. A
+header row may come first, or before every iteration.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ def read_layer_table(
     """
     source = str(path)
     layers: dict[int, Layer] = {}  # times are sums over the iterations
-    messages_s: dict[int, float] = {}
     order: list[int] = []
     iterations = place = 0  # whole iterations after the first row of the second, rows of the next
     with open_trace(path, progress=progress) as stream:
@@ -87,7 +86,7 @@ def read_layer_table(
                     )
                 place = (place + 1) % len(order)
                 iterations += place == 0
-            row, communication_s = _row(cells, where)
+            row = _row(cells, where)
             begun = Layer(name=row.name, gradient_bytes=row.gradient_bytes)
             layer = layers.setdefault(layer_id, begun)
             if (layer.name, layer.gradient_bytes) != (row.name, row.gradient_bytes):
@@ -98,7 +97,7 @@ def read_layer_table(
                 )
             layer.forward_s += row.forward_s
             layer.weight_s += row.weight_s
-            messages_s[layer_id] = messages_s.get(layer_id, 0.0) + communication_s
+            layer.message_s += row.message_s
     if place:
         raise FileError(
             f"{source}: iteration {iterations + 1} ends before layer {order[place]}, the file is "
@@ -107,10 +106,10 @@ def read_layer_table(
     if not layers:
         raise FileError(f"{source}: no row of a layer table; expected {' '.join(HEADER)}")
     with in_file(source):
-        return _trace(list(layers.values()), list(messages_s.values()), max(iterations, 1), source)
+        return _trace(list(layers.values()), max(iterations, 1), source)
 
 
-def _trace(rows: list[Layer], messages_s: list[float], iterations: int, source: str) -> Trace:
+def _trace(rows: list[Layer], iterations: int, source: str) -> Trace:
     data_s = 0.0
     layers = []
     for row in rows:
@@ -121,8 +120,7 @@ def _trace(rows: list[Layer], messages_s: list[float], iterations: int, source: 
             row.weight_s /= iterations
             layers.append(row)
     notes = ["the table has no update, and no copying to the device"]
-    sizes = [row.gradient_bytes for row in rows]
-    untimed = sum(1 for size, time_s in zip(sizes, messages_s, strict=True) if size and not time_s)
+    untimed = sum(bool(row.gradient_bytes) and not row.message_s for row in rows)
     if untimed:
         notes.append(f"{untimed} layers with gradients have no communication time")
     model = Path(source).name.removesuffix(".gz").rpartition(".")[0] or Path(source).name
@@ -130,7 +128,7 @@ def _trace(rows: list[Layer], messages_s: list[float], iterations: int, source: 
     return Trace(
         model=profile.model,
         profile=profile,
-        points=measured_points(zip(sizes, (t / iterations for t in messages_s), strict=True)),
+        points=measured_points((row.gradient_bytes, row.message_s / iterations) for row in rows),
         steps=iterations,
         notes=tuple(notes),
     )
@@ -206,14 +204,15 @@ def _layer_id(cells: list[str], where: str) -> int:
     return int(cells[0])
 
 
-def _row(cells: list[str], where: str) -> tuple[Layer, float]:
-    """Return the layer of a row, and the seconds of its message."""
-    forward_s, backward_s, communication_s = (
+def _row(cells: list[str], where: str) -> Layer:
+    forward_s, weight_s, message_s = (
         seconds_in(cell, f"the {what} time", where, unit_s=US)
         for cell, what in zip(cells[2:5], ("forward", "backward", "communication"), strict=True)
     )
-    size_bytes = bytes_in(cells[5], "the size of the gradient", where)
-    layer = Layer(
-        name=cells[1], forward_s=forward_s, weight_s=backward_s, gradient_bytes=size_bytes
+    return Layer(
+        name=cells[1],
+        forward_s=forward_s,
+        weight_s=weight_s,
+        message_s=message_s,
+        gradient_bytes=bytes_in(cells[5], "the size of the gradient", where),
     )
-    return layer, communication_s
