@@ -1,13 +1,13 @@
-"""ASTRA-sim's text workload, of data-parallel training.
+"""ASTRA-sim's text workload of data-parallel training.
 
-The first line is ``DATA``, the second the number of layers, then a line a layer with 12 columns:
-the name, -1, then three times a time, a collective and its bytes (forward pass, input gradient,
-weight gradient), and the time of the update.
+The first line is ``DATA``, the second the number of layers. Each further line is a layer, with 12
+columns: the name, -1, then for the forward pass, the input gradient and the weight gradient each a
+time, a collective and its bytes, and last the time of the update.
 
-Times are cycles of the simulated accelerator, which the file does not tell; ASTRA-sim counts one a
-nanosecond. It runs forward through the layers, then back: each layer's weight gradient first, which
-is sent, and then its input gradient, except for the first layer's, which nobody needs (as does
-``text2chakra`` of MLCommons Chakra). After its message has arrived a layer takes the update's time.
+Times are cycles of the simulated accelerator, whose clock is not in the file; ASTRA-sim counts one
+a nanosecond. It runs forward through the layers, then back: first each layer's weight gradient,
+which is sent, then its input gradient. The first layer's input gradient is left out, as it is in
+``text2chakra`` of MLCommons Chakra. A layer is updated after its message has arrived.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import itertools
 import os
 
 from syncline.errors import FileError, UserError, quoted
-from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
@@ -152,12 +151,7 @@ def _layer(line: str, where: str, cycle_s: float) -> Layer:
     )
 
 
-def write_astrasim(
-    profile: Profile,
-    network: Network | None = None,  # noqa: ARG001 - the simulator has a network of its own
-    *,
-    clock_hz: float = DEFAULT_CLOCK_HZ,
-) -> Written:
+def write_astrasim(profile: Profile, *, clock_hz: float = DEFAULT_CLOCK_HZ) -> Written:
     """Write a profile as a data-parallel workload; times are rounded to whole cycles.
 
     Raises:
