@@ -1,14 +1,14 @@
 """PipeDream's operator graph: a DAG with branches, as its profiler writes it.
 
-A line a node::
+Each line is a node::
 
     node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.3, backward_compute_time=6.4,
         activation_size=198246400.0, parameter_size=93184.0
 
-and, behind a tab, a line an edge: ``node1 -- node2``. Times are milliseconds, sizes bytes. The
-forward time of the ``Input`` node is the loading of the batch. Backward edges are not listed; the
-backward operation of a node waits for its forward operation and for the backward operations of the
-nodes that read its output.
+or, after a tab, an edge: ``node1 -- node2``. Times are milliseconds, sizes bytes. The forward time
+of the ``Input`` node is the loading of the batch. Backward edges are not listed; the backward
+operation of a node waits for its forward operation and for the backward operations of the nodes
+that read its output.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ def _node(line: str, place: int, where: str) -> _Node:
         )
     text = SEPARATOR.join(parts[1 : parts.index(values)])
     found = dict(pair.partition("=")[::2] for pair in values.strip().split(", "))
-
     keys = ("forward_compute_time", "backward_compute_time", "parameter_size")
     for key in keys:
         if key not in found:
@@ -148,7 +147,7 @@ def _node(line: str, place: int, where: str) -> _Node:
 
 
 def _in_order(nodes: Iterable[_Node], source: str) -> list[_Node]:
-    """Return the nodes so that each comes after its inputs; otherwise as they were traced."""
+    """Return the nodes, each after its inputs, otherwise as they were traced."""
     traced = sorted(nodes, key=lambda node: node.rank)
     place = {node.name: index for index, node in enumerate(traced)}
     order = in_order(len(traced), ([place[name] for name in node.inputs] for node in traced))
@@ -160,19 +159,16 @@ def _in_order(nodes: Iterable[_Node], source: str) -> list[_Node]:
 
 
 def _profile(order: list[_Node], model: str) -> Profile:
-    operations: list[Operation] = []
-    forward: dict[str, int] = {}
-    for node in order:
-        data = not node.inputs and node.kind == "Input"
-        forward[node.name] = len(operations)
-        operations.append(
-            Operation(
-                name=f"{node.text} ({node.name})",
-                phase="data" if data else "forward",
-                duration_s=node.forward_s,
-                after=tuple(sorted({forward[name] for name in node.inputs})),
-            )
+    forward = {node.name: index for index, node in enumerate(order)}
+    operations = [
+        Operation(
+            name=f"{node.text} ({node.name})",
+            phase="forward" if node.inputs or node.kind != "Input" else "data",
+            duration_s=node.forward_s,
+            after=tuple(sorted({forward[name] for name in node.inputs})),
         )
+        for node in order
+    ]
     gradients: list[Gradient] = []
     backward: dict[str, int] = {}
     for node in reversed(order):

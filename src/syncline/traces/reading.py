@@ -1,10 +1,10 @@
 """Reading trace files safely: streamed, unpacked, in bounded memory, with errors that name them.
 
-A trace may have a gigabyte, may be packed or not, and may have been cut off by a full disk. Every
-reader of this package opens its file with :func:`open_trace` and takes its content with
-:func:`text_lines` or :func:`json_elements`, none of which holds the whole file.
+A trace may be a gigabyte long, packed with gzip, or cut off by a full disk. Every reader of this
+package opens its file with :func:`open_trace` and reads it with :func:`text_lines` or
+:func:`json_elements`, which do not hold the whole file.
 
-JSON is scanned with ``json.JSONDecoder.raw_decode``, element by element, which bounds the memory of
+JSON is decoded element by element with ``json.JSONDecoder.raw_decode``, which bounds the memory of
 an element and knows the place of an error. ijson with its C backend is faster (85 against 49 MB/s
 on a profiler trace of 103 MB) but refuses what profilers write: NaN, control characters and broken
 UTF-8 in names, and a byte order mark.
@@ -23,7 +23,7 @@ import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from syncline.errors import FileError, quoted
 from syncline.model.document import open_file
@@ -52,8 +52,8 @@ def open_trace(
     Yields a buffered binary stream; a pipe works too. ``progress`` is called about once a mebibyte.
 
     Raises:
-        FileError: the file is missing, empty, no file, cannot be read, or, while it is being read,
-            turns out to be truncated, broken, or larger than 4 GiB.
+        FileError: the file is missing, empty or no file, cannot be read, or while being read turns
+            out to be truncated, broken or larger than 4 GiB.
     """
     source = str(path)
     with open_file(path) as handle:
@@ -82,7 +82,7 @@ def _buffered(read: Callable[[int], bytes], source: str) -> io.BufferedReader:
 
 
 class _Bounded(io.RawIOBase):
-    """What a function reads, as a raw stream that refuses to hold too much."""
+    """A raw stream of the bytes that a function reads, up to the largest trace."""
 
     def __init__(self, read: Callable[[int], bytes], source: str) -> None:
         self._read = read
@@ -119,9 +119,9 @@ class _Bounded(io.RawIOBase):
 
 
 def text_lines(stream: BinaryIO, source: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a text file that are not blank, without line ends.
+    """Yield the place and the text, without line end, of each line that is not blank.
 
-    Each comes after its place, ``"FILE: line N"``, which errors begin with; N counts from 1.
+    The place is ``"FILE: line N"``, with which errors begin; N counts from 1.
 
     Raises:
         FileError: a line is not UTF-8 text or longer than a mebibyte.
@@ -145,14 +145,9 @@ def text_lines(stream: BinaryIO, source: str) -> Iterator[tuple[str, str]]:
             yield where, text
 
 
-class JsonElement(NamedTuple):
-    """A piece of a JSON file: an element of a long array, or another member of the whole."""
-
-    key: str
-    """The member of the top-level object; empty where the file is one array."""
-    place: int | None
-    """Position in the array; None for a member that is not taken apart."""
-    value: Any
+JsonElement = tuple[str, int | None, Any]
+"""The key of a member (empty where the file is one array), the position in its array or None for a
+whole member, and the value."""
 
 
 def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Iterator[JsonElement]:
@@ -206,7 +201,6 @@ class _Scanner:
         """The item before the next comma, in messages."""
 
     def members(self, arrays: Collection[str]) -> Iterator[JsonElement]:
-        """Yield the members of the object that begins here."""
         for _ in self._items("{}"):
             key = self._value("the top-level object")
             if not isinstance(key, str):
@@ -215,14 +209,13 @@ class _Scanner:
             if key in arrays and self.peek() == "[":
                 yield from self.elements(key)
             else:
-                yield JsonElement(key, None, self._value(quoted(key)))
+                yield key, None, self._value(quoted(key))
             self._last = quoted(key)
 
     def elements(self, key: str) -> Iterator[JsonElement]:
-        """Yield the elements of the array that begins here."""
         for index in self._items("[]"):
             place = f"{key}[{index}]"
-            yield JsonElement(key, index, self._value(place))
+            yield key, index, self._value(place)
             self._last = place
 
     def _items(self, brackets: str) -> Iterator[int]:
@@ -295,9 +288,9 @@ class _Scanner:
         )
 
     def _refill(self) -> bool:
-        """Read as much text as is pending, or more; return whether there was any.
+        """Read at least as much text as is pending; return whether there was any.
 
-        An element that spans many chunks is decoded anew with each. Doubling what is pending keeps
+        An element that spans many chunks is decoded anew with each. Doubling the pending text keeps
         that linear.
         """
         if self._ended:
