@@ -4,7 +4,7 @@ A trace is a graph of nodes of one rank: ``COMP`` and ``MEM`` nodes with duratio
 ``COMM_COLL`` nodes with bytes. Two kinds are read. Traces written by :func:`write_chakra` hold the
 phase of each operation and the operation that needs each gradient, in attributes that other tools
 ignore; they are read back unchanged. In other traces (recorded from PyTorch, or synthetic) the
-phases are inferred, see :func:`phases_of`.
+phases are inferred, see :func:`_phases`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
-from syncline.errors import FileError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import bytes_per_element
@@ -74,27 +74,24 @@ def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None =
     source = str(path)
     metadata = Metadata()
     nodes: list[Node] = []
-    with open_trace(path, progress=progress) as stream:
-        for message in read_nodes(stream, source, WANTED):
+    with open_trace(path, progress=progress) as stream, in_file(source):
+        for message in read_nodes(stream, WANTED):
             if isinstance(message, Metadata):
                 metadata = message
             else:
                 nodes.append(message)
-    if not nodes:
-        raise FileError(f"{source}: metadata and no node; record it again")
-    graph = Graph.of(nodes, source)
-    with in_file(source):
+        if not nodes:
+            raise UserError("metadata and no node; record it again")
+        graph = Graph.of(nodes)
         if OURS in metadata.attributes:
-            return _ours(graph, metadata.attributes, source)
-        return read_foreign(
-            graph, Path(source).name.removesuffix(".gz").removesuffix(".et"), source
-        )
+            return _ours(graph, metadata.attributes)
+        return _foreign(graph, Path(source).name.removesuffix(".gz").removesuffix(".et"))
 
 
-def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Trace:
+def _ours(graph: Graph, about: Mapping[str, AttributeValue]) -> Trace:
     if about[OURS] != FORM:
-        raise FileError(
-            f"{source}: expected form {FORM} of Syncline's Chakra traces, the file has "
+        raise UserError(
+            f"expected form {FORM} of Syncline's Chakra traces, the file has "
             f"{quoted(about[OURS])}; write it again with this release of syncline"
         )
     index_of: dict[int, int] = {}  # id -> operation
@@ -108,9 +105,9 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Tra
             node.attributes.get(f"syncline.{k}") for k in ("phase", "resource", "duration_s")
         )
         if phase not in get_args(Phase) or resource not in get_args(Resource):
-            raise FileError(f"{source}: {node.title} has no phase or resource")
+            raise UserError(f"{node.title} has no phase or resource")
         if not isinstance(duration_s, float):
-            raise FileError(f"{source}: {node.title} has no duration in seconds")
+            raise UserError(f"{node.title} has no duration in seconds")
         index_of[node.id] = len(operations)
         operations.append(
             Operation(
@@ -127,11 +124,11 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Tra
         needed_by = node.attributes.get("syncline.needed_by")
         ready = [index_of[d] for d in node.data_deps if d in index_of]
         if not isinstance(dtype, str) or not ready:
-            raise FileError(f"{source}: {node.title} has no dtype or nothing to wait for")
+            raise UserError(f"{node.title} has no dtype or nothing to wait for")
         gradients.append(
             Gradient(
                 name=node.name,
-                elements=node.integer("comm_size", source) // bytes_per_element(dtype),
+                elements=node.integer("comm_size") // bytes_per_element(dtype),
                 dtype=dtype,
                 ready_after=max(ready),
                 needed_by=needed_by if isinstance(needed_by, int) else None,
@@ -149,9 +146,7 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Tra
         operations=tuple(operations),
         gradients=tuple(gradients),
     )
-    points = measured_points(
-        (node.integer("comm_size", source), node.seconds(source)) for node in messages
-    )
+    points = measured_points((node.integer("comm_size"), node.seconds()) for node in messages)
     notes = graph.notes
     if points:
         notes = [*notes, "times of messages are those of the network it was written with"]
@@ -251,31 +246,26 @@ class _Tasks(NamedTuple):
     left_out: Counter[str]
 
 
-def read_foreign(graph: Graph, model: str, source: str) -> Trace:
+def _foreign(graph: Graph, model: str) -> Trace:
     """Read a trace that does not hold the phases.
 
-    A launched message waits for its launch and for everything that its device was given before. An
-    operation of no duration waits with it: the event that a framework records there.
-
-    Raises:
-        FileError: nothing is summed, a message waits for nothing, or a value is absurd.
-        UserError: as for :class:`Profile`.
+    A launched message adds an operation of no duration, the event that a framework records there:
+    it waits for the launch and for everything that the device was given before.
     """
     tasks = _tasks(graph)
     if not tasks.messages:
-        raise FileError(
-            f"{source}: no node sums gradients (COMM_COLL of type ALL_REDUCE or REDUCE_SCATTER); "
-            "there is nothing to plan"
+        raise UserError(
+            "no node sums gradients (COMM_COLL of type ALL_REDUCE or REDUCE_SCATTER); there is "
+            "nothing to plan"
         )
     for node, ready in tasks.messages:
         if ready < 0:
-            raise FileError(
-                f"{source}: {node.title} is sent before anything is computed; its dependencies are "
-                "missing"
+            raise UserError(
+                f"{node.title} is sent before anything is computed; its dependencies are missing"
             )
-    operations = _operations(tasks, source)
+    operations = _operations(tasks)
     messages = sorted(tasks.messages, key=lambda message: message[1])
-    sizes = [node.integer("comm_size", source) for node, _ in messages]
+    sizes = [node.integer("comm_size") for node, _ in messages]
     names = unique_names(node.name.partition("(")[0] or "message" for node, _ in messages)
     gradients = [
         sized_gradient(name, size_bytes, ready_after=ready)
@@ -283,7 +273,7 @@ def read_foreign(graph: Graph, model: str, source: str) -> Trace:
     ]
     profile = bare_profile(model, operations, gradients)
     points = measured_points(
-        (size_bytes, node.seconds(source))
+        (size_bytes, node.seconds())
         for (node, _), size_bytes in zip(messages, sizes, strict=True)
         if node.attributes.get("comm_type") == CollectiveType.ALL_REDUCE
     )
@@ -315,9 +305,9 @@ def _tasks(graph: Graph) -> _Tasks:
     return tasks
 
 
-def _operations(tasks: _Tasks, source: str) -> list[Operation]:
+def _operations(tasks: _Tasks) -> list[Operation]:
     nodes = tasks.nodes
-    phases = phases_of(
+    phases = _phases(
         nodes,
         launched_by=[max((b for b in w if nodes[b].on_cpu), default=None) for w in tasks.after],
         last_ready=max(ready for _, ready in tasks.messages),
@@ -326,7 +316,7 @@ def _operations(tasks: _Tasks, source: str) -> list[Operation]:
         Operation(
             name=f"ready: {node.name}" if _sums(node) else node.name,
             phase=phase,
-            duration_s=0.0 if _sums(node) else node.seconds(source),
+            duration_s=0.0 if _sums(node) else node.seconds(),
             after=tuple(after),
             resource="host" if node.on_cpu else "device",
         )
@@ -356,23 +346,21 @@ class Graph(NamedTuple):
     notes: list[str]
 
     @classmethod
-    def of(cls, nodes: list[Node], source: str) -> Graph:
-        """Order the nodes of a file.
+    def of(cls, nodes: list[Node]) -> Graph:
+        """Order the nodes of a file. O((n + m) log n) for n nodes and m dependencies.
 
-        Dependencies on nodes that the file does not hold are left out, and control dependencies
-        altogether where they have cycles; ``notes`` says so.
+        Dependencies on nodes that the file does not hold are left out; where control dependencies
+        have cycles, all of them are. ``notes`` says so.
 
         Raises:
-            FileError: two nodes have one id, or the data dependencies have a cycle.
-
-        O((n + m) log n) for n nodes and m dependencies.
+            UserError: two nodes have one id, or the data dependencies have a cycle.
         """
         place: dict[int, int] = {}
         for index, node in enumerate(nodes):
             if node.id in place:
-                raise FileError(
-                    f"{source}: {nodes[place[node.id]].title} and {node.title} have the same id; "
-                    "write the trace again with different ones"
+                raise UserError(
+                    f"{nodes[place[node.id]].title} and {node.title} have the same id; write the "
+                    "trace again with different ones"
                 )
             place[node.id] = index
         notes = []
@@ -385,7 +373,7 @@ class Graph(NamedTuple):
                 break
         else:
             around = _cycle(nodes, place, set(range(len(nodes))).difference(order))
-            raise FileError(f"{source}: the data dependencies have a cycle: {around}")
+            raise UserError(f"the data dependencies have a cycle: {around}")
         if not with_control:  # some converters renumber nodes but not these dependencies
             notes.append("the control dependencies have cycles and were not used")
         at = {index: position for position, index in enumerate(order)}
@@ -421,7 +409,7 @@ _DATA = re.compile(r"dataloader|data_?load", re.IGNORECASE)
 _COPY = "Memcpy HtoD"
 
 
-def phases_of(
+def _phases(
     nodes: Sequence[Node], *, launched_by: Sequence[int | None], last_ready: int
 ) -> list[Phase]:
     """Infer the phase of each operation.
@@ -432,10 +420,8 @@ def phases_of(
     first thread with an operation of such a name), and those launched by them. Before the first
     backward operation, reading and copying of the batch are recognised by name and type.
 
-    Args:
-        nodes: the operations in the order in which they run.
-        launched_by: for each the index of the operation on the CPU that launched it, if any.
-        last_ready: index of the operation that makes the last gradient ready.
+    ``launched_by`` gives for each the index of the operation on the CPU that launched it, if any;
+    ``last_ready`` is the index of the operation that makes the last gradient ready.
     """
     on_threads = [n for n in nodes if n.on_cpu and "tid" in n.attributes]
     threads = {n.attributes["tid"] for n in on_threads if _BACKWARD.search(n.name)}

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError, quoted
+from syncline.errors import MismatchError, UserError, quoted
 from syncline.model.plan import Plan, Tensor
 from syncline.model.quantities import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.traces.kineto_steps import (
@@ -28,7 +28,7 @@ from syncline.traces.kineto_steps import (
     message_parts,
 )
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
-from syncline.traces.trace import Trace
+from syncline.traces.trace import Trace, in_file
 
 SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\.\d+\.\d+\.\d+)?$")
 KNOWN = "1.0.x and 1.1.x"
@@ -184,19 +184,18 @@ def read_execution_trace(
             that is needed is broken; the message names the node.
     """
     source = os.fspath(path)
-    reader = _Reader(source)
-    with open_trace(path, progress=progress) as stream:
+    reader = _Reader()
+    with open_trace(path, progress=progress) as stream, in_file(source):
         for key, place, value in json_elements(stream, source, ("nodes",)):
             if place is None:
                 reader.member(key, value)
             else:
                 reader.node(place, value)
-    return reader.finish()
+        return reader.finish(source)
 
 
 class _Reader:
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self) -> None:
         self._has_schema = False
         self._nodes = 0
         self._found: list[tuple[int, str, SizedNode | None]] = []  # node id, kind, sizes
@@ -206,12 +205,12 @@ class _Reader:
 
     def member(self, key: str, value: Any) -> None:
         if key == "nodes":
-            raise self._broken("'nodes'", f"expected an array, found {type(value).__name__}")
+            raise _broken("'nodes'", f"expected an array, found {type(value).__name__}")
         if key == "schema":
             if not isinstance(value, str) or not SCHEMA.match(value):
-                raise FileError(
-                    f"{self._source}: schema {quoted(value)} of execution traces is not known; "
-                    f"this release reads {KNOWN}"
+                raise UserError(
+                    f"schema {quoted(value)} of execution traces is not known; this release reads "
+                    f"{KNOWN}"
                 )
             self._has_schema = True
         if key == "pid" and type(value) is int:
@@ -221,17 +220,17 @@ class _Reader:
         self._nodes += 1
         where = f"nodes[{place}]"
         if not isinstance(node, dict):
-            raise self._broken(where, f"expected an object, found {type(node).__name__}")
+            raise _broken(where, f"expected an object, found {type(node).__name__}")
         name = node.get("name")
         if not isinstance(name, str):
-            raise self._broken(where, f"expected a text in 'name', found {quoted(name)}")
+            raise _broken(where, f"expected a text in 'name', found {quoted(name)}")
         where = f"{where} {name[:80]!r}"
         if name == GROUPS:
             self._read_groups(node, where)
         elif name.startswith("Optimizer.step#"):
-            self._found.append((self._id(node, where), "end", None))
+            self._found.append((_id(node, where), "end", None))
         elif name.startswith(EVALUATE):
-            self._found.append((self._id(node, where), "backward", None))
+            self._found.append((_id(node, where), "backward", None))
         elif name.endswith("AccumulateGrad"):
             self._sized("gradient", node, where)
         elif MESSAGE.match(name):
@@ -239,15 +238,12 @@ class _Reader:
         elif WITHIN_MESSAGE.match(name):
             self._sized(None, node, where)
 
-    def finish(self) -> ExecutionTrace:
+    def finish(self, source: str) -> ExecutionTrace:
         """Return what was read, after checking that it is an execution trace."""
         if not self._has_schema:
-            raise FileError(
-                f"{self._source}: no 'schema' in it; expected an execution trace of PyTorch "
-                f"({KNOWN})"
-            )
+            raise UserError(f"no 'schema' in it; expected an execution trace of PyTorch ({KNOWN})")
         if not self._nodes:
-            raise FileError(f"{self._source}: no nodes in it; record whole training iterations")
+            raise UserError("no nodes in it; record whole training iterations")
         notes = ["an execution trace holds no durations: it gives gradients and messages only"]
         iterations = self._iterations()
         if not iterations:
@@ -255,7 +251,7 @@ class _Reader:
         if self._workers is None:
             notes.append("the trace does not say how many workers there were")
         return ExecutionTrace(
-            source=self._source,
+            source=source,
             process=self._process,
             workers=self._workers,
             iterations=tuple(iterations),
@@ -294,16 +290,16 @@ class _Reader:
     def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
         attributes = _attributes(node)
         self._grow(attributes.get("pg_size"), where)
-        identity = self._id(node, where)
+        identity = _id(node, where)
         elements = 0
         dtypes = set()
         for shape, dtype in _tensors(node):
             if not all(type(n) is int and 0 <= n <= LARGEST_BYTES for n in shape):
-                raise self._broken(where, "a tensor cannot have such a shape")
+                raise _broken(where, "a tensor cannot have such a shape")
             elements += math.prod(shape)
             dtypes.add(element_dtype(dtype))
         if elements > LARGEST_BYTES:
-            raise self._broken(where, f"a tensor of {elements} elements is not possible")
+            raise _broken(where, f"a tensor of {elements} elements is not possible")
         known = len(dtypes) == 1 and None not in dtypes
         sized = SizedNode(elements if known else None, dtypes.pop() if known else None)
         record_id = attributes.get("rf_id")
@@ -321,7 +317,7 @@ class _Reader:
         try:
             groups = json.loads(values[0])
         except json.JSONDecodeError:
-            raise self._broken(where, "its process groups are no JSON") from None
+            raise _broken(where, "its process groups are no JSON") from None
         for group in groups if isinstance(groups, list) else ():
             if isinstance(group, dict):
                 self._grow(group.get("group_size"), where)
@@ -331,17 +327,19 @@ class _Reader:
         if workers is None:
             return
         if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
-            raise self._broken(where, f"{quoted(workers)} is no worker count")
+            raise _broken(where, f"{quoted(workers)} is no worker count")
         self._workers = max(self._workers or 0, workers)
 
-    def _id(self, node: dict[str, Any], where: str) -> int:
-        value = node.get("id")
-        if type(value) is not int:
-            raise self._broken(where, f"expected a whole number in 'id', found {quoted(value)}")
-        return value
 
-    def _broken(self, where: str, what: str) -> FileError:
-        return FileError(f"{self._source}: {where}: {what}; record the execution trace again")
+def _id(node: dict[str, Any], where: str) -> int:
+    value = node.get("id")
+    if type(value) is not int:
+        raise _broken(where, f"expected a whole number in 'id', found {quoted(value)}")
+    return value
+
+
+def _broken(where: str, what: str) -> UserError:
+    return UserError(f"{where}: {what}; record the execution trace again")
 
 
 def _attributes(node: dict[str, Any]) -> dict[str, Any]:

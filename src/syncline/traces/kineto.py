@@ -150,9 +150,9 @@ def read_kineto(
     for _, steps in files:
         if sizes is not None:
             steps[:] = map(sizes.join, steps)
-        steps[:] = map(with_message_sizes, steps)
+        steps[:] = map(_with_message_sizes, steps)
     notes += [note for _, steps in files for step in steps for note in step.notes]
-    aligned = aligned_steps(files, notes)
+    aligned = _aligned_steps(files, notes)
     stated = {events.workers for events, _ in files if events.workers}
     if len(stated) > 1:
         raise MismatchError(
@@ -160,7 +160,7 @@ def read_kineto(
             "traces of one job"
         )
     groups = {c.group_size for step in aligned for c in step.collectives if c.group_size}
-    points = measured_messages(aligned, notes, one_rank=len(files) == 1)
+    points = _measured_messages(aligned, notes, one_rank=len(files) == 1)
     aligned = [with_waiting(step, points) for step in aligned]
     alike = alike_steps(aligned)
     exchange_of(alike[0], notes)
@@ -207,11 +207,7 @@ def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[
 def _partners(
     ranks: Sequence[KinetoEvents], traces: Sequence[ExecutionTrace]
 ) -> list[ExecutionTrace]:
-    """Return the execution trace that belongs to each profiler trace.
-
-    Raises:
-        MismatchError: there are neither one nor as many as profiler traces.
-    """
+    """Return the execution trace that belongs to each profiler trace."""
     if len(traces) == 1:
         return [traces[0]] * len(ranks)
     if len(traces) != len(ranks):
@@ -226,7 +222,7 @@ def _partners(
     return list(traces)
 
 
-def with_message_sizes(step: StepTasks) -> StepTasks:
+def _with_message_sizes(step: StepTasks) -> StepTasks:
     """Return the step with the sizes of messages that its gradients tell and the trace does not."""
     if all(message.elements is not None for message in step.messages):
         return step
@@ -242,15 +238,12 @@ def with_message_sizes(step: StepTasks) -> StepTasks:
     return step._replace(messages=messages)
 
 
-def aligned_steps(
+def _aligned_steps(
     files: Sequence[tuple[KinetoEvents, list[StepTasks]]], notes: list[str]
 ) -> list[StepTasks]:
     """Return the steps of all ranks, with how much later each began than on the earliest rank.
 
-    A file that does not say its rank is of that of its index.
-
-    Raises:
-        MismatchError: two files are of one rank.
+    A file that does not say its rank counts as that of its index.
     """
     found: list[StepTasks] = []
     source_of: dict[int, str] = {}
@@ -283,7 +276,7 @@ def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
     }
 
 
-def measured_messages(
+def _measured_messages(
     steps: Sequence[StepTasks], notes: list[str], *, one_rank: bool
 ) -> tuple[Measurement, ...]:
     """Return an upper bound on the cost of messages of each size.

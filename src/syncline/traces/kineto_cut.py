@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from syncline.model.profile import PEERS, STREAMS, Resource
-from syncline.model.timeline import Interval, difference, merged
+from syncline.model.timeline import difference, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
     EVALUATE,
@@ -56,7 +56,7 @@ class CutMark(NamedTuple):
 
     at_ns: int
     order: int
-    """Among marks at the same time, the lowest first."""
+    """Of marks at the same time: the lowest comes first."""
     cause: LaunchCall | HostOp | MeasuredCollective | None
     """What the host did until there; None where only the phase or the operator changes."""
     launched: tuple[DeviceTask, ...] = ()
@@ -74,7 +74,7 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
     for outline in outlines:
         collectives = find_collectives(outline, launched)
         if collectives:
-            # The device unpacks in the order of launches, a thread of the host what has arrived.
+            # The device unpacks when all messages are launched, the host when all have arrived.
             exchanged = max(
                 c.launch_ns if launched else min(c.stop_ns, outline.stop_ns) for c in collectives
             )
@@ -156,8 +156,7 @@ class _Cutter:
             and op.start_ns >= outline.backward_ns
             and not op.name.endswith("AccumulateGrad")
         ]
-        # Operators before the one that makes a backward node carry its number too, so take the
-        # last.
+        # The last operator with the number of a backward node makes it; earlier ones carry it, too.
         self._sources: dict[int | None, int] = {
             op.sequence: op.start_ns
             for op in outline.ops
@@ -265,8 +264,8 @@ class _Cutter:
             outer = latest(around, op.start_ns) or op
             stop = outer.stop_ns if outer.thread == op.thread else op.stop_ns
             stop = min(max(stop, op.stop_ns), step.stop_ns)
-            # What surrounds the last one of a message launches it, and that of the very last one
-            # unpacks all of them.
+            # The engine's work around a message's last gradient launches the message; around the
+            # step's last gradient it also unpacks all messages.
             launch = bisect.bisect_left(launches, op.stop_ns)
             if launch < len(launches):
                 stop = min(stop, launches[launch])
@@ -314,7 +313,9 @@ class _Cutter:
             return 0
         if stop <= max(c.launch_ns for c in self._collectives):
             return 0
-        return _overlap_ns(self._gaps, start, stop)
+        first = bisect.bisect_right(self._gaps, start, key=lambda gap: gap[1])
+        end = bisect.bisect_left(self._gaps, stop, key=lambda gap: gap[0])
+        return sum(min(b, stop) - max(a, start) for a, b in self._gaps[first:end])
 
     def _load(self, op: HostOp) -> None:
         """Add the reading of a batch."""
@@ -504,10 +505,3 @@ def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
         elif mark.cause is not None:
             moved.append(mark._replace(at_ns=inside[0].stop_ns, order=mark.order + 2))
     return moved
-
-
-def _overlap_ns(spans: Sequence[Interval], start: int, stop: int) -> int:
-    """Return how much of ``[start, stop)`` lies in disjoint, ordered spans."""
-    first = bisect.bisect_right(spans, start, key=lambda s: s[1])
-    end = bisect.bisect_left(spans, stop, key=lambda s: s[0])
-    return sum(min(b, stop) - max(a, start) for a, b in spans[first:end])

@@ -157,10 +157,8 @@ def write_layer_table(profile: Profile, network: Network | None = None) -> Writt
 def layer_rows(table: LayerTable, messages_s: Sequence[float], form: str = ".9g") -> list[str]:
     """Return the rows of one iteration, without the header.
 
-    Args:
-        table: its layers.
-        messages_s: seconds of each layer's message, 0 where it has no gradient.
-        form: of every time in microseconds, as in ``format``.
+    ``messages_s`` are the seconds of each layer's message, 0 where it has no gradient; ``form`` is
+    the format of the times in microseconds.
     """
     rows = [(DATA, table.data_s, 0.0, 0.0, 0)] if table.data_s else []
     for layer, communication_s in zip(table.layers, messages_s, strict=True):
