@@ -15,11 +15,11 @@ from __future__ import annotations
 import itertools
 import os
 
-from syncline.errors import FileError, UserError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
-from syncline.traces.trace import Trace, Written, bytes_in, in_file, model_of, seconds_in
+from syncline.traces.trace import Trace, Written, bytes_in, model_of, seconds_in
 
 DEFAULT_CLOCK_HZ = 1e9
 """Cycles a second of the simulated accelerator: one a nanosecond, as ASTRA-sim's own clock."""
@@ -61,32 +61,30 @@ def read_astrasim(
             activations, or a value is no number, negative or absurd.
     """
     _check_clock(clock_hz)
-    source = str(path)
     layers: list[Layer] = []
     with open_trace(path, progress=progress) as stream:
-        lines = text_lines(stream, source)
-        count = _header([line for _, line in itertools.islice(lines, 2)], source)
+        lines = text_lines(stream)
+        count = _header([line for _, line in itertools.islice(lines, 2)])
         for where, line in lines:
             if len(layers) == count:
-                raise FileError(
+                raise UserError(
                     f"{where}: the second line promises {count} layers, here is another; correct "
                     "the number"
                 )
             layers.append(_layer(line, where, 1 / clock_hz))
-    if len(layers) < count:
-        raise FileError(
-            f"{source}: the second line promises {count} layers, the file holds {len(layers)}; it "
-            "is truncated: copy it again"
-        )
-    skipped_s, layers[0].input_s = layers[0].input_s, 0.0
+        if len(layers) < count:
+            raise UserError(
+                f"the second line promises {count} layers, the file holds {len(layers)}; it is "
+                "truncated: copy it again"
+            )
+        skipped_s, layers[0].input_s = layers[0].input_s, 0.0
+        profile = profile_of(layers, model=model_of(path))
     notes = [
         f"times are cycles, taken as {clock_hz:.4g} a second",
         "the workload has no data loading and does not time its messages",
     ]
     if skipped_s:
         notes.append("the first layer's input gradient is left out, as ASTRA-sim does")
-    with in_file(source):
-        profile = profile_of(layers, model=model_of(source))
     return Trace(model=profile.model, profile=profile, notes=tuple(notes))
 
 
@@ -95,29 +93,25 @@ def _check_clock(clock_hz: float) -> None:
         raise UserError(f"the clock must be 1 to 1e15 cycles a second, found {clock_hz:g}")
 
 
-def _header(lines: list[str], source: str) -> int:
+def _header(lines: list[str]) -> int:
     policy = lines[0].split()[0] if lines else ""
     if policy not in POLICIES:
-        raise FileError(
-            f"{source}: expected the parallelism (DATA) in the first line, found {policy[:40]!r}"
-        )
+        raise UserError(f"expected the parallelism (DATA) in the first line, found {policy[:40]!r}")
     if policy != "DATA":
-        raise FileError(
-            f"{source}: a workload of {policy} parallelism; only DATA can be read, because other "
-            "kinds exchange activations, which a profile does not hold"
+        raise UserError(
+            f"a workload of {policy} parallelism; only DATA can be read, because other kinds "
+            "exchange activations, which a profile does not hold"
         )
     count = lines[1].strip() if len(lines) > 1 else ""
     if not (count.isascii() and count.isdecimal() and 0 < int(count[:9]) <= MOST_LAYERS):
-        raise FileError(
-            f"{source}: expected the number of layers in the second line, found {count[:40]!r}"
-        )
+        raise UserError(f"expected the number of layers in the second line, found {count[:40]!r}")
     return int(count[:9])
 
 
 def _layer(line: str, where: str, cycle_s: float) -> Layer:
     cells = line.split()
     if len(cells) != COLUMNS:
-        raise FileError(f"{where}: expected {COLUMNS} columns, found {len(cells)}")
+        raise UserError(f"{where}: expected {COLUMNS} columns, found {len(cells)}")
     forward_s, input_s, weight_s, update_s = (
         seconds_in(cells[column], f"the {what}", where, unit_s=cycle_s)
         for column, what in (
@@ -130,14 +124,14 @@ def _layer(line: str, where: str, cycle_s: float) -> Layer:
     for column, what in ((3, "forward"), (6, "input gradient")):
         kind, size_bytes = cells[column], cells[column + 1]
         if bytes_in(size_bytes, "the size of a message", where, whole=False) and kind != "NONE":
-            raise FileError(
+            raise UserError(
                 f"{where}: {quoted(cells[0])} exchanges {size_bytes} bytes ({kind}) in its {what} "
                 "pass; data-parallel layers exchange weight gradients only"
             )
     kind = cells[9]
     gradient_bytes = bytes_in(cells[10], "the size of the gradient", where)
     if kind not in ("ALLREDUCE", "NONE"):
-        raise FileError(
+        raise UserError(
             f"{where}: {quoted(cells[0])} exchanges its weight gradient by {kind[:40]}; expected "
             "ALLREDUCE or NONE"
         )

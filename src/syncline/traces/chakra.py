@@ -35,7 +35,6 @@ from syncline.traces.trace import (
     Trace,
     Written,
     bare_profile,
-    in_file,
     in_order,
     measured_points,
     message_s,
@@ -71,10 +70,9 @@ def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None =
         FileError: it is no such file, is broken or truncated, a node comes twice, the data
             dependencies have a cycle, a value is absurd, or nothing is summed.
     """
-    source = str(path)
     metadata = Metadata()
     nodes: list[Node] = []
-    with open_trace(path, progress=progress) as stream, in_file(source):
+    with open_trace(path, progress=progress) as stream:
         for message in read_nodes(stream, WANTED):
             if isinstance(message, Metadata):
                 metadata = message
@@ -85,7 +83,7 @@ def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None =
         graph = Graph.of(nodes)
         if OURS in metadata.attributes:
             return _ours(graph, metadata.attributes)
-        return _foreign(graph, Path(source).name.removesuffix(".gz").removesuffix(".et"))
+        return _foreign(graph, Path(path).name.removesuffix(".gz").removesuffix(".et"))
 
 
 def _ours(graph: Graph, about: Mapping[str, AttributeValue]) -> Trace:

@@ -28,7 +28,7 @@ from syncline.traces.kineto_steps import (
     message_parts,
 )
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
-from syncline.traces.trace import Trace, in_file
+from syncline.traces.trace import Trace
 
 SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\.\d+\.\d+\.\d+)?$")
 KNOWN = "1.0.x and 1.1.x"
@@ -183,15 +183,14 @@ def read_execution_trace(
         FileError: the file cannot be read, is no execution trace or of an unknown schema, or a node
             that is needed is broken; the message names the node.
     """
-    source = os.fspath(path)
     reader = _Reader()
-    with open_trace(path, progress=progress) as stream, in_file(source):
-        for key, place, value in json_elements(stream, source, ("nodes",)):
+    with open_trace(path, progress=progress) as stream:
+        for key, place, value in json_elements(stream, ("nodes",)):
             if place is None:
                 reader.member(key, value)
             else:
                 reader.node(place, value)
-        return reader.finish(source)
+        return reader.finish(os.fspath(path))
 
 
 class _Reader:

@@ -24,9 +24,9 @@ from syncline.traces.execution_trace import ExecutionTrace, read_execution_trace
 from syncline.traces.kineto import read_kineto
 from syncline.traces.layer_table import is_layer_table, read_layer_table, write_layer_table
 from syncline.traces.pipedream import is_pipedream, read_pipedream
-from syncline.traces.reading import ReadProgress, open_trace
+from syncline.traces.reading import ReadProgress, in_file, open_trace
 from syncline.traces.sizes import read_sizes
-from syncline.traces.trace import Trace, Written, in_file
+from syncline.traces.trace import Trace, Written
 
 HEAD_BYTES = 1 << 16
 KINETO = "kineto"
@@ -189,7 +189,7 @@ def _read_ours(path: str | os.PathLike[str]) -> Trace:
 
 
 def _read_execution_trace(paths: Paths, options: TraceOptions) -> Trace:
-    with in_file(str(paths[0])):
+    with in_file(paths[0]):
         return read_execution_trace(paths[0], progress=options.progress).trace()
 
 
@@ -203,7 +203,7 @@ def _read_kineto(
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         progress=options.progress,
     )
-    with in_file(str(paths[0])):
+    with in_file(paths[0]):
         return found.trace()
 
 

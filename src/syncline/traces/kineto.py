@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError
+from syncline.errors import MismatchError, UserError
 from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -32,9 +32,9 @@ from syncline.traces.kineto_profile import (
     make_timeline,
 )
 from syncline.traces.kineto_steps import MeasuredCollective, StepTasks, outline_steps
-from syncline.traces.reading import ReadProgress
+from syncline.traces.reading import ReadProgress, in_file
 from syncline.traces.sizes import GradientSizes
-from syncline.traces.trace import Trace, in_file, model_of
+from syncline.traces.trace import Trace, model_of
 
 
 class KinetoTrace(NamedTuple):
@@ -183,7 +183,7 @@ def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[
     notes += events.notes
     outlines = outline_steps(events, notes)
     if not outlines:
-        raise FileError(f"{events.source}: no step in it; record whole training iterations")
+        raise UserError("no step in it; record whole training iterations")
     if step is not None:
         have = ", ".join(str(o.number) for o in outlines)
         outlines = [o for o in outlines if o.number == step]

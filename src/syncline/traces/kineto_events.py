@@ -19,7 +19,6 @@ import msgspec
 from syncline.errors import UserError, quoted
 from syncline.model.quantities import LARGEST_WORKERS, LONGEST_NS
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
-from syncline.traces.trace import in_file
 
 ANNOTATION = "user_annotation"
 HOST_OPS = frozenset({"cpu_op", "operator", ANNOTATION})
@@ -110,8 +109,8 @@ def read_events(path: str, *, progress: ReadProgress | None = None) -> KinetoEve
             time that is no number, negative or absurd; the message names the event.
     """
     reader = _Reader()
-    with open_trace(path, progress=progress) as stream, in_file(path):
-        for key, place, value in json_elements(stream, path, ("traceEvents",)):
+    with open_trace(path, progress=progress) as stream:
+        for key, place, value in json_elements(stream, ("traceEvents",)):
             if place is not None:
                 reader.event(place, value)
             else:

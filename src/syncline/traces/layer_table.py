@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from syncline.errors import FileError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, LayerTable, layers_of, profile_of
@@ -23,7 +23,6 @@ from syncline.traces.trace import (
     Trace,
     Written,
     bytes_in,
-    in_file,
     measured_points,
     message_s,
     seconds_in,
@@ -55,12 +54,11 @@ def read_layer_table(
         FileError: it is no layer table, is cut off, an iteration has other layers than the first,
             or a value is no number, negative or absurd.
     """
-    source = str(path)
     layers: dict[int, Layer] = {}  # times are sums over the iterations
     order: list[int] = []
     iterations = place = 0  # whole iterations after the first row of the second, rows of the next
     with open_trace(path, progress=progress) as stream:
-        for where, line in text_lines(stream, source):
+        for where, line in text_lines(stream):
             cells = _cells(line)
             if _is_header(cells):
                 continue
@@ -69,18 +67,18 @@ def read_layer_table(
                 iterations = 1
             if iterations == 0:
                 if layer_id in layers:
-                    raise FileError(
+                    raise UserError(
                         f"{where}: layer {layer_id} comes twice; an iteration begins anew with "
                         f"layer {order[0]}"
                     )
                 if len(order) == MOST_LAYERS:
-                    raise FileError(
+                    raise UserError(
                         f"{where}: more than {MOST_LAYERS} layers; is it a layer table?"
                     )
                 order.append(layer_id)
             else:
                 if layer_id != order[place]:
-                    raise FileError(
+                    raise UserError(
                         f"{where}: expected layer {order[place]}, found {layer_id}; every "
                         f"iteration must list the {len(order)} layers of the first, in its order"
                     )
@@ -90,7 +88,7 @@ def read_layer_table(
             begun = Layer(name=row.name, gradient_bytes=row.gradient_bytes)
             layer = layers.setdefault(layer_id, begun)
             if (layer.name, layer.gradient_bytes) != (row.name, row.gradient_bytes):
-                raise FileError(
+                raise UserError(
                     f"{where}: layer {layer_id} is {quoted(row.name)} of {row.gradient_bytes} "
                     f"bytes, but was {quoted(layer.name)} of {layer.gradient_bytes} bytes in the "
                     "first iteration"
@@ -98,18 +96,17 @@ def read_layer_table(
             layer.forward_s += row.forward_s
             layer.weight_s += row.weight_s
             layer.message_s += row.message_s
-    if place:
-        raise FileError(
-            f"{source}: iteration {iterations + 1} ends before layer {order[place]}, the file is "
-            "truncated; copy it again, or remove that iteration"
-        )
-    if not layers:
-        raise FileError(f"{source}: no row of a layer table; expected {' '.join(HEADER)}")
-    with in_file(source):
-        return _trace(list(layers.values()), max(iterations, 1), source)
+        if place:
+            raise UserError(
+                f"iteration {iterations + 1} ends before layer {order[place]}, the file is "
+                "truncated; copy it again, or remove that iteration"
+            )
+        if not layers:
+            raise UserError(f"no row of a layer table; expected {' '.join(HEADER)}")
+        return _trace(list(layers.values()), max(iterations, 1), Path(path).name)
 
 
-def _trace(rows: list[Layer], iterations: int, source: str) -> Trace:
+def _trace(rows: list[Layer], iterations: int, file: str) -> Trace:
     data_s = 0.0
     layers = []
     for row in rows:
@@ -123,7 +120,7 @@ def _trace(rows: list[Layer], iterations: int, source: str) -> Trace:
     untimed = sum(bool(row.gradient_bytes) and not row.message_s for row in rows)
     if untimed:
         notes.append(f"{untimed} layers with gradients have no communication time")
-    model = Path(source).name.removesuffix(".gz").rpartition(".")[0] or Path(source).name
+    model = file.removesuffix(".gz").rpartition(".")[0] or file
     profile = profile_of(layers, model=model, data_s=data_s, iterations=iterations)
     return Trace(
         model=profile.model,
@@ -194,11 +191,11 @@ def _is_number(text: str) -> bool:
 
 def _layer_id(cells: list[str], where: str) -> int:
     if len(cells) != len(HEADER):
-        raise FileError(
+        raise UserError(
             f"{where}: expected {len(HEADER)} columns ({' '.join(HEADER)}), found {len(cells)}"
         )
     if not (cells[0].isascii() and cells[0].isdecimal() and len(cells[0]) < 10):
-        raise FileError(f"{where}: expected a layer id, found {cells[0][:40]!r}")
+        raise UserError(f"{where}: expected a layer id, found {cells[0][:40]!r}")
     return int(cells[0])
 
 

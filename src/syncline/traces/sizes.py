@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from syncline.errors import FileError, MismatchError, quoted
+from syncline.errors import MismatchError, UserError, quoted
 from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
 from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
 from syncline.traces.reading import open_trace, text_lines
@@ -33,7 +33,7 @@ class GradientSizes(NamedTuple):
     in_bytes: bool
     """Else they are elements."""
     rows: Mapping[str, tuple[str, int]]
-    """By name: the file with the number of the line, and the size."""
+    """By name: the line, and the size."""
 
     def join(self, step: StepTasks) -> StepTasks:
         """Return a step of a profiler trace with these sizes and names.
@@ -58,7 +58,7 @@ class GradientSizes(NamedTuple):
             dtype = element_dtype(point.dtype)
             width = bytes_per_element(dtype or "float32") if self.in_bytes else 1
             elements, rest = divmod(size, width)
-            where = f"{line}, {quoted(name)}"
+            where = f"{self.source}: {line}, {quoted(name)}"
             if rest:
                 raise MismatchError(
                     f"{where}: {size} bytes are no whole number of {dtype or 'float32'} "
@@ -85,28 +85,30 @@ def read_sizes(path: str | os.PathLike[str]) -> GradientSizes:
     with open_trace(path) as stream:
         lines = (
             (where, line, words)
-            for where, line in text_lines(stream, source)
+            for where, line in text_lines(stream)
             if (words := line.partition("#")[0].split())
         )
-        where, line, header = next(lines, (source, "", []))
+        where, line, header = next(lines, ("", "", []))
         if header not in (["name", "elements"], ["name", "bytes"]):
-            raise FileError(f"{where}: {HEADER}, found {quoted(line) if line else 'none'}")
+            raise UserError(
+                f"{where}: {HEADER}, found {quoted(line)}" if line else f"{HEADER}, found none"
+            )
         unit = header[1]
         for where, line, words in lines:
             if len(words) != 2 or not re.fullmatch(r"\d{1,20}", words[1]):
-                raise FileError(
+                raise UserError(
                     f"{where}: expected a name and a whole number of {unit}, found {quoted(line)}"
                 )
             name, size = words[0], int(words[1])
             if not 0 < size <= LARGEST_BYTES:
-                raise FileError(
+                raise UserError(
                     f"{where}: a size is from 1 to {LARGEST_BYTES} {unit}, found {size}"
                 )
             if name in rows:
-                raise FileError(
+                raise UserError(
                     f"{where}: {quoted(name)} was named before; name each gradient once"
                 )
             rows[name] = (where, size)
-    if not rows:
-        raise FileError(f"{source}: {HEADER}, then a line for each gradient; found none")
+        if not rows:
+            raise UserError(f"{HEADER}, then a line for each gradient; found none")
     return GradientSizes(source, unit == "bytes", rows)

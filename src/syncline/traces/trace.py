@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from syncline.errors import FileError, UserError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.fit import fit_cost_curve
 from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
@@ -104,9 +104,9 @@ class Written(NamedTuple):
     """What the format cannot say, one sentence each."""
 
 
-def model_of(source: str) -> str:
+def model_of(path: str | os.PathLike[str]) -> str:
     """Return the name of a trace that names no model: its file's, up to the first dot."""
-    return Path(source).name.split(".")[0]
+    return Path(path).name.split(".")[0]
 
 
 def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, ...]:
@@ -193,11 +193,11 @@ def seconds_in(text: str, what: str, where: str, *, unit_s: float) -> float:
     """Read a time in units of ``unit_s`` seconds.
 
     Raises:
-        FileError: it is no number, negative, not finite, or longer than an iteration may take.
+        UserError: it is no number, negative, not finite, or longer than an iteration may take.
     """
     time_s = _number(text, what, where) * unit_s
     if time_s * 1e9 > LONGEST_NS:
-        raise FileError(
+        raise UserError(
             f"{where}: {what} is {time_s:.3g} s, longer than an iteration may take; the unit is "
             f"{unit_s:g} s"
         )
@@ -208,13 +208,13 @@ def bytes_in(text: str, what: str, where: str, *, whole: bool = True) -> int:
     """Read a number of bytes; a fraction is dropped unless they must be ``whole``.
 
     Raises:
-        FileError: it is no number, negative, absurdly large or not whole.
+        UserError: it is no number, negative, absurdly large or not whole.
     """
     size_bytes = _number(text, what, where)
     if size_bytes > LARGEST_BYTES:
-        raise FileError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
+        raise UserError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
     if whole and not size_bytes.is_integer():
-        raise FileError(f"{where}: expected whole bytes as {what}, found {text.strip()[:40]}")
+        raise UserError(f"{where}: expected whole bytes as {what}, found {text.strip()[:40]}")
     return int(size_bytes)
 
 
@@ -223,9 +223,9 @@ def _number(text: str, what: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise FileError(f"{where}: expected a number as {what}, found {shown!r}") from None
+        raise UserError(f"{where}: expected a number as {what}, found {shown!r}") from None
     if not (math.isfinite(value) and value >= 0):
-        raise FileError(f"{where}: {what} must be finite and at least 0, found {shown}")
+        raise UserError(f"{where}: {what} must be finite and at least 0, found {shown}")
     return value
 
 
@@ -263,14 +263,3 @@ def in_order(count: int, inputs: Iterable[Iterable[int]]) -> list[int]:
             if not waiting[follower]:
                 heapq.heappush(free, follower)
     return order
-
-
-@contextmanager
-def in_file(source: str) -> Iterator[None]:
-    """Turn a :class:`UserError` about a file's content into a :class:`FileError` that names it."""
-    try:
-        yield
-    except FileError:
-        raise
-    except UserError as error:
-        raise FileError(f"{source}: {error}") from None
